@@ -1,0 +1,65 @@
+# Every target sets up what it needs. `make help` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '%-10s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) ## make .venv and install dps with everything that it needs
+
+$(READY): pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $(READY)
+
+demo: setup ## run the main experiment on digits, print the comparison, write report.html
+	$(BIN)/dps run demo
+	$(BIN)/dps report demo --output report.html
+
+fashion: setup fashion-data ## the same on Fashion-MNIST
+	$(BIN)/dps run fashion
+	$(BIN)/dps report fashion --output report-fashion.html
+
+# Debian has the data as a package; elsewhere dps downloads them, or says what to do.
+fashion-data:
+	@test -d /usr/share/datasets/fashion-mnist || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
+
+test: setup ## run the whole test suite
+	$(BIN)/python -m pytest
+
+lint: setup ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## check types
+	$(BIN)/mypy
+
+lock: ## bring requirements.lock up to the newest releases
+	rm -rf $(VENV)-lock && $(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+	{ sed -n '/^#/p' requirements.lock; $(VENV)-lock/bin/python -m pip freeze --exclude dps; } > requirements.new
+	mv requirements.new requirements.lock && rm -rf $(VENV)-lock
+
+ui: setup ## open the MLflow UI on loopback
+	$(BIN)/dps ui
+
+report: setup ## write report.html of the demo again, from its records
+	$(BIN)/dps report demo --output report.html
+
+bench: setup ## time push and pull beside raw sockets and a plain Dask actor
+	$(BIN)/dps bench transport
+
+clean: ## remove results, tracking store, caches and .venv
+	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find mlruns -mindepth 1 ! -name .gitignore -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
