@@ -1,0 +1,64 @@
+"""dps: a parameter server on Dask.
+
+The names below are the public interface. `ParameterServer` is imported on first use, because it
+brings in Dask, which takes a second to import.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    Replay,
+    SharedStore,
+    Wait,
+)
+from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from dps.errors import DpsError
+
+if TYPE_CHECKING:
+    from dps.cluster.server import ParameterServer
+    from dps.cluster.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ASP",
+    "BSP",
+    "SGD",
+    "SSP",
+    "Adam",
+    "Chain",
+    "Checkpoint",
+    "Consistency",
+    "Continue",
+    "DpsError",
+    "Momentum",
+    "NoDurability",
+    "ParameterServer",
+    "Recovery",
+    "Replay",
+    "SharedStore",
+    "UpdateRule",
+    "Wait",
+    "Worker",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ParameterServer":
+        from dps.cluster.server import ParameterServer
+
+        return ParameterServer
+    if name == "Worker":
+        from dps.cluster.worker import Worker
+
+        return Worker
+    raise AttributeError(f"module 'dps' has no attribute {name!r}")

@@ -1,0 +1,177 @@
+"""Owns the three axes of recovery as data: durability, outage and replay, and their presets.
+
+A `Recovery` only says what is wanted; `dps.protocol` carries it out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+from dps.errors import ConfigurationError
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ConfigurationError(otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class NoDurability:
+    """Shard state survives nothing; a lost shard restarts from its initial values."""
+
+    replicas: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Shard state is written to files; a lost shard restarts from the last complete one.
+
+    Parameters
+    ----------
+    every
+        The promise, in updates: no more than `every` acked updates are ever at risk.
+    mode
+        "sync" writes before the ack of every `every`-th update. "async" starts a write after half
+        as many updates and acks go on meanwhile; they wait only if `every` would be exceeded.
+    path
+        Any fsspec path that all server nodes can reach. None: a folder of the run's own.
+    keep
+        How many checkpoints of each shard to keep.
+    """
+
+    every: int = 100
+    mode: Literal["sync", "async"] = "async"
+    path: str | None = None
+    keep: int = 2
+    replicas: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, f"checkpoint: every={self.every}, expected at least 1 update")
+        _require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
+        _require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Shard state lives on a chain of `replicas` nodes; an update is acked when the tail has it."""
+
+    replicas: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self.replicas >= 1, f"chain: replicas={self.replicas}, expected at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStore:
+    """Shard state lives in a state store on another node (the stateless server).
+
+    An update is acked when the store has a state that contains it; updates that arrive while the
+    store is being written share the next write, at most `every` of them.
+    """
+
+    every: int = 16
+    replicas: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, f"shared_store: every={self.every}, expected at least 1 update")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A worker whose shard is down waits until it is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """A worker whose shard is down computes on with the last weights and buffers its gradients.
+
+    Parameters
+    ----------
+    limit
+        How many gradients of one worker and shard are buffered; when there are more, it waits.
+    buffer
+        "mailbox" keeps them on the store's node, where they survive the worker; "worker" keeps
+        them in the worker.
+    """
+
+    limit: int = 32
+    buffer: Literal["mailbox", "worker"] = "mailbox"
+
+    def __post_init__(self) -> None:
+        _require(self.limit >= 1, f"continue: limit={self.limit}, expected at least 1 gradient")
+        _require(
+            self.buffer in ("mailbox", "worker"), f"continue: buffer={self.buffer!r} is unknown"
+        )
+
+
+Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older", "published"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How buffered gradients are applied after an outage (see `dps.core.replay`)."""
+
+    policy: Policy = "sum"
+    clip_norm: float = 1.0
+    drop_older_than: int = 100
+
+    def __post_init__(self) -> None:
+        known = get_args(Policy)
+        _require(
+            self.policy in known,
+            f"replay: policy={self.policy!r} is unknown; known: {', '.join(known)}",
+        )
+        _require(self.clip_norm > 0, f"replay: clip_norm={self.clip_norm}, expected more than 0")
+        _require(
+            self.drop_older_than >= 0,
+            f"replay: drop_older_than={self.drop_older_than}, expected 0 or more versions",
+        )
+
+
+Durability = NoDurability | Checkpoint | Chain | SharedStore
+Outage = Wait | Continue
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One choice on each axis: where state survives, what workers do meanwhile, and afterwards."""
+
+    durability: Durability = NoDurability()
+    outage: Outage = Wait()
+    replay: Replay = Replay()
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether a node for the state store and the mailboxes is needed."""
+        in_mailbox = isinstance(self.outage, Continue) and self.outage.buffer == "mailbox"
+        return isinstance(self.durability, SharedStore) or in_mailbox
+
+
+PRESETS: dict[str, Recovery] = {
+    "none": Recovery(),
+    "checkpoint": Recovery(durability=Checkpoint()),
+    "chain": Recovery(durability=Chain()),
+    "stateless": Recovery(durability=SharedStore(), outage=Continue()),
+}
+
+
+def preset(name: str) -> Recovery:
+    """Return the strategy of that name; raises `ConfigurationError` with the nearest name."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigurationError(
+            f"unknown recovery strategy {name!r}; {hint}known are: {', '.join(PRESETS)}"
+        ) from None
+
+
+def with_checkpoint_path(recovery: Recovery, path: str) -> Recovery:
+    """Return the same recovery with the checkpoint path filled in where none was given."""
+    durability = recovery.durability
+    if isinstance(durability, Checkpoint) and durability.path is None:
+        return replace(recovery, durability=replace(durability, path=path))
+    return recovery

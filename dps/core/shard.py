@@ -1,0 +1,237 @@
+"""Owns the shard: the state machine that applies operations to a shard's blocks.
+
+State is one immutable value: weights, optimizer state, version, dedupe table and worker clocks
+together, because they must be copied, replicated and restored together. Applying an operation
+yields the next state; the old one stays valid for whoever holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from dps.core.blocks import ShardLayout, all_finite
+from dps.core.rules import UpdateRule
+from dps.core.updates import Operation, UpdateId
+from dps.errors import NonFiniteGradient, ShapeMismatch
+
+CHUNK_BYTES = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one worker is on a shard.
+
+    `seq` is its last applied update (older ones are duplicates), `clock` its position against the
+    other workers, `applied` how many of its updates are in the state, `active` whether it takes
+    part in the consistency gates.
+    """
+
+    incarnation: int
+    seq: int
+    clock: int
+    applied: int
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """Everything a shard is, at one moment. Never changed: arrays in it must not be written to.
+
+    Attributes
+    ----------
+    index
+        How many operations have been applied, joins and leaves included; orders the chain.
+    version
+        How many updates have been applied.
+    steps
+        How many steps the update rule has taken (fewer than updates after a summed replay).
+    values
+        uint8 buffer of the shard's blocks (see `ShardLayout`).
+    slots
+        Optimizer state, each a buffer like `values`.
+    workers
+        The dedupe table and the clocks.
+    """
+
+    index: int
+    version: int
+    steps: int
+    values: np.ndarray
+    slots: dict[str, np.ndarray]
+    workers: dict[str, Progress] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+
+    @property
+    def clocks(self) -> dict[str, int]:
+        """Clock of each active worker."""
+        return {name: p.clock for name, p in self.workers.items() if p.active}
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedUpdate:
+    """One update that was applied: its version and how stale its gradient was."""
+
+    id: UpdateId
+    version: int
+    staleness: int
+    based_at: float
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What applying one operation came to."""
+
+    outcome: Literal["applied", "duplicate"]
+    state: ShardState
+    updates: tuple[AppliedUpdate, ...] = ()
+
+
+def initial_state(values: np.ndarray, rule: UpdateRule) -> ShardState:
+    """Return version 0 of a shard with these values and zero optimizer state."""
+    return ShardState(0, 0, 0, values, {name: np.zeros_like(values) for name in rule.slots})
+
+
+def is_duplicate(state: ShardState, update: UpdateId) -> bool:
+    """Whether the state already contains the update, or a later one of its worker.
+
+    Updates of one worker reach a shard in order, one at a time, so the last number is enough.
+    """
+    known = state.workers.get(update.worker)
+    return known is not None and (update.incarnation, update.seq) <= (known.incarnation, known.seq)
+
+
+def apply(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
+    """Return the state after `op`; a duplicate leaves it as it is.
+
+    Raises
+    ------
+    NonFiniteGradient, ShapeMismatch
+        The gradient was refused; the state stays as it is.
+    """
+    if op.kind == "leave":
+        return _leave(state, op)
+    if is_duplicate(state, op.id):
+        return Step("duplicate", state)
+    if op.kind == "join":
+        return Step("applied", _entered(state, op.id, applied=0))
+    return _gradient(layout, rule, state, op)
+
+
+def check_gradient(layout: ShardLayout, op: Operation) -> None:
+    """Refuse a gradient of the wrong size, or with NaN or infinity in it, naming the array."""
+    for stretch in _chunks(layout, op):
+        _check_chunk(layout, op, stretch)
+
+
+def _leave(state: ShardState, op: Operation) -> Step:
+    known = state.workers.get(op.id.worker)
+    if known is None or known.incarnation < op.id.incarnation:
+        # Its join may still be on the way: it then comes too late, and nobody waits for the worker.
+        gone = Progress(op.id.incarnation, 0, 0, known.applied if known else 0, active=False)
+    elif known.incarnation == op.id.incarnation and known.active:
+        gone = replace(known, active=False)
+    else:
+        return Step("duplicate", state)
+    workers = {**state.workers, op.id.worker: gone}
+    return Step("applied", replace(state, index=state.index + 1, workers=workers))
+
+
+def _entered(state: ShardState, update: UpdateId, applied: int) -> ShardState:
+    """Record an operation of a worker. One that joins starts at the slowest active clock."""
+    known = state.workers.get(update.worker)
+    active = known.active if known and known.incarnation == update.incarnation else True
+    clock = update.seq if applied else min(state.clocks.values(), default=0)
+    total = applied + (known.applied if known else 0)
+    progress = Progress(update.incarnation, update.seq, clock, total, active)
+    workers = {**state.workers, update.worker: progress}
+    return replace(state, index=state.index + 1, workers=workers)
+
+
+def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
+    values, slots = _stepped(layout, rule, state, op)
+    updates: list[AppliedUpdate] = []
+    following = state
+    for update, based_on, based_at in ((op.id, op.based_on, op.based_at), *op.merged):
+        # Weights from before a rollback may have a higher version than the shard has now.
+        staleness = max(0, following.version - based_on)
+        following = _entered(following, update, applied=1)
+        following = replace(following, version=following.version + 1)
+        updates.append(AppliedUpdate(update, following.version, staleness, based_at, op.replayed))
+    after = replace(
+        following, index=state.index + 1, steps=state.steps + 1, values=values, slots=slots
+    )
+    return Step("applied", after, tuple(updates))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them."""
+
+    begin: int
+    end: int
+    dtype: str
+    gradient: np.ndarray
+
+
+def _stepped(
+    layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Run the rule over what the gradient covers; return new buffers.
+
+    It goes in chunks that stay in the processor's cache from the check to the last operation.
+    """
+    fresh = np.empty_like if not op.pieces else np.copy
+    values = fresh(state.values)
+    slots = {name: fresh(slot) for name, slot in state.slots.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
+        for chunk in _chunks(layout, op):
+            _check_chunk(layout, op, chunk)
+            part = slice(chunk.begin, chunk.end)
+            _, new_slots = rule.step(
+                state.values[part].view(chunk.dtype),
+                chunk.gradient,
+                {name: slot[part].view(chunk.dtype) for name, slot in state.slots.items()},
+                state.steps + 1,
+                op.scale,
+                out=values[part].view(chunk.dtype),
+            )
+            for name, slot in new_slots.items():
+                slots[name][part].view(chunk.dtype)[:] = slot
+    return values, slots
+
+
+def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
+    if not all_finite(chunk.gradient):
+        wrong = int(np.flatnonzero(~np.isfinite(chunk.gradient))[0])
+        name = layout.name_at(chunk.begin + wrong * chunk.gradient.itemsize)
+        raise NonFiniteGradient(
+            f"update {op.id}: the gradient of {name!r} holds NaN or infinity; "
+            "nothing of this update was applied"
+        )
+
+
+def _chunks(layout: ShardLayout, op: Operation) -> Iterator[_Chunk]:
+    """Cut what the gradient covers into chunks, and the gradient with it."""
+    if op.pieces:
+        chosen = [layout.pieces[i] for i in op.pieces]
+        stretches = [(p.offset, p.end, p.block.dtype) for p in chosen]
+    else:
+        stretches = list(layout.runs)
+    expected = sum(end - begin for begin, end, _ in stretches)
+    if op.gradient is None or op.gradient.nbytes != expected:
+        size = 0 if op.gradient is None else op.gradient.nbytes
+        raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")
+    at = 0
+    for first, last, dtype in stretches:
+        for begin in range(first, last, CHUNK_BYTES):
+            end = min(begin + CHUNK_BYTES, last)
+            yield _Chunk(begin, end, dtype, op.gradient[at : at + end - begin].view(dtype))
+            at += end - begin

@@ -1,0 +1,67 @@
+"""Owns every error that dps raises on purpose; all share the root `DpsError`.
+
+Errors cross the wire by name and message (see `dps.protocol.wire`), so each takes one string, and
+the string is written for the person who reads it: what is wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DpsError(Exception):
+    """Root of all errors that dps raises on purpose."""
+
+
+class ConfigurationError(DpsError):
+    """What was asked for cannot work as asked: a wrong value, name or combination of choices."""
+
+
+class CapacityError(ConfigurationError):
+    """The cluster has too few nodes for the servers, replicas, stores and workers asked for."""
+
+
+class NonFiniteGradient(DpsError):
+    """A gradient holds NaN or infinity. It was refused whole: nothing of it was applied."""
+
+
+class ShapeMismatch(DpsError):
+    """A pushed array has another name, shape or dtype than the parameter it is meant for."""
+
+
+class TransportError(DpsError):
+    """A call did not bring a reply. The other side may or may not have carried it out."""
+
+
+class Unreachable(TransportError):
+    """The connection was refused or lost: the process at the other end is gone, or going."""
+
+
+class DeadlineExceeded(TransportError):
+    """No reply came before the call's deadline."""
+
+
+class StaleEpoch(DpsError):
+    """The request names another epoch of the shard than the replica is in; fetch the new table."""
+
+
+class NotServing(DpsError):
+    """The node does not hold what was asked for (any more, or yet); fetch the new table."""
+
+
+class MailboxClosed(DpsError):
+    """The shard's server is back: push to it directly instead of to its mailbox."""
+
+
+class GroupClosed(DpsError):
+    """The parameter server was closed; nothing can be pushed to it or pulled from it any more."""
+
+
+class ShardUnavailable(DpsError):
+    """A shard stayed down for longer than the caller was ready to wait."""
+
+
+class CheckpointCorrupt(DpsError):
+    """A checkpoint's bytes do not match its manifest; it must not be restored."""
+
+
+class StoreUnavailable(DpsError):
+    """The state store or the checkpoint path could not be read or written."""

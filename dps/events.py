@@ -1,0 +1,372 @@
+"""Owns the event records: what happened, when, where. They are the only record of a run.
+
+Each event is a frozen dataclass that turns into one flat JSON object and back. Every number in a
+report is computed from these. Times are seconds since the Unix epoch on the clock of the process
+that recorded the event. Per-update facts come in batches (`Applied`, `Acked`) as equal-length
+columns, so that recording costs little.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Root of all events; `t` is when it happened, in seconds since the Unix epoch."""
+
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+    t: float
+
+
+def recorded(cls: type[Event]) -> type[Event]:
+    """Enter an event class in the table that `from_json` reads by class name."""
+    Event.kinds[cls.__name__] = cls
+    return cls
+
+
+Sink = Callable[[Event], None]
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """Return the event as a JSON-ready dict with its class name under `event`."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+
+
+def to_json(event: Event) -> str:
+    """Return the event as one line of JSON (without the newline)."""
+    return json.dumps(to_dict(event), separators=(",", ":"))
+
+
+def from_dict(record: Mapping[str, Any]) -> Event:
+    """Rebuild an event from `to_dict`; raises `KeyError` for an unknown kind of event."""
+    fields = dict(record)
+    cls: Callable[..., Event] = Event.kinds[fields.pop("event")]
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+def from_json(line: str) -> Event:
+    """Rebuild an event from one line of JSON."""
+    return from_dict(json.loads(line))
+
+
+# -- updates ---------------------------------------------------------------------------------
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Applied(Event):
+    """Updates that one replica of a shard applied, in order; row i of each column is one update.
+
+    `staleness` is in versions, `staleness_seconds` is the age of the weights that the gradient
+    came from. `replayed` says whether the update came from a buffer after an outage.
+    """
+
+    node: str
+    shard: int
+    epoch: int
+    head: bool
+    times: tuple[float, ...]
+    workers: tuple[str, ...]
+    incarnations: tuple[int, ...]
+    seqs: tuple[int, ...]
+    versions: tuple[int, ...]
+    staleness: tuple[int, ...]
+    staleness_seconds: tuple[float, ...]
+    replayed: tuple[bool, ...]
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Acked(Event):
+    """Pushes that a worker was told are durable; row i of each column is one update on one shard.
+
+    `outcomes` are "applied", "duplicate" (the shard had it already and refused it) or "buffered"
+    (kept in a mailbox or in the worker, to be applied when the shard is back).
+    """
+
+    worker: str
+    incarnation: int
+    times: tuple[float, ...]
+    shards: tuple[int, ...]
+    seqs: tuple[int, ...]
+    versions: tuple[int, ...]
+    outcomes: tuple[str, ...]
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Replayed(Event):
+    """Buffered gradients were applied to a shard after an outage.
+
+    `count` gradients entered in `steps` steps of the update rule; `duplicates` were refused
+    because the shard had them already; `dropped` were left out by the policy.
+    """
+
+    shard: int
+    epoch: int
+    policy: str
+    count: int
+    steps: int
+    duplicates: int
+    dropped: int
+    version: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Reported(Event):
+    """Numbers that a worker's training loop reported about one step, such as its loss."""
+
+    worker: str
+    step: int
+    metrics: dict[str, float]
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class WorkerJoined(Event):
+    """A worker loop entered the training, on `node`."""
+
+    worker: str
+    incarnation: int
+    node: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class WorkerLeft(Event):
+    """A worker loop ended; `reason` is "finished", "failed" or "lost"."""
+
+    worker: str
+    incarnation: int
+    reason: str
+
+
+# -- faults and recovery -----------------------------------------------------------------------
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class NodeJoined(Event):
+    """A process became part of the group; `role` is what it was brought up for."""
+
+    node: str
+    role: str
+    pid: int
+    host: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Killed(Event):
+    """A fault plan sent SIGKILL to a node's process.
+
+    `gone` tells whether the process was seen to be gone afterwards (the proof that the fault
+    happened), `updates` is the number of updates applied when it was sent.
+    """
+
+    fault: int
+    node: str
+    pid: int
+    updates: int
+    gone: bool
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class FaultMissed(Event):
+    """A planned fault never happened, or without effect; it makes the trial invalid."""
+
+    fault: int
+    target: str
+    reason: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class CapacityRestored(Event):
+    """A fresh node was brought up in the place of a lost one."""
+
+    fault: int
+    node: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Detected(Event):
+    """The coordinator learned that a shard lost a replica; `epoch` is the new epoch.
+
+    `serving` tells whether the shard still has a replica; `by` is who noticed: "scheduler",
+    "client" or "coordinator".
+    """
+
+    shard: int
+    epoch: int
+    node: str
+    serving: bool
+    by: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Promoted(Event):
+    """A replica took over as the head of its shard, holding `version`."""
+
+    shard: int
+    epoch: int
+    node: str
+    version: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Restored(Event):
+    """A shard began to serve from a copy; `source` is "initial", "checkpoint" or "store".
+
+    Versions after `version` of earlier epochs are lost. The start of a run is recorded the same
+    way, as the restoration of version 0 in epoch 1.
+    """
+
+    shard: int
+    epoch: int
+    node: str
+    version: int
+    source: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class ReplicaAdded(Event):
+    """A replica was added at the tail of a shard's chain, holding `version`."""
+
+    shard: int
+    epoch: int
+    node: str
+    version: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Event):
+    """A checkpoint was published. `nbytes` includes the manifest; `seconds` is the time it took."""
+
+    shard: int
+    epoch: int
+    version: int
+    nbytes: int
+    seconds: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written; the one before it is still there."""
+
+    shard: int
+    epoch: int
+    reason: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class CheckpointRefused(Event):
+    """A checkpoint was found torn or corrupt and was not restored; an older one is tried."""
+
+    shard: int
+    path: str
+    reason: str
+
+
+# -- measurement -------------------------------------------------------------------------------
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """The evaluator scored a snapshot; `t` is when the snapshot was read.
+
+    `updates` is the sum over shards of the snapshot's versions, divided by the number of shards.
+    """
+
+    updates: float
+    loss: float
+    accuracy: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class EvaluationMissed(Event):
+    """No snapshot could be scored: a shard was down, or the score itself failed (see `reason`)."""
+
+    reason: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class ResourceSampled(Event):
+    """What one process has used since it started.
+
+    `cpu_seconds` is user + system; `peak_bytes` the largest resident set; `sent` and `received`
+    are the bytes of dps messages by link kind ("train", "replicate", "store", "control");
+    `stored` is the bytes this node holds for others (store, mailbox) now.
+    """
+
+    node: str
+    role: str
+    pid: int
+    cpu_seconds: float
+    peak_bytes: int
+    sent: dict[str, int]
+    received: dict[str, int]
+    stored: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Audited(Event):
+    """A shard's final state, read after the last update.
+
+    `applied` counts the updates of each worker in this state, `duplicates` the pushes that this
+    replica refused because it had them. `version` must equal the sum of `applied`.
+    """
+
+    shard: int
+    epoch: int
+    node: str
+    version: int
+    applied: dict[str, int]
+    duplicates: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class TrialStarted(Event):
+    """A trial began; `settings` is its whole configuration, `versions` the software it ran on."""
+
+    trial: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class TrainingStarted(Event):
+    """Every node is up and the workers start; time axes begin here."""
+
+    workers: int
+    shards: int
+    parameters: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class TrialEnded(Event):
+    """A trial ended; `status` is "valid", "invalid" (a fault did not happen) or "failed"."""
+
+    status: str
+    reason: str

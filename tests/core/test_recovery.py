@@ -1,0 +1,99 @@
+"""Recovery as data: the presets are what the literature says, and wrong choices are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dps.core.recovery import (
+    PRESETS,
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    Replay,
+    SharedStore,
+    Wait,
+    preset,
+    with_checkpoint_path,
+)
+from dps.errors import ConfigurationError
+
+
+def test_presets_are_the_strategies_of_the_literature() -> None:
+    assert preset("none") == Recovery(NoDurability(), Wait(), Replay("sum"))
+    assert preset("checkpoint") == Recovery(Checkpoint(), Wait(), Replay("sum"))
+    assert preset("chain") == Recovery(Chain(replicas=2), Wait(), Replay("sum"))
+    assert preset("stateless") == Recovery(SharedStore(), Continue(), Replay("sum"))
+    assert PRESETS.keys() == {"none", "checkpoint", "chain", "stateless"}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("chian", "chain"), ("check-point", "checkpoint"), ("Stateless", "stateless")],
+)
+def test_a_misspelt_strategy_gets_the_nearest_name(name: str, near: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        preset(name)
+    assert str(caught.value) == (
+        f"unknown recovery strategy {name!r}; did you mean {near!r}? "
+        "known are: none, checkpoint, chain, stateless"
+    )
+
+
+def test_a_strategy_unlike_any_other_gets_the_names_there_are() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        preset("zzz")
+    assert str(caught.value) == (
+        "unknown recovery strategy 'zzz'; known are: none, checkpoint, chain, stateless"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Checkpoint(every=0), "checkpoint: every=0, expected at least 1 update"),
+        (lambda: Checkpoint(keep=0), "checkpoint: keep=0, expected at least 1"),
+        (lambda: Checkpoint(mode="often"), "checkpoint: mode='often' is unknown"),  # type: ignore[arg-type]
+        (lambda: Chain(replicas=0), "chain: replicas=0, expected at least 1"),
+        (lambda: SharedStore(every=0), "shared_store: every=0, expected at least 1 update"),
+        (lambda: Continue(limit=0), "continue: limit=0, expected at least 1 gradient"),
+        (lambda: Continue(buffer="disk"), "continue: buffer='disk' is unknown"),  # type: ignore[arg-type]
+        (lambda: Replay("max"), "replay: policy='max' is unknown; known: sum, mean, each"),  # type: ignore[arg-type]
+        (lambda: Replay(clip_norm=0), "replay: clip_norm=0, expected more than 0"),
+        (lambda: Replay(drop_older_than=-1), "replay: drop_older_than=-1, expected 0 or more"),
+    ],
+)
+def test_a_choice_that_cannot_work_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "needed"),
+    [
+        (Recovery(), False),
+        (Recovery(Chain(), Wait()), False),
+        (Recovery(SharedStore(), Wait()), True),
+        (Recovery(Chain(), Continue(buffer="mailbox")), True),
+        (Recovery(Checkpoint(), Continue(buffer="worker")), False),
+        (Recovery(SharedStore(), Continue(buffer="worker")), True),
+    ],
+)
+def test_a_store_is_needed_for_shared_state_and_for_mailboxes(
+    recovery: Recovery, needed: bool
+) -> None:
+    assert recovery.needs_store == needed
+
+
+def test_a_checkpoint_path_is_filled_in_only_where_none_was_given() -> None:
+    open_choice = Recovery(Checkpoint(every=7), Continue(), Replay("mean"))
+    assert with_checkpoint_path(open_choice, "/here") == Recovery(
+        Checkpoint(every=7, path="/here"), Continue(), Replay("mean")
+    )
+    given = Recovery(Checkpoint(path="memory://there"))
+    assert with_checkpoint_path(given, "/here") is given
+    assert with_checkpoint_path(preset("chain"), "/here") == preset("chain")

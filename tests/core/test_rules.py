@@ -1,0 +1,199 @@
+"""Update rules: they agree with independent references and never write into what they are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
+
+from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from dps.errors import ConfigurationError
+
+STEPS = 30
+RULES = [
+    SGD(0.1),
+    Momentum(0.05),
+    Momentum(0.2, momentum=0.0),
+    Adam(),
+    Adam(0.1, beta1=0.5, beta2=0.9, eps=1e-3),
+    Adam(0.1, beta1=0.0, beta2=0.0),
+]
+DTYPES = ("float32", "float64")
+RELATIVE = {"float32": 2e-5, "float64": 1e-12}
+
+
+def problem(dtype: str) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Values, and the gradients of some steps: of all magnitudes, and zero now and then."""
+    random = np.random.default_rng(7)
+    size = 20
+    scales = 10.0 ** random.integers(-4, 4, size)
+    gradients = [
+        (random.standard_normal(size) * scales * random.integers(0, 2, size)).astype(dtype)
+        for _ in range(STEPS)
+    ]
+    return random.standard_normal(size).astype(dtype), gradients
+
+
+def trained(rule: UpdateRule, values: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
+    slots: Mapping[str, np.ndarray] = {name: np.zeros_like(values) for name in rule.slots}
+    for t, gradient in enumerate(gradients, 1):
+        values, slots = rule.step(values, gradient, slots, t, 1.0)
+    return values
+
+
+# One parameter at a time, in plain Python floats, as the textbooks write it.
+
+
+def textbook_sgd(rule: SGD, w: float, gradients: list[float]) -> float:
+    for g in gradients:
+        w -= rule.learning_rate * g
+    return w
+
+
+def textbook_momentum(rule: Momentum, w: float, gradients: list[float]) -> float:
+    m = 0.0
+    for g in gradients:
+        m = rule.momentum * m + g
+        w -= rule.learning_rate * m
+    return w
+
+
+def textbook_adam(rule: Adam, w: float, gradients: list[float]) -> float:
+    m = v = 0.0
+    for t, g in enumerate(gradients, 1):
+        m = rule.beta1 * m + (1 - rule.beta1) * g
+        v = rule.beta2 * v + (1 - rule.beta2) * g**2
+        unbiased_m, unbiased_v = m / (1 - rule.beta1**t), v / (1 - rule.beta2**t)
+        w -= rule.learning_rate * unbiased_m / (math.sqrt(unbiased_v) + rule.eps)
+    return w
+
+
+TEXTBOOK: dict[type, Callable[..., float]] = {
+    SGD: textbook_sgd,
+    Momentum: textbook_momentum,
+    Adam: textbook_adam,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rule_agrees_with_the_textbook(rule: UpdateRule, dtype: str) -> None:
+    values, gradients = problem(dtype)
+    expected = [
+        TEXTBOOK[type(rule)](rule, float(w), [float(g[i]) for g in gradients])
+        for i, w in enumerate(values)
+    ]
+    np.testing.assert_allclose(
+        trained(rule, values, gradients), expected, rtol=RELATIVE[dtype], atol=RELATIVE[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rule_agrees_with_scikit_learn(rule: UpdateRule, dtype: str) -> None:
+    values, gradients = problem(dtype)
+    expected = values.copy()
+    match rule:
+        case SGD():
+            optimizer = SGDOptimizer([expected], rule.learning_rate, momentum=0.0, nesterov=False)
+        case Momentum():
+            optimizer = SGDOptimizer(
+                [expected], rule.learning_rate, momentum=rule.momentum, nesterov=False
+            )
+        case Adam():
+            rule = replace(rule, eps=1e-30)  # scikit-learn adds it before the bias correction
+            optimizer = AdamOptimizer(
+                [expected], rule.learning_rate, rule.beta1, rule.beta2, rule.eps
+            )
+    for gradient in gradients:
+        optimizer.update_params([expected], [gradient])
+    np.testing.assert_allclose(
+        trained(rule, values, gradients), expected, rtol=RELATIVE[dtype], atol=RELATIVE[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_nothing_that_goes_in_is_written_to_or_handed_out_again(
+    rule: UpdateRule, dtype: str
+) -> None:
+    values, (gradient, *_) = problem(dtype)
+    slots = {name: np.ones_like(values) for name in rule.slots}
+    given = [values, gradient, *slots.values()]
+    before = [array.tobytes() for array in given]
+    for array in given:
+        array.flags.writeable = False
+    new, new_slots = rule.step(values, gradient, slots, 3, 1.0)
+    assert [array.tobytes() for array in given] == before
+    made = [new, *new_slots.values()]
+    assert not any(np.shares_memory(a, b) for a in made for b in given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", [float, np.float32, np.float64], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("rule", [SGD, Momentum, Adam])
+def test_precision_stays_whatever_kind_of_number_the_learning_rate_is(
+    rule: Callable[[float], UpdateRule], number: type, dtype: str
+) -> None:
+    values, gradients = problem(dtype)
+    made = rule(number(0.125))
+    assert trained(made, values, gradients).dtype == dtype
+    assert trained(made, values, gradients).tobytes() == (
+        trained(rule(0.125), values, gradients).tobytes()
+    )
+    slots = {name: np.zeros_like(values) for name in made.slots}
+    new_slots = made.step(values, gradients[0], slots, 1, 0.5)[1]
+    assert new_slots.keys() == set(made.slots)
+    assert all(slot.dtype == dtype for slot in new_slots.values())
+
+
+@pytest.mark.parametrize(
+    ("rule", "slower"),
+    [
+        (SGD(0.5), SGD(0.125)),
+        (Momentum(0.5), Momentum(0.125)),
+        (Adam(0.5), Adam(0.125)),
+    ],
+    ids=str,
+)
+def test_scale_is_a_factor_on_the_learning_rate(rule: UpdateRule, slower: UpdateRule) -> None:
+    values, (gradient, *_) = problem("float64")
+    slots = {name: np.ones_like(values) for name in rule.slots}
+    scaled, scaled_slots = rule.step(values, gradient, slots, 2, 0.25)
+    expected, expected_slots = slower.step(values, gradient, slots, 2, 1.0)
+    np.testing.assert_allclose(scaled, expected, rtol=1e-15)
+    assert all((scaled_slots[name] == expected_slots[name]).all() for name in slots)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.1, math.nan, math.inf])
+@pytest.mark.parametrize("rule", [SGD, Momentum, Adam])
+def test_a_learning_rate_that_is_not_a_positive_number_is_refused(
+    rule: Callable[[float], UpdateRule], wrong: float
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"learning_rate=\S+, expected a number above 0"):
+        rule(wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda x: Momentum(0.1, momentum=x), "Momentum: momentum"),
+        (lambda x: Adam(beta1=x), "Adam: beta1"),
+        (lambda x: Adam(beta2=x), "Adam: beta2"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [-0.1, 1.0, 1.5, math.nan])
+def test_a_decay_outside_of_its_range_is_refused(
+    make: Callable[[float], UpdateRule], field: str, wrong: float
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{field}=.*expected 0 or more and below 1"):
+        make(wrong)
+
+
+def test_an_eps_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"Adam: eps=0, expected a number above 0"):
+        Adam(eps=0)

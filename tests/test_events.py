@@ -1,0 +1,68 @@
+"""Events: every kind of record comes back from its line of JSON as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from dps import events
+from dps.events import Event, Reported, from_dict, from_json, to_dict, to_json
+from tests.strategies import records
+
+KINDS = [
+    cls
+    for cls in vars(events).values()
+    if isinstance(cls, type) and issubclass(cls, Event) and cls is not Event
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda cls: cls.__name__)
+def test_every_kind_of_event_comes_back_from_one_line_of_json(kind: type[Event]) -> None:
+    @given(records(kind))
+    @settings(deadline=None, max_examples=15)
+    def check(event: Event) -> None:
+        line = to_json(event)
+        assert "\n" not in line
+        back = from_json(line)
+        assert type(back) is kind
+        assert back == event
+        assert from_dict(to_dict(event)) == event
+
+    check()
+
+
+def test_every_kind_of_event_can_be_read_by_its_name() -> None:
+    assert len(KINDS) > 20
+    assert Event.kinds == {cls.__name__: cls for cls in KINDS}
+
+
+def test_an_event_is_one_flat_object_with_its_kind() -> None:
+    event = Reported(1.5, "worker-0", 3, {"loss": 0.25})
+    assert json.loads(to_json(event)) == {
+        "event": "Reported",
+        "t": 1.5,
+        "worker": "worker-0",
+        "step": 3,
+        "metrics": {"loss": 0.25},
+    }
+
+
+@pytest.mark.parametrize("record", [{"event": "Unheard", "t": 1.0}, {"t": 1.0}])
+def test_an_unknown_kind_is_refused(record: dict[str, Any]) -> None:
+    with pytest.raises(KeyError):
+        from_dict(record)
+
+
+def test_a_record_that_lacks_a_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="missing"):
+        from_dict({"event": "Reported", "t": 1.0})
+
+
+def test_reading_a_record_leaves_it_as_it_is() -> None:
+    record = to_dict(Reported(1.5, "worker-0", 3, {}))
+    before = dict(record)
+    from_dict(record)
+    assert record == before
