@@ -1,0 +1,1 @@
+"""The distributed algorithms, written once as async code against `Transport` and `Clock`."""

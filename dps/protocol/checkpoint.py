@@ -1,0 +1,192 @@
+"""Owns checkpoints on disk: how a shard's state becomes files and is found and checked again.
+
+A checkpoint is a safetensors file and, beside it, a JSON manifest with its checksum and the state's
+numbers. The manifest is renamed into place last, so a checkpoint either is there whole or not at
+all; one whose bytes do not match its manifest is passed over. Paths are any that fsspec knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import posixpath
+import re
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+from safetensors.numpy import load, save
+
+from dps.core.shard import Progress, ShardState
+from dps.errors import CheckpointCorrupt, StoreUnavailable
+
+FORMAT = 1
+
+_NAME = re.compile(r"e(\d+)-i(\d+)\.(json|safetensors)(\.\w+\.tmp)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A published checkpoint: where its manifest is, and which state it holds."""
+
+    manifest: str
+    epoch: int
+    index: int
+
+
+class CheckpointFiles:
+    """The checkpoints of one shard below a path.
+
+    Not thread-safe: one writer at a time.
+    """
+
+    def __init__(self, path: str, shard: int, keep: int) -> None:
+        self._fs, root = fsspec.url_to_fs(path)
+        self._folder = posixpath.join(root, f"shard-{shard}")
+        self._keep = keep
+
+    def write(self, epoch: int, state: ShardState) -> int:
+        """Publish a checkpoint and delete those beyond the last `keep`.
+
+        Returns
+        -------
+        nbytes
+            Bytes written, manifest included.
+
+        Raises
+        ------
+        StoreUnavailable
+            The path cannot be written; what was there before is still there.
+        """
+        name = f"e{epoch:06d}-i{state.index:012d}"
+        data = save({"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}})
+        manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
+        try:
+            self._fs.makedirs(self._folder, exist_ok=True)
+            self._publish(f"{name}.safetensors", data)
+            self._publish(f"{name}.json", manifest)
+            self._prune()
+        except OSError as error:
+            self._discard(name)
+            raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
+        return len(data) + len(manifest)
+
+    def found(self) -> list[Found]:
+        """The published checkpoints, newest first."""
+        try:
+            files = self._files()
+        except OSError as error:
+            raise StoreUnavailable(f"checkpoints in {self._folder}: {error}") from error
+        published = [Found(p, *number) for p, number in files.items() if p.endswith(".json")]
+        return sorted(published, key=lambda f: (f.epoch, f.index), reverse=True)
+
+    def read(self, found: Found) -> ShardState:
+        """Return a checkpoint's state.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            Its bytes are not whole; an older one may be.
+        StoreUnavailable
+            The path cannot be read now; the checkpoint may well be whole.
+        """
+        try:
+            manifest = json.loads(self._fs.cat_file(found.manifest))
+            data = self._fs.cat_file(posixpath.join(self._folder, manifest["file"]))
+            if _sealed(manifest, data) != manifest or manifest["format"] != FORMAT:
+                raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
+            return _state(manifest, load(data))
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
+        except OSError as error:
+            raise StoreUnavailable(f"{found.manifest}: {error}") from error
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        """Every file of a checkpoint, whole or not, with the epoch and index in its name."""
+        self._fs.invalidate_cache(self._folder)  # other processes write here too
+        try:
+            paths = self._fs.ls(self._folder, detail=False)
+        except FileNotFoundError:
+            return {}
+        named = [(path, _NAME.fullmatch(posixpath.basename(path))) for path in sorted(paths)]
+        return {path: (int(name[1]), int(name[2])) for path, name in named if name}
+
+    def _publish(self, name: str, data: bytes) -> None:
+        target = posixpath.join(self._folder, name)
+        scratch = f"{target}.{uuid.uuid4().hex}.tmp"
+        try:
+            with self._fs.open(scratch, "wb") as file:
+                file.write(data)
+                file.flush()
+                _sync(file)
+            self._fs.mv(scratch, target)
+        except OSError:
+            if self._fs.exists(scratch):
+                self._fs.rm(scratch)
+            raise
+
+    def _discard(self, name: str) -> None:
+        """Remove the data of a checkpoint that was not published."""
+        stem = posixpath.join(self._folder, name)
+        with suppress(OSError):
+            if not self._fs.exists(f"{stem}.json"):
+                self._fs.rm(f"{stem}.safetensors")
+
+    def _prune(self) -> None:
+        """Remove what is older than the last `keep`, also what a writer that died left there."""
+        kept = self.found()[: self._keep]
+        oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
+        # By name, the manifest goes first: without it the data file is no checkpoint.
+        for path, number in self._files().items():
+            if number < oldest:
+                with suppress(FileNotFoundError):
+                    self._fs.rm(path)
+
+
+def _sync(file: Any) -> None:
+    """Have the bytes reach the disk, if that is where the file is."""
+    try:
+        descriptor = file.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        return  # it is in memory, or on another machine
+    os.fsync(descriptor)
+
+
+def _manifest(name: str, epoch: int, state: ShardState, data: bytes) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "file": f"{name}.safetensors",
+        "nbytes": len(data),
+        "epoch": epoch,
+        "index": state.index,
+        "version": state.version,
+        "steps": state.steps,
+        "workers": {name: dataclasses.asdict(p) for name, p in state.workers.items()},
+    }
+
+
+def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """The manifest with the checksum of the data and of all that it says itself."""
+    said = {key: value for key, value in manifest.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    digest.update(data)
+    return {**said, "sha256": digest.hexdigest()}
+
+
+def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardState:
+    slots = {k.removeprefix("slot."): v for k, v in arrays.items() if k != "values"}
+    workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
+    return ShardState(
+        manifest["index"],
+        manifest["version"],
+        manifest["steps"],
+        arrays["values"],
+        slots,
+        workers,
+    )

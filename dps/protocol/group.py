@@ -1,0 +1,58 @@
+"""Owns the description of one server group: what its hosts, workers and coordinator agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dps.core.blocks import Layout
+from dps.core.consistency import Consistency
+from dps.core.recovery import Recovery
+from dps.core.rules import UpdateRule
+from dps.protocol.transport import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Durations of the protocol, all in seconds.
+
+    Attributes
+    ----------
+    call
+        Deadline of one call.
+    copy
+        Deadline of a call that carries a whole shard.
+    patience
+        How long a head holds a request that the consistency model makes wait, before it tells the
+        client to ask again; less than `call`.
+    retry
+        Pause before something that failed is tried again.
+    unavailable
+        How long a client waits for a shard that is down before it gives up.
+    flush
+        How often recorded events are sent on.
+    """
+
+    call: float = 5.0
+    copy: float = 60.0
+    patience: float = 2.0
+    retry: float = 0.05
+    unavailable: float = 120.0
+    flush: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One parameter server: its name, how its parameters lie, and what was chosen for it."""
+
+    name: str
+    layout: Layout
+    rule: UpdateRule
+    consistency: Consistency
+    recovery: Recovery
+    coordinator: Endpoint
+    timings: Timings = Timings()
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas each shard has."""
+        return self.recovery.durability.replicas

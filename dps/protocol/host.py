@@ -1,0 +1,243 @@
+"""Owns the services of one server node: its replicas of shards, or the state store and mailboxes.
+
+A host is handed every message that reaches its node and gives it to the part that it is for. It
+also brings a shard into service on its node, from initial values, a checkpoint or the store, and
+then applies what workers left in the shard's mailbox meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dps.core.shard import ShardState
+from dps.errors import NotServing, StaleEpoch
+from dps.events import Restored, Sink
+from dps.protocol.durability import Durability, durability
+from dps.protocol.group import Group
+from dps.protocol.messages import (
+    Audit,
+    AuditReply,
+    ClearMail,
+    Configure,
+    Deposit,
+    Done,
+    Evict,
+    Extend,
+    Flush,
+    GetState,
+    GetTable,
+    Install,
+    Ping,
+    Pull,
+    Push,
+    PutState,
+    ReplayBuffered,
+    Replicate,
+    Restore,
+    TakeMail,
+)
+from dps.protocol.replica import Replica
+from dps.protocol.store import Mailboxes, StateStore
+from dps.protocol.transport import Clock, Endpoint, Transport
+
+
+class Host:
+    """One server node. All calls come from one event loop."""
+
+    def __init__(
+        self, group: Group, node: str, me: Endpoint, transport: Transport, clock: Clock, emit: Sink
+    ) -> None:
+        self._group = group
+        self._node = node
+        self._me = me
+        self._transport = transport
+        self._clock = clock
+        self._emit = emit
+        self._replicas: dict[int, Replica] = {}
+        self._states = StateStore()
+        self._mailboxes = Mailboxes()
+        self._store: Endpoint | None = None
+        self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            Push: self._push,
+            Pull: self._pull,
+            ReplayBuffered: self._replay,
+            Replicate: self._replicate,
+            Evict: self._evict,
+            Install: self._install,
+            Restore: self._restore,
+            Configure: self._configure,
+            Extend: self._extend,
+            Audit: self._audit,
+            Flush: self._flush,
+            Ping: self._ping,
+            PutState: _at_once(self._states.put),
+            GetState: _at_once(self._states.get),
+            Deposit: _at_once(self._mailboxes.deposit),
+            TakeMail: _at_once(self._mailboxes.take),
+            ClearMail: _at_once(self._mailboxes.clear),
+        }
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that this node keeps for others, as a state store and mailbox."""
+        return self._states.nbytes + self._mailboxes.nbytes
+
+    async def handle(self, message: Any) -> Any:
+        """Carry out one message and return its reply; raises `DpsError` to be sent back."""
+        return await self._services[type(message)](message)
+
+    def flush(self) -> None:
+        """Emit the events of what was applied since the last flush."""
+        for replica in self._replicas.values():
+            replica.ledger.flush()
+
+    async def close(self) -> None:
+        """Stop serving."""
+        for replica in self._replicas.values():
+            await replica.close()
+
+    # -- messages for a replica that is here -----------------------------------------------------
+
+    async def _push(self, m: Push) -> Any:
+        return await self.replica(m.shard).push(m)
+
+    async def _pull(self, m: Pull) -> Any:
+        return await self.replica(m.shard).pull(m)
+
+    async def _replay(self, m: ReplayBuffered) -> Done:
+        await self.replica(m.shard).replay(m.epoch, m.operations)
+        return Done()
+
+    async def _replicate(self, m: Replicate) -> Done:
+        return await self.replica(m.shard).replicate(m)
+
+    async def _evict(self, m: Evict) -> Done:
+        await self.replica(m.shard).evict(m.epoch, m.update)
+        return Done()
+
+    async def _extend(self, m: Extend) -> Done:
+        return await self.replica(m.shard).extend(m)
+
+    async def _configure(self, m: Configure) -> Done:
+        replica = self.replica(m.shard)
+        done = await replica.configure(m)
+        if replica.is_head:
+            await self._take_mail(replica, m.epoch)
+        return done
+
+    async def _audit(self, m: Audit) -> AuditReply:
+        replica = self.replica(m.shard)
+        applied = {name: p.applied for name, p in replica.state.workers.items()}
+        return AuditReply(self._node, replica.state.version, applied, replica.duplicates)
+
+    async def _flush(self, m: Flush) -> Done:
+        self.flush()
+        return Done()
+
+    async def _ping(self, m: Ping) -> Done:
+        return Done()
+
+    def replica(self, shard: int) -> Replica:
+        """The replica of a shard on this node; raises `NotServing` if there is none."""
+        try:
+            return self._replicas[shard]
+        except KeyError:
+            raise NotServing(f"{self._node} holds no replica of shard {shard}") from None
+
+    # -- bringing a shard into service -----------------------------------------------------------
+
+    async def _install(self, m: Install) -> Done:
+        """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
+        await self._adopt(m.shard, m.epoch, m.chain, m.state, m.source, self._durability(m.shard))
+        return Done()
+
+    async def _restore(self, m: Restore) -> Done:
+        """Fetch the state from where the durability keeps it, and serve the shard alone."""
+        keeper = self._durability(m.shard)
+        state = await keeper.restore(m.epoch)
+        await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
+        return Done()
+
+    async def _adopt(
+        self,
+        shard: int,
+        epoch: int,
+        chain: tuple[Endpoint, ...],
+        state: ShardState,
+        source: str,
+        keeper: Durability,
+    ) -> None:
+        old = self._replicas.get(shard)
+        if old is not None and old.epoch > epoch:
+            raise StaleEpoch(f"shard {shard} is in epoch {old.epoch}, not {epoch}")
+        # Who was not told that this was done asks again; the replica may have gone on since.
+        replica = old if old is not None and old.epoch == epoch else None
+        repeated = replica is not None
+        if replica is None:
+            replica = self._replicas[shard] = Replica(
+                shard,
+                self._group,
+                self._node,
+                self._me,
+                state,
+                epoch,
+                chain,
+                keeper,
+                self._transport,
+                self._clock,
+                self._emit,
+            )
+            if old is not None:
+                await old.close()
+        if replica.is_head:
+            await keeper.begin(epoch, replica.state)
+            now = self._clock.now()
+            if not repeated:
+                self._emit(Restored(now, shard, epoch, self._node, state.version, source))
+            await self._take_mail(replica, epoch)
+
+    async def _take_mail(self, replica: Replica, epoch: int) -> None:
+        """Apply what workers left in the mailbox while the shard was down, then clear it.
+
+        The replica may enter a later epoch meanwhile; the mail of that one is not touched.
+        """
+        store = await self._store_endpoint() if self._group.recovery.needs_store else None
+        if store is None:
+            return
+        deadline = self._group.timings.copy
+        take = TakeMail(replica.shard, epoch)
+        mail = await self._transport.call(store, take, deadline, "store")
+        if mail.operations:
+            await replica.replay(epoch, mail.operations)
+            clear = ClearMail(replica.shard, epoch)
+            await self._transport.call(store, clear, deadline, "store")
+
+    def _durability(self, shard: int) -> Durability:
+        return durability(
+            shard, self._group, self._transport, self._clock, self._emit, self._required_store
+        )
+
+    async def _required_store(self) -> Endpoint:
+        store = await self._store_endpoint()
+        if store is None:
+            raise NotServing("the group has no node for the state store")
+        return store
+
+    async def _store_endpoint(self) -> Endpoint | None:
+        if self._store is None:
+            deadline = self._group.timings.call
+            table = await self._transport.call(
+                self._group.coordinator, GetTable(-1, deadline), deadline
+            )
+            self._store = table.store
+        return self._store
+
+
+def _at_once(service: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    """Make a service of a function that has nothing to wait for."""
+
+    async def serve(message: Any) -> Any:
+        return service(message)
+
+    return serve

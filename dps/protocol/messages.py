@@ -1,0 +1,370 @@
+"""Owns the messages of the protocol, grouped by who receives them, each with its reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dps.core.shard import ShardState
+from dps.core.updates import Operation, UpdateId
+from dps.protocol.transport import Endpoint
+from dps.protocol.wire import message
+
+# -- what the coordinator publishes ------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who serves a shard: its epoch, and its replicas from head to tail.
+
+    While `serving` is false the shard is down: nobody may take its updates.
+    """
+
+    shard: int
+    epoch: int
+    chain: tuple[Endpoint, ...]
+    serving: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A shard that must be given its initial values, by whoever has them, at `host`."""
+
+    shard: int
+    epoch: int
+    host: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The routing table; `version` grows with every change.
+
+    `complete` says that every shard is served by all its replicas, `closed` that the group is
+    being taken down: nobody may ask for anything any more.
+    """
+
+    version: int
+    views: tuple[View, ...]
+    store: Endpoint | None
+    seeds: tuple[Seed, ...]
+    complete: bool
+    closed: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Reply to a request that has nothing else to tell."""
+
+
+# -- to the coordinator ------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetTable:
+    """Ask for the table as soon as it is newer than version `after`, or after `patience` s."""
+
+    after: int
+    patience: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Tell that a call to `host` failed; it is checked before anything follows. Reply: Table."""
+
+    host: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """A host. `role` is "server", "replica", "spare" or "store"; `home` is a shard, or -1."""
+
+    host: Endpoint
+    node: str
+    role: str
+    home: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AddHosts:
+    """Make use of these hosts. Those that are up at the start come together. Reply: Done."""
+
+    hosts: tuple[HostInfo, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """A seed was carried out."""
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class CloseGroup:
+    """Let every client know that the group is being taken down. Reply: Done."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class EnterWorker:
+    """A worker loop starts, in the process at `address`. Reply: Entered."""
+
+    worker: str
+    address: str
+    node: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The worker's incarnation: how often a worker of that name has entered."""
+
+    incarnation: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ExitWorker:
+    """A worker loop ended; `reason` is "finished" or "failed"."""
+
+    worker: str
+    incarnation: int
+    reason: str
+
+
+# -- to a shard's head -------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Apply an operation; if `pull`, return the weights that the worker may read next.
+
+    A head that cannot answer within `patience` seconds, because the consistency model makes the
+    worker wait, replies `Waiting`, and the client asks again.
+    """
+
+    shard: int
+    epoch: int
+    operation: Operation
+    pull: bool
+    patience: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A shard's values at `version`, read at `at` (seconds since the Unix epoch)."""
+
+    version: int
+    at: float
+    values: np.ndarray
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The update is durable to the strategy's promise; `outcome` is "applied" or "duplicate".
+
+    `clock` is the worker's clock on this shard.
+    """
+
+    outcome: str
+    version: int
+    clock: int
+    weights: Weights | None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The consistency model still makes the worker wait; ask again."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Read the weights; `worker` waits as the consistency model says, "" never waits."""
+
+    shard: int
+    epoch: int
+    worker: str
+    patience: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReplayBuffered:
+    """Apply gradients that a worker buffered while the shard was down, oldest first."""
+
+    shard: int
+    epoch: int
+    operations: tuple[Operation, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """A worker is gone: take it out of the clock table."""
+
+    shard: int
+    epoch: int
+    update: UpdateId
+
+
+# -- to any replica ----------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Operations `first`, `first + 1`, … for the successor in the chain. Reply: Done."""
+
+    shard: int
+    epoch: int
+    first: int
+    operations: tuple[Operation, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Hold this state as a replica of the shard, in a chain with these members."""
+
+    shard: int
+    epoch: int
+    chain: tuple[Endpoint, ...]
+    state: ShardState
+    source: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring the shard back from where its durability keeps it, and serve it alone."""
+
+    shard: int
+    epoch: int
+    host: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Enter `epoch`, as the member of `chain` at which this message arrives."""
+
+    shard: int
+    epoch: int
+    chain: tuple[Endpoint, ...]
+    me: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Copy the state to `host` and from now on have it acknowledge every operation."""
+
+    shard: int
+    epoch: int
+    host: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Ask for the numbers of a shard's state. Reply: AuditReply."""
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AuditReply:
+    """The numbers of a shard's state (see `dps.events.Audited`)."""
+
+    node: str
+    version: int
+    applied: dict[str, int]
+    duplicates: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask whether the host is alive. Reply: Done."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Record everything that is not recorded yet. Reply: Done."""
+
+
+# -- to the store's node -----------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PutState:
+    """Keep this state of a shard; refused if a server of a later epoch has used the store."""
+
+    shard: int
+    epoch: int
+    state: ShardState
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Return the shard's state and refuse servers of earlier epochs from now on."""
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Deposit:
+    """Keep a gradient for a shard that is down in `epoch`."""
+
+    shard: int
+    epoch: int
+    operation: Operation
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class TakeMail:
+    """Close the shard's mailbox for `epoch` and return what is in it. Reply: Mail."""
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """Buffered gradients, in the order in which they were deposited."""
+
+    operations: tuple[Operation, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ClearMail:
+    """What was taken from the shard's mailbox in this epoch is applied and durable; forget it."""
+
+    shard: int
+    epoch: int

@@ -1,0 +1,129 @@
+"""Owns a client's copy of the routing table, and keeps it fresh while the client lives.
+
+One request waits at the coordinator for the next change, so a client knows of a loss as soon as the
+coordinator does. A call to a server that is no longer the one to ask is then given up at once: the
+next connection to a dead process may take seconds to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dps.errors import GroupClosed, NotServing, TransportError
+from dps.protocol.group import Group
+from dps.protocol.messages import GetTable, ReportFailure, Table, View
+from dps.protocol.transport import Endpoint, Transport
+
+
+class Router:
+    """Knows who serves what. Used from one event loop; `close` ends its task."""
+
+    def __init__(self, group: Group, transport: Transport) -> None:
+        self._group = group
+        self._transport = transport
+        self._table: Table | None = None
+        self._news = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._reports: dict[Endpoint, asyncio.Task[None]] = {}
+        self._calls: dict[asyncio.Timeout, View] = {}
+
+    async def close(self) -> None:
+        """Stop watching."""
+        tasks = [*self._reports.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def table(self) -> Table:
+        """The table, as far as is known here; raises `GroupClosed` when the group is."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        table = self._table or await self.fetch()
+        if table.closed:
+            raise GroupClosed("the parameter server was closed while it was in use")
+        return table
+
+    async def view(self, shard: int) -> View:
+        """Who serves the shard, as far as is known here."""
+        return (await self.table()).views[shard]
+
+    async def newer(self, than: int) -> Table:
+        """Wait for a table of a version above `than`, for a moment at most."""
+        table = await self.table()
+        if table.version <= than:
+            try:
+                async with asyncio.timeout(self._group.timings.patience):
+                    await self._news.wait()
+            except TimeoutError:
+                return table
+        return await self.table()
+
+    async def fetch(self) -> Table:
+        """Ask the coordinator for the table."""
+        return self._keep(await self.ask(GetTable(-1, self._group.timings.patience)))
+
+    async def ask(self, request: Any) -> Any:
+        """Ask the coordinator, again if need be, for as long as a shard may be unavailable."""
+        timings = self._group.timings
+        until = asyncio.get_running_loop().time() + timings.unavailable
+        while True:
+            try:
+                return await self._ask(request)
+            except TransportError:
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                await asyncio.sleep(timings.retry)
+
+    def report(self, host: Endpoint) -> None:
+        """Tell the coordinator that a call to the host failed; what follows comes as a new table.
+
+        The coordinator takes its time to check, so nobody waits for its reply.
+        """
+        if host not in self._reports:
+            self._reports[host] = asyncio.create_task(self._report(host))
+
+    @contextmanager
+    def while_head(self, view: View, scope: asyncio.Timeout) -> Iterator[None]:
+        """Have the scope time out as soon as the view's head is no longer the one to ask."""
+        self._calls[scope] = view
+        try:
+            yield
+        finally:
+            del self._calls[scope]
+
+    async def _watch(self) -> None:
+        while True:
+            version = self._table.version if self._table else -1
+            try:
+                self._keep(await self._ask(GetTable(version, self._group.timings.patience)))
+            except (TransportError, NotServing):
+                await asyncio.sleep(self._group.timings.retry)
+
+    async def _report(self, host: Endpoint) -> None:
+        try:
+            self._keep(await self._ask(ReportFailure(host)))
+        except (TransportError, NotServing):
+            return  # the coordinator is out of reach; whoever meets the failure again reports again
+        finally:
+            del self._reports[host]
+
+    async def _ask(self, request: Any) -> Any:
+        timings = self._group.timings
+        return await self._transport.call(self._group.coordinator, request, timings.call)
+
+    def _keep(self, table: Table) -> Table:
+        known = self._table
+        if known is not None and table.version <= known.version:
+            return known
+        self._table = table
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        for scope, view in self._calls.items():
+            now = table.views[view.shard]
+            replaced = table.closed or not now.serving or now.chain[0] != view.chain[0]
+            if replaced and not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
+        return table

@@ -1,0 +1,102 @@
+"""Owns what the store's node holds: the shards' states, and mailboxes for shards that are down.
+
+Both are fenced by epoch: once a later server has taken over a shard, an earlier one that comes back
+can neither overwrite its state nor empty its mailbox.
+"""
+
+from __future__ import annotations
+
+from dps.core.shard import ShardState
+from dps.core.updates import Operation
+from dps.errors import MailboxClosed, StaleEpoch
+from dps.protocol.messages import (
+    ClearMail,
+    Deposit,
+    Done,
+    GetState,
+    Mail,
+    PutState,
+    TakeMail,
+)
+
+
+class StateStore:
+    """The last state of each shard, in memory. All calls come from one event loop."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[int, ShardState]] = {}
+        self._epochs: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of state held."""
+        return sum(state.nbytes for _, state in self._states.values())
+
+    def put(self, m: PutState) -> Done:
+        """Keep a state; raises `StaleEpoch` if a later server has used the store.
+
+        An older state of the same server was overtaken on the way: what is here contains it.
+        """
+        self._fence(m.shard, m.epoch)
+        epoch, held = self._states.get(m.shard, (0, m.state))
+        if epoch < m.epoch or held.index <= m.state.index:
+            self._states[m.shard] = (m.epoch, m.state)
+        return Done()
+
+    def get(self, m: GetState) -> ShardState | None:
+        """Return the state, if there is one, and fence earlier servers off."""
+        self._fence(m.shard, m.epoch)
+        return self._states[m.shard][1] if m.shard in self._states else None
+
+    def _fence(self, shard: int, epoch: int) -> None:
+        newest = self._epochs.get(shard, 0)
+        if epoch < newest:
+            raise StaleEpoch(f"store: shard {shard} is in epoch {newest}, not {epoch}")
+        self._epochs[shard] = epoch
+
+
+class Mailboxes:
+    """Buffered gradients per shard, in order. All calls come from one event loop.
+
+    A mailbox takes deposits while its shard is down and is closed by the server that takes over.
+    What was taken stays until that server says that it is durable.
+    """
+
+    def __init__(self) -> None:
+        self._mail: dict[int, list[tuple[int, Operation]]] = {}
+        self._closed: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of gradients held."""
+        return sum(
+            op.gradient.nbytes
+            for mail in self._mail.values()
+            for _, op in mail
+            if op.gradient is not None
+        )
+
+    def deposit(self, m: Deposit) -> Done:
+        """Keep a gradient, once; raises `MailboxClosed` if a server has taken over since."""
+        if m.epoch <= self._closed.get(m.shard, 0):
+            raise MailboxClosed(f"shard {m.shard} is served again (epoch {m.epoch})")
+        mail = self._mail.setdefault(m.shard, [])
+        # A client that was not told that its gradient is here deposits it again.
+        if all(op.id != m.operation.id for _, op in mail):
+            mail.append((m.epoch, m.operation))
+        return Done()
+
+    def take(self, m: TakeMail) -> Mail:
+        """Close the mailbox for this epoch and return what is in it."""
+        self._closed[m.shard] = max(m.epoch, self._closed.get(m.shard, 0))
+        return Mail(tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch))
+
+    def clear(self, m: ClearMail) -> Done:
+        """Forget what was taken in this epoch; raises `StaleEpoch` for a server replaced since.
+
+        Deposits of later epochs stay, even if the request comes late or twice.
+        """
+        if m.epoch < self._closed.get(m.shard, 0):
+            raise StaleEpoch(f"mailbox of shard {m.shard}: epoch {m.epoch} is over")
+        self._mail[m.shard] = [kept for kept in self._mail.get(m.shard, ()) if kept[0] > m.epoch]
+        return Done()

@@ -1,0 +1,48 @@
+"""Owns the two interfaces that the protocol runs against: `Transport` and `Clock`.
+
+`dps.cluster` implements them on Dask, `dps.sim` on virtual time in one process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+
+class Endpoint(NamedTuple):
+    """Where a party can be called: the address of its process and its key in that process."""
+
+    address: str
+    key: str
+
+
+class Transport(Protocol):
+    """Carries a message to an endpoint and brings the reply back."""
+
+    async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
+        """Send `message` and return the reply.
+
+        Parameters
+        ----------
+        deadline
+            Seconds after which the call is given up.
+        link
+            What the bytes are counted as: "train", "replicate", "store" or "control".
+
+        Raises
+        ------
+        Unreachable
+            The connection was refused or lost. The message may have been carried out.
+        DeadlineExceeded
+            No reply within the deadline. The message may have been carried out.
+        DpsError
+            Whatever error the other side raised.
+        """
+        ...
+
+
+class Clock(Protocol):
+    """Tells the time. Waiting is asyncio's; a simulation runs on a loop of its own."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        ...

@@ -1,0 +1,90 @@
+"""Owns the form of messages on the wire: a JSON header and the arrays, without pickle.
+
+A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
+It travels as a list of numpy arrays: first the header as bytes, then each array as it is, so that
+large gradients are neither copied nor interpreted. Whatever is not registered here cannot cross.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+
+from dps import errors
+from dps.core.shard import Progress, ShardState
+from dps.core.updates import Operation, UpdateId
+from dps.errors import DpsError
+from dps.protocol.transport import Endpoint
+
+Frames = list[np.ndarray]
+
+_TYPES: dict[str, type] = {}
+_FIELDS: dict[type, tuple[str, ...]] = {}
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def message(cls: type) -> type:
+    """Register a frozen dataclass or named tuple as one that may cross the wire."""
+    names = getattr(cls, "_fields", None) or tuple(f.name for f in dataclasses.fields(cls))
+    _TYPES[cls.__name__] = cls
+    _FIELDS[cls] = tuple(names)
+    return cls
+
+
+for _cls in (Endpoint, UpdateId, Operation, Progress, ShardState):
+    message(_cls)
+
+
+def encode(value: Any) -> Frames:
+    """Return the frames of a message, or of a `DpsError` that is to be raised at the other end."""
+    arrays: Frames = []
+    header = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
+    return [np.frombuffer(header, np.uint8), *arrays]
+
+
+def decode(frames: Frames) -> Any:
+    """Return the message of these frames; raises the error if they carry one."""
+    value = _rebuilt(json.loads(frames[0].tobytes()), frames)
+    if isinstance(value, DpsError):
+        raise value
+    return value
+
+
+def size(frames: Frames) -> int:
+    """Number of bytes in the frames."""
+    return sum(frame.nbytes for frame in frames)
+
+
+def _plain(value: Any, arrays: Frames) -> Any:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        arrays.append(value)
+        return {"$": len(arrays)}
+    fields = _FIELDS.get(type(value))
+    if fields is not None:
+        return {"@": type(value).__name__, "v": [_plain(getattr(value, f), arrays) for f in fields]}
+    if isinstance(value, _PLAIN):
+        return value
+    if type(value) in (list, tuple):  # a named tuple that is not registered is refused
+        return [_plain(item, arrays) for item in value]
+    if isinstance(value, dict):
+        return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, DpsError):
+        return {"!": type(value).__name__, "v": str(value)}
+    raise TypeError(f"{type(value).__name__} is not registered to cross the wire")
+
+
+def _rebuilt(value: Any, frames: Frames) -> Any:
+    if isinstance(value, list):
+        return tuple(_rebuilt(item, frames) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if "$" in value:
+        return frames[value["$"]]
+    if "@" in value:
+        return _TYPES[value["@"]](*(_rebuilt(item, frames) for item in value["v"]))
+    if "%" in value:
+        return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
+    return getattr(errors, value["!"])(value["v"])

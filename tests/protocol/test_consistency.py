@@ -1,0 +1,256 @@
+"""BSP, SSP and ASP: what workers may read, whom they wait for, and whom they must not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.recovery import Chain, Recovery
+from dps.core.rules import Momentum
+from dps.protocol import replica
+from dps.protocol.client import Client
+from dps.sim.network import Weather
+from tests.protocol.worlds import Setting, in_world
+
+ROUNDS = 8
+WORKERS = ("worker-0", "worker-1", "worker-2")
+RULE = Momentum(0.05, 0.9)
+START = np.random.default_rng(1).normal(size=40)
+TARGETS = {name: np.random.default_rng(i).normal(size=40) for i, name in enumerate(WORKERS)}
+ONES = {"w": np.ones(40)}
+
+
+def gradient(worker: str, weights: np.ndarray) -> np.ndarray:
+    return np.tanh(weights - TARGETS[worker]) * weights.sum()
+
+
+def sequential(rounds: int) -> np.ndarray:
+    """What BSP must come to: in each round all gradients are of the same weights."""
+    values, slots = START, {"momentum": np.zeros_like(START)}
+    for k in range(rounds):
+        gradients = [gradient(worker, values) for worker in WORKERS]
+        for i, each in enumerate(gradients):
+            values, slots = RULE.step(values, each, slots, k * len(WORKERS) + i + 1, 1.0)
+    return values
+
+
+async def train(s: Setting, worker: str, client: Client, rounds: int) -> None:
+    """Train with a random mix of the ways to read and write."""
+    await client.pull()
+    for _ in range(rounds):
+        await asyncio.sleep(s.random.uniform(0, 0.02))
+        both = s.random.random() < 0.5
+        await client.push({"w": gradient(worker, client.weights()["w"])}, pull=both)
+        if not both:
+            await client.pull()
+
+
+async def bulk_synchronous(s: Setting, lose: bool = False) -> np.ndarray:
+    """Train with all workers from the start; the last weights that each of them has are equal."""
+    entered = await asyncio.gather(*(s.enter(worker) for worker in WORKERS))
+    jobs = [
+        process.run(train(s, worker, client, ROUNDS))
+        for worker, (process, client) in zip(WORKERS, entered, strict=True)
+    ]
+    if lose:
+        await asyncio.sleep(s.random.uniform(0, 0.3))
+        s.world.crash("server-0", back_after=s.random.uniform(0.01, 0.2))
+    await s.all_of(*jobs, within=30.0)
+    (weights,) = {client.weights()["w"].tobytes() for _, client in entered}
+    return np.frombuffer(weights)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_bsp_is_the_sequential_computation_whatever_the_schedule(block: int) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        params = {"w": START}
+        result = in_world(bulk_synchronous, seed=seed, params=params, rule=RULE, consistency=BSP())
+        assert np.array_equal(result, sequential(ROUNDS)), seed
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_bsp_on_a_chain_is_the_same_when_a_head_is_lost(block: int) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        with patch.object(replica, "INLINE_BYTES", 0 if seed % 2 else 1 << 20):
+            result = in_world(
+                lambda s: bulk_synchronous(s, lose=True),
+                seed=seed,
+                params={"w": START},
+                rule=RULE,
+                consistency=BSP(),
+                recovery=Recovery(Chain(2)),
+            )
+        assert np.array_equal(result, sequential(ROUNDS)), seed
+
+
+@pytest.mark.parametrize("tau", [0, 1, 3])
+@pytest.mark.parametrize("lose", [False, True])
+def test_ssp_lets_nobody_read_who_is_too_far_ahead(tau: int, lose: bool) -> None:
+    async def scenario(s: Setting) -> None:
+        leads = []
+
+        async def run(worker: str, client: Client, pause: float) -> None:
+            for k in range(10):
+                await asyncio.sleep(s.random.uniform(0, pause))
+                if s.random.random() < 0.5:
+                    await client.push(ONES, pull=True)
+                else:
+                    await client.push(ONES)
+                    await client.pull()
+                # The slowest may have gone on since the read, but it never goes back.
+                leads.extend([k + 1 - min(clocks.values()) for clocks in await s.clocks()])
+            await client.leave("finished")
+
+        entered = await asyncio.gather(*(s.enter(worker) for worker in WORKERS))
+        jobs = [
+            process.run(run(worker, client, pause))
+            for worker, (process, client), pause in zip(
+                WORKERS, entered, (0.005, 0.02, 0.1), strict=True
+            )
+        ]
+        if lose:
+            await asyncio.sleep(0.2)
+            s.world.crash("server-0", back_after=0.1)
+        await s.all_of(*jobs, within=30.0)
+        assert max(leads) <= tau
+        assert max(leads) > 0 or tau == 0
+
+    for seed in range(8):
+        in_world(scenario, seed=seed, consistency=SSP(tau), recovery=Recovery(Chain(2)))
+
+
+def test_ssp_staleness_is_bounded() -> None:
+    """A gradient misses at most what the others pushed since it may have been read."""
+    tau, workers = 2, len(WORKERS)
+
+    async def scenario(s: Setting) -> None:
+        entered = await asyncio.gather(*(s.enter(worker) for worker in WORKERS))
+
+        async def run(client: Client, pause: float) -> None:
+            for _ in range(10):
+                await client.pull()
+                await asyncio.sleep(s.random.uniform(0, pause))
+                await client.push(ONES)
+            await client.leave("finished")
+
+        pauses = (0.001, 0.01, 0.1)
+        jobs = [p.run(run(c, pause)) for (p, c), pause in zip(entered, pauses, strict=True)]
+        await s.all_of(*jobs, within=30.0)
+        for host in s.world.hosts.values():
+            host.flush()
+        worst = max(max(e.staleness) for _, e in s.world.events if hasattr(e, "staleness"))
+        assert 0 < worst <= (workers - 1) * (2 * tau + 1)
+
+    for seed in range(10):
+        in_world(scenario, seed=seed, consistency=SSP(tau))
+
+
+def test_asp_never_waits_for_another_worker() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        process, client = await s.enter("worker-1")
+
+        async def run() -> None:
+            for _ in range(20):
+                await client.push(ONES, pull=True)
+
+        await s.all_of(process.run(run()), within=1.0)
+
+    in_world(scenario, consistency=ASP())
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(1)])
+def test_the_others_wait_for_a_slow_worker(consistency: Consistency) -> None:
+    async def scenario(s: Setting) -> None:
+        _, slow = await s.enter("worker-0")
+        process, client = await s.enter("worker-1")
+
+        async def run() -> None:
+            for _ in range(3):
+                await client.push(ONES, pull=True)
+
+        job = process.run(run())
+        await asyncio.sleep(5.0)
+        assert not job.done()
+        for _ in range(2):
+            await slow.push(ONES)
+        if isinstance(consistency, BSP):
+            await asyncio.gather(slow.push(ONES), job)
+        await s.all_of(job, within=1.0)
+
+    in_world(scenario, consistency=consistency)
+
+
+async def keep_pushing(client: Client, count: int) -> None:
+    for _ in range(count):
+        await client.push(ONES, pull=True)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
+@pytest.mark.parametrize("gone", ["left", "failed", "crashed"])
+def test_a_worker_that_is_gone_holds_nobody_up(consistency: Consistency, gone: str) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        leaving, other = await s.enter("worker-1")
+        job = process.run(keep_pushing(client, 10))
+        ending = leaving.run(keep_pushing(other, 3))
+        if gone == "crashed":
+            await asyncio.sleep(s.random.uniform(0, 0.1))
+            s.world.crash("worker-1")
+        else:
+            await ending
+            await other.leave("finished" if gone == "left" else "failed")
+        await s.all_of(job, within=2.0)
+
+    for seed in range(20):
+        in_world(scenario, seed=seed, consistency=consistency)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
+def test_a_worker_that_dies_while_it_enters_holds_nobody_up(consistency: Consistency) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        job = process.run(keep_pushing(client, 10))
+        entering, other = s.world.client("worker-1")
+        entering.run(other.enter(entering.address, "worker-1"))
+        await asyncio.sleep(s.random.uniform(0, 0.3))
+        s.world.crash("worker-1")
+        await s.all_of(job, within=10.0)
+
+    slow = Weather(delays=(0.001, 0.1))  # its join may arrive when its loss is known already
+    for seed in range(60):
+        in_world(scenario, seed=seed, consistency=consistency, weather=slow)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(0), SSP(2)])
+def test_a_worker_that_joins_starts_at_the_minimum(consistency: Consistency) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await process.run(keep_pushing(client, 10))
+        joining, other = await s.enter("worker-1")
+        assert await s.clocks() == [{"worker-0": 10, "worker-1": 10}] * 2
+        jobs = process.run(keep_pushing(client, 5)), joining.run(keep_pushing(other, 5))
+        await s.all_of(*jobs, within=2.0)
+
+    in_world(scenario, consistency=consistency)
+
+
+def test_a_worker_that_enters_again_goes_on_from_the_minimum() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        again, other = await s.enter("worker-1")
+        jobs = process.run(keep_pushing(client, 4)), again.run(keep_pushing(other, 4))
+        await s.all_of(*jobs, within=2.0)
+        s.world.crash("worker-1")
+        await s.all_of(process.run(keep_pushing(client, 3)), within=2.0)
+        again, other = await s.enter("worker-1")
+        assert other.incarnation == 2
+        jobs = process.run(keep_pushing(client, 4)), again.run(keep_pushing(other, 4))
+        await s.all_of(*jobs, within=2.0)
+        assert await s.clocks() == [{"worker-0": 11, "worker-1": 11}] * 2
+
+    in_world(scenario, consistency=SSP(1))

@@ -1,0 +1,156 @@
+"""The wire: whatever is registered crosses unchanged, whatever is not is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps import errors
+from dps.core.shard import Progress, ShardState
+from dps.core.updates import Operation, UpdateId
+from dps.errors import DpsError
+from dps.protocol import messages
+from dps.protocol.transport import Endpoint
+from dps.protocol.wire import Frames, decode, encode, size
+from tests.strategies import arrays, records
+
+CARRIED = (Endpoint, UpdateId, Operation, Progress, ShardState)
+MESSAGES = sorted(
+    (c for c in vars(messages).values() if is_dataclass(c) and c.__module__ == messages.__name__),
+    key=lambda cls: cls.__name__,
+)
+ERRORS = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DpsError)]
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+keys = st.integers() | st.text(max_size=3) | st.tuples(st.text(max_size=3), st.integers())
+values = st.recursive(
+    scalars | arrays() | records(UpdateId) | records(Endpoint),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def delivered(frames: Frames) -> Frames:
+    """The frames as they come out of a socket: other memory, read-only."""
+    return [np.frombuffer(f.tobytes(), f.dtype).reshape(f.shape) for f in frames]
+
+
+def plain(value: Any) -> Any:
+    """The value in a form that shows every difference: types by name, arrays by their bytes."""
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), value.shape, value.tobytes())
+    if is_dataclass(value):
+        return (
+            type(value).__name__,
+            [plain(getattr(value, f)) for f in value.__dataclass_fields__],
+        )
+    if isinstance(value, tuple):
+        return (type(value).__name__, [plain(item) for item in value])
+    if isinstance(value, dict):
+        return ("dict", [(plain(k), plain(v)) for k, v in value.items()])
+    return (type(value).__name__, repr(value))
+
+
+@pytest.mark.parametrize("cls", [*CARRIED, *MESSAGES], ids=lambda cls: cls.__name__)
+def test_every_message_comes_back_as_it_was(cls: type) -> None:
+    @given(records(cls))
+    @settings(deadline=None, max_examples=15)
+    def check(message: Any) -> None:
+        assert plain(decode(delivered(encode(message)))) == plain(message)
+
+    check()
+
+
+@given(values)
+@settings(deadline=None)
+def test_nested_values_come_back_as_they_were(value: Any) -> None:
+    assert plain(decode(delivered(encode(value)))) == plain(value)
+
+
+def test_values_that_look_like_the_wires_own_marks_come_back_as_they_were() -> None:
+    for value in ({"$": 1}, {"@": "Done", "v": ()}, {"%": ()}, {"!": "DpsError", "v": "no"}):
+        assert decode(encode(value)) == value
+
+
+def test_lists_arrive_as_tuples() -> None:
+    assert decode(encode([1, [2, 3]])) == (1, (2, 3))
+
+
+def test_arrays_are_not_copied_on_their_way() -> None:
+    gradient = np.arange(1000, dtype=np.uint8)
+    frames = encode(Operation("gradient", UpdateId("a", 1, 1), gradient=gradient))
+    assert frames[1] is gradient
+    assert decode(frames).gradient is gradient
+
+
+def test_size_is_that_of_all_frames() -> None:
+    frames = encode((np.zeros(10), np.zeros(3, np.float32)))
+    assert size(frames) == frames[0].nbytes + 80 + 12
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
+def test_an_error_is_raised_at_the_other_end_under_its_name(error: type[DpsError]) -> None:
+    with pytest.raises(DpsError, match=r"^shard 3 \(epoch 2\): «no»$") as caught:
+        decode(delivered(encode(error("shard 3 (epoch 2): «no»"))))
+    assert type(caught.value) is error
+
+
+def test_the_header_is_json_and_the_rest_is_bare_arrays() -> None:
+    message = messages.Weights(3, 1.5, np.arange(4, dtype=np.uint8))
+    header, *rest = encode(message)
+    assert json.loads(header.tobytes()) == {"@": "Weights", "v": [3, 1.5, {"$": 1}]}
+    assert [frame.tobytes() for frame in rest] == [b"\x00\x01\x02\x03"]
+
+
+@dataclass(frozen=True)
+class Unregistered:
+    number: int
+
+
+class UnregisteredTuple(NamedTuple):
+    number: int
+
+
+class RunsCodeWhenUnpickled:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("code that the sender chose",))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Unregistered(1),
+        UnregisteredTuple(1),
+        RunsCodeWhenUnpickled(),
+        np.array([RunsCodeWhenUnpickled()]),
+        np.int64(1),
+        b"bytes",
+        {1, 2},
+        1j,
+        print,
+        ValueError("not one of ours"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("inside", [False, True], ids=["bare", "nested"])
+def test_what_is_not_registered_is_refused(value: Any, inside: bool) -> None:
+    with pytest.raises(TypeError, match=f"{type(value).__name__} is not registered to cross"):
+        encode((1, {"key": (value,)}) if inside else value)
+
+
+def test_an_unknown_message_does_not_decode() -> None:
+    header = json.dumps({"@": "Unregistered", "v": [1]}).encode()
+    with pytest.raises(KeyError, match="Unregistered"):
+        decode([np.frombuffer(header, np.uint8)])
+
+
+def test_a_dict_keeps_its_order() -> None:
+    ordered = OrderedDict([("z", 1), ("a", 2)])
+    assert list(decode(encode(ordered))) == ["z", "a"]

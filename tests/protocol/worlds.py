@@ -1,0 +1,104 @@
+"""Owns small simulated groups for tests of one behaviour, with floats or counters as parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dps.core.blocks import Layout
+from dps.core.consistency import ASP, Consistency
+from dps.core.recovery import Recovery
+from dps.core.rules import SGD, UpdateRule
+from dps.core.shard import ShardState
+from dps.protocol.client import Client, OnAck
+from dps.protocol.group import Group, Timings
+from dps.protocol.transport import Endpoint
+from dps.sim.loop import run
+from dps.sim.network import Network, Process, SimTransport, Weather
+from dps.sim.world import COORDINATOR, World
+
+T = TypeVar("T")
+
+HORIZON = 600.0
+TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0)
+
+
+class Setting:
+    """A group that is up, and what a test does with it.
+
+    Attributes
+    ----------
+    random, network, world
+        The parts of the simulation.
+    """
+
+    def __init__(
+        self, group: Group, params: Mapping[str, np.ndarray], random: Random, weather: Weather
+    ) -> None:
+        layout = group.layout
+        initial = [layout.gather(shard, params)[0] for shard in range(len(layout.shards))]
+        self.random = random
+        self.network = Network(random, weather)
+        self.world = World(group, initial, self.network, random)
+
+    async def enter(self, worker: str, on_ack: OnAck | None = None) -> tuple[Process, Client]:
+        """A worker that takes part."""
+        process, client = self.world.client(worker, on_ack)
+        await process.run(client.enter(process.address, worker))
+        return process, client
+
+    async def ask(self, to: Endpoint, request: Any, deadline: float = TIMINGS.call) -> Any:
+        """Send a request that no client would send."""
+        transport = SimTransport(self.network, self.network.process("tester"))
+        return await transport.call(to, request, deadline)
+
+    async def states(self) -> list[ShardState]:
+        """The state of each shard's head."""
+        table = await self.world.complete()
+        return [self.world.states(view)[0] for view in table.views]
+
+    async def clocks(self) -> list[dict[str, int]]:
+        return [state.clocks for state in await self.states()]
+
+    async def all_of(self, *work: Awaitable[T], within: float) -> list[T]:
+        """Wait until everything is done; it must be within so many virtual seconds."""
+        async with asyncio.timeout(within):
+            return await asyncio.gather(*work)
+
+
+def in_world(
+    scenario: Callable[[Setting], Awaitable[T]],
+    *,
+    seed: object = 0,
+    params: Mapping[str, np.ndarray] | None = None,
+    shards: int = 2,
+    rule: UpdateRule = SGD(1.0),  # noqa: B008 - a frozen value
+    consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
+    recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
+    weather: Weather = Weather(),  # noqa: B008 - a frozen value
+    meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
+    **timings: Any,
+) -> T:
+    """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
+    random = Random(str(seed))
+    params = params if params is not None else {"w": np.zeros(40)}
+    layout = Layout.of(params, shards)
+    group = Group(
+        "g", layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
+    )
+
+    async def main() -> T:
+        setting = Setting(group, params, random, weather)
+        others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
+        await asyncio.gather(setting.world.start(), *others)
+        async with asyncio.timeout(HORIZON):
+            result = await scenario(setting)
+        assert not setting.network.bugs
+        return result
+
+    return run(main, random)
