@@ -1,0 +1,173 @@
+"""Owns a whole group in simulation: coordinator, hosts, driver and workers, as on a Dask cluster.
+
+The world does what Dask and the driver do around the protocol: it starts processes with names and
+roles, tells the coordinator of those that are gone, has initial values installed where they are
+wanted, and brings fresh nodes up in the place of lost ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+
+import numpy as np
+
+from dps.core.shard import ShardState
+from dps.events import Event
+from dps.protocol.client import Client, OnAck
+from dps.protocol.coordinator import Coordinator
+from dps.protocol.group import Group
+from dps.protocol.host import Host
+from dps.protocol.messages import AddHosts, HostInfo, Table, View
+from dps.protocol.router import Router
+from dps.protocol.seeder import Seeder
+from dps.protocol.transport import Endpoint
+from dps.sim.network import Network, Process, SimClock, SimTransport
+
+HOST = "host"
+COORDINATOR = Endpoint("sim://scheduler/0", "coordinator")
+START_SECONDS = 60.0
+DETECTION_SECONDS = 0.05
+
+
+class World:
+    """A group on simulated processes. Used from one virtual event loop.
+
+    Parameters
+    ----------
+    group
+        Its coordinator is `COORDINATOR`.
+    initial
+        Each shard's buffer of initial values.
+    random
+        Draws how long it takes until the coordinator is told of a loss.
+
+    Attributes
+    ----------
+    events
+        What the group recorded, in order, each with the name of the process it comes from.
+    watchers
+        Called with each event as it is recorded.
+    hosts
+        The host on each node, dead ones included, by the address of its process.
+    """
+
+    def __init__(
+        self, group: Group, initial: Sequence[np.ndarray], network: Network, random: Random
+    ) -> None:
+        self.group = group
+        self.network = network
+        self.events: list[tuple[str, Event]] = []
+        self.watchers: list[Callable[[Event], None]] = []
+        self.hosts: dict[str, Host] = {}
+        self._random = random
+        self._nodes: dict[str, Process] = {}
+        self._scheduler = network.process("scheduler")
+        self._driver = network.process("driver")
+        self._transport = SimTransport(network, self._driver)
+        self._router = Router(group, self._transport)
+        self._coordinator = self._scheduler.do(self._make_coordinator)
+        self._scheduler.services[COORDINATOR.key] = self._coordinator.handle
+        self._seeding = self._driver.run(
+            Seeder(group, initial, self._transport, self._router).run()
+        )
+
+    async def start(self) -> None:
+        """Bring up every node that the group needs; return when all shards are fully served."""
+        await self.bring_up(node_names(self.group))
+        async with asyncio.timeout(START_SECONDS):
+            await self.complete()
+
+    async def bring_up(self, names: Iterable[str]) -> None:
+        """Start fresh nodes, and have the coordinator make use of them."""
+        request = AddHosts(tuple(self._start_host(name) for name in names))
+        await self._router.ask(request)
+
+    def crash(self, name: str, back_after: float | None = None) -> None:
+        """Crash a node; a fresh one takes its place after so many seconds (None: never)."""
+        self.network.crash(self._nodes[name])
+        self.disown(name, back_after)
+
+    def disown(self, name: str, back_after: float | None = None) -> None:
+        """Have a node taken for lost, as in `crash`; if it is alive, it goes on regardless."""
+        process = self._nodes.pop(name)
+        self._scheduler.run(self._notice(process.address))
+        if back_after is not None:
+            self._driver.run(self._bring_back(name, back_after))
+
+    def is_up(self, name: str) -> bool:
+        """Whether there is a live node of that name."""
+        return name in self._nodes
+
+    def name_of(self, endpoint: Endpoint) -> str:
+        """Name of the node at the endpoint; "" if it is not alive."""
+        found = (n for n, process in self._nodes.items() if process.address == endpoint.address)
+        return next(found, "")
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Where the host on a live node is called."""
+        return Endpoint(self._nodes[name].address, HOST)
+
+    def client(self, worker: str, on_ack: OnAck | None = None) -> tuple[Process, Client]:
+        """A fresh worker process, and the client in it."""
+        process = self._start_process(worker)
+        return process, Client(self.group, SimTransport(self.network, process), worker, on_ack)
+
+    async def complete(self) -> Table:
+        """Wait until every shard is served by all its replicas; return that table."""
+        table = await self._router.fetch()
+        while not table.complete:
+            table = await self._router.newer(table.version)
+        return table
+
+    def states(self, view: View) -> list[ShardState]:
+        """The state of each replica in a view, from head to tail."""
+        return [self.hosts[member.address].replica(view.shard).state for member in view.chain]
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _start_process(self, name: str) -> Process:
+        process = self._nodes[name] = self.network.process(name)
+        return process
+
+    def _start_host(self, name: str) -> HostInfo:
+        process = self._start_process(name)
+        me = Endpoint(process.address, HOST)
+        transport = SimTransport(self.network, process)
+        host = Host(self.group, name, me, transport, SimClock(), self._sink(process))
+        process.services[me.key] = host.handle
+        self.hosts[process.address] = host
+        role, _, rest = name.partition("-")
+        home = int(rest.partition("-")[0]) if role in ("server", "replica") else -1
+        return HostInfo(me, name, role, home)
+
+    async def _notice(self, address: str) -> None:
+        await asyncio.sleep(self._random.uniform(0, DETECTION_SECONDS))
+        await self._coordinator.lose(address, "scheduler")
+
+    async def _bring_back(self, name: str, after: float) -> None:
+        await asyncio.sleep(after)
+        await self.bring_up([name])
+
+    def _make_coordinator(self) -> Coordinator:
+        transport = SimTransport(self.network, self._scheduler)
+        return Coordinator(self.group, transport, SimClock(), self._sink(self._scheduler))
+
+    def _sink(self, process: Process) -> Callable[[Event], None]:
+        def record(event: Event) -> None:
+            if process.alive:
+                self.network.note("event", process.name, "", type(event).__name__)
+                self.events.append((process.name, event))
+                for watcher in self.watchers:
+                    watcher(event)
+
+        return record
+
+
+def node_names(group: Group) -> list[str]:
+    """The nodes that a group has on a real cluster: one for each replica, and a store's."""
+    shards = range(len(group.layout.shards))
+    servers = [f"server-{shard}" for shard in shards]
+    replicas = [f"replica-{shard}-{i}" for shard in shards for i in range(1, group.replicas)]
+    return servers + replicas + ["store-0"] * group.recovery.needs_store

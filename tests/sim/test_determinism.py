@@ -1,0 +1,245 @@
+"""The simulator itself: virtual time, the network's faults, and one trace for one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.errors import DeadlineExceeded, NotServing, Unreachable
+from dps.protocol.messages import Done, Ping, Weights
+from dps.protocol.transport import Endpoint
+from dps.sim.loop import Deadlock, run
+from dps.sim.network import Network, Process, SimTransport, Weather
+from tests.protocol.cases import CASES
+from tests.protocol.schedules import simulate
+
+# -- the same seed, the same events ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_seed_repeats_its_trace(name: str) -> None:
+    first = simulate(name, CASES[name], 7)
+    assert first == simulate(name, CASES[name], 7)
+    assert first != simulate(name, CASES[name], 8)
+
+
+def test_a_seed_repeats_its_trace_in_another_process() -> None:
+    traces = {_digest_with_hash_seed(seed) for seed in ("0", "1")}
+    assert len(traces) == 1
+
+
+def digest() -> str:
+    """What the two processes of the test above compare."""
+    trace = [simulate(name, CASES[name], 3) for name in ("chain(3)", "stateless", "checkpoint")]
+    return hashlib.sha256(repr(trace).encode()).hexdigest()
+
+
+def _digest_with_hash_seed(seed: str) -> str:
+    program = "from tests.sim.test_determinism import digest; print(digest())"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+# -- virtual time ----------------------------------------------------------------------------------
+
+
+def test_time_jumps_to_the_next_timer() -> None:
+    async def main() -> float:
+        await asyncio.sleep(3000)
+        return asyncio.get_running_loop().time()
+
+    assert run(main, Random(0)) == 3000
+
+
+@pytest.mark.parametrize("timeout", [None, float("inf")])
+def test_waiting_for_nothing_is_a_deadlock(timeout: float | None) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(timeout):
+            await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock, match="main"):
+        run(main, Random(0))
+
+
+def test_work_for_an_executor_takes_time_and_passes_errors_on() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
+        assert loop.time() > 0
+        with pytest.raises(ZeroDivisionError):
+            await loop.run_in_executor(None, divmod, 7, 0)
+
+    run(main, Random(0))
+
+
+def test_work_of_a_dead_process_is_not_done() -> None:
+    done = []
+
+    async def main() -> None:
+        network = Network(Random(0), Weather())
+        process = network.process("a")
+        process.run(_in_executor(lambda: done.append(1)))
+        await asyncio.sleep(0)
+        network.crash(process)
+        await asyncio.sleep(1)
+
+    run(main, Random(0))
+    assert not done
+
+
+async def _in_executor(work: Callable[[], None]) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+class Pair:
+    """Two processes; `b` serves what it is given, after a second."""
+
+    def __init__(self, weather: Weather) -> None:
+        self.network = Network(Random(0), weather)
+        self.a, self.b = self.network.process("a"), self.network.process("b")
+        self.served: list[Any] = []
+        self.b.services["echo"] = self._echo
+
+    def call(self, message: Any, deadline: float = 5.0) -> asyncio.Task[Any]:
+        transport = SimTransport(self.network, self.a)
+        return self.a.run(transport.call(Endpoint(self.b.address, "echo"), message, deadline))
+
+    async def _echo(self, message: Any) -> Any:
+        self.served.append(message)
+        await asyncio.sleep(1.0)
+        return message
+
+
+def with_pair(
+    scenario: Callable[[Pair], Awaitable[None]],
+    weather: Weather = Weather(),  # noqa: B008
+) -> None:
+    async def main() -> None:
+        await scenario(Pair(weather))
+
+    run(main, Random(0))
+
+
+def test_what_arrives_is_a_copy_that_cannot_be_written_to() -> None:
+    async def scenario(pair: Pair) -> None:
+        sent = Weights(1, 2.0, np.arange(4, dtype=np.uint8))
+        call = pair.call(sent)
+        sent.values[:] = 9
+        got = await call
+        assert got.values.tolist() == [0, 1, 2, 3] or got.values.tolist() == [9, 9, 9, 9]
+        assert not np.shares_memory(got.values, sent.values)
+        assert not got.values.flags.writeable
+
+    with_pair(scenario)
+
+
+def test_a_crash_breaks_the_calls_to_a_process_and_later_ones_are_refused() -> None:
+    async def scenario(pair: Pair) -> None:
+        call = pair.call(Ping())
+        await asyncio.sleep(0.5)
+        pair.network.crash(pair.b)
+        with pytest.raises(Unreachable):
+            await call
+        with pytest.raises(Unreachable):
+            await pair.call(Ping())
+        assert asyncio.get_running_loop().time() < 1.0
+
+    with_pair(scenario)
+
+
+def test_a_crash_ends_the_calls_of_a_process_and_nothing_leaves_it() -> None:
+    async def scenario(pair: Pair) -> None:
+        async def persistent(process: Process) -> None:
+            transport = SimTransport(pair.network, process)
+            try:
+                await asyncio.sleep(10)
+            finally:
+                await transport.call(Endpoint(pair.b.address, "echo"), Ping(), 1.0)
+
+        task = pair.a.run(persistent(pair.a))
+        await asyncio.sleep(0.5)
+        pair.network.crash(pair.a)
+        await asyncio.sleep(1.0)
+        assert task.cancelled()
+        assert not pair.served
+
+    with_pair(scenario)
+
+
+def test_tasks_that_a_service_starts_end_with_its_process() -> None:
+    async def scenario(pair: Pair) -> None:
+        started: list[asyncio.Task[None]] = []
+
+        async def serve(message: Any) -> Done:
+            started.append(asyncio.create_task(asyncio.sleep(100)))
+            return Done()
+
+        pair.b.services["echo"] = serve
+        await pair.call(Ping())
+        pair.network.crash(pair.b)
+        await asyncio.sleep(0.1)
+        assert started[0].cancelled()
+
+    with_pair(scenario)
+
+
+def test_no_call_outlives_its_deadline() -> None:
+    async def scenario(pair: Pair) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await pair.call(Ping(), 0.25)
+        assert asyncio.get_running_loop().time() == pytest.approx(0.25)
+
+    with_pair(scenario)
+
+
+def test_a_cut_link_loses_one_direction() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.network.cut("b", "a")
+        with pytest.raises(DeadlineExceeded):
+            await pair.call(Ping())
+        assert len(pair.served) == 1
+        pair.network.heal()
+        pair.network.cut("a", "b")
+        with pytest.raises(DeadlineExceeded):
+            await pair.call(Ping())
+        assert len(pair.served) == 1
+
+    with_pair(scenario)
+
+
+def test_lost_messages_break_the_connection_or_leave_it_silent() -> None:
+    async def scenario(pair: Pair) -> None:
+        outcomes = set()
+        for _ in range(50):
+            try:
+                await pair.call(Ping())
+            except (Unreachable, DeadlineExceeded) as error:
+                outcomes.add(type(error))
+        assert outcomes == {Unreachable, DeadlineExceeded}
+        assert 0 < len(pair.served) < 50
+
+    with_pair(scenario, Weather(loss={"control": 0.5}))
+
+
+def test_a_process_without_the_service_says_so() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.b.services.clear()
+        with pytest.raises(NotServing):
+            await pair.call(Ping())
+
+    with_pair(scenario)
