@@ -1,0 +1,1 @@
+"""Carries fault plans out on a real cluster, with proof that each fault happened."""

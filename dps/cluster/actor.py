@@ -1,0 +1,61 @@
+"""Owns the Dask actor that hosts shards, or the state store, on one node.
+
+Its methods are coroutines, so Dask runs them on the node's event loop; steps of the update rule on
+large shards go to a thread (`dps.protocol.replica`), so that heartbeats are not held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import numpy as np
+from distributed import get_worker
+
+from dps.cluster.malloc import keep_memory
+from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.transport import DaskTransport, Meter, SystemClock, answer
+from dps.events import NodeJoined, ResourceSampled
+from dps.protocol import wire
+from dps.protocol.group import Group
+from dps.protocol.host import Host
+from dps.protocol.transport import Endpoint
+
+
+class HostActor:
+    """A `Host` as a Dask actor; made by `dps.cluster.server`, called by `DaskTransport`."""
+
+    def __init__(self, group: Group, node: str, role: str, key: str) -> None:
+        keep_memory()
+        dask_worker = get_worker()
+        clock = SystemClock()
+        self._node = node
+        self._role = role
+        self._flush_seconds = group.timings.flush
+        self._meter = Meter()
+        self._recorder = Recorder(group.name, dask_worker.log_event)
+        transport = DaskTransport(dask_worker.rpc, self._meter)
+        me = Endpoint(dask_worker.address, key)
+        self._host = Host(group, node, me, transport, clock, self._recorder)
+        self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
+        dask_worker.loop.add_callback(self._start_recording)
+
+    async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
+        """Carry out one message; returns the frames of its reply, which may carry an error."""
+        return await answer(self._host.handle, self._meter, link, list(frames))
+
+    async def finish(self) -> None:
+        """Stop serving and send the last events; the actor is of no use afterwards."""
+        self._recording.cancel()
+        await self._host.close()
+        self._recorder(self._sample())
+        self._recorder.send()
+
+    def _start_recording(self) -> None:
+        self._recording = asyncio.ensure_future(
+            record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
+        )
+
+    def _sample(self) -> ResourceSampled:
+        return sample(self._node, self._role, self._meter, self._host.stored_bytes)

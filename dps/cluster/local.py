@@ -1,0 +1,266 @@
+"""Owns a cluster of processes on this machine, each node with a name and a role.
+
+Nodes are forked from one server process that has imported what they need, so a fresh node is up in
+a fraction of a second. There are no nannies: a process that dies stays dead until it is replaced.
+Everything listens on loopback only, and every process ends when the driver does, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+import dask
+import psutil
+from distributed import Client, Scheduler, Worker
+
+from dps.errors import CapacityError, ConfigurationError
+
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 60.0
+STOP_SECONDS = 5.0
+
+# Set while the fork server starts, because each of its libraries reads them only once.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Set later, it leaves the arenas that are there already in use (see `dps.cluster.malloc`).
+    "MALLOC_ARENA_MAX": "1",
+}
+
+DASK_SETTINGS = {
+    # The attempt after a loss must not stall for the default 30 s.
+    "distributed.comm.timeouts.connect": "2s",
+    "distributed.comm.retry.count": 0,
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.allowed-failures": 0,
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.gil.enabled": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node to be started: its name, and the Dask resource that its role is known by."""
+
+    name: str
+    resource: str
+
+
+class LocalCluster:
+    """A Dask scheduler and nodes with roles, each in a process of its own, on this machine.
+
+    Parameters
+    ----------
+    nodes
+        The nodes to start.
+    preload
+        Modules that nodes need, to be imported once for all of them.
+
+    Attributes
+    ----------
+    client
+        A Dask client that is connected to the cluster.
+
+    Notes
+    -----
+    Use as a context manager; leaving it ends every process. Not thread-safe, but `kill` and
+    `start` may be called from another thread than the one that uses `client`.
+    """
+
+    def __init__(self, nodes: Sequence[NodeSpec], preload: Sequence[str] = ()) -> None:
+        self._context = _fork_context(preload)
+        self._processes: dict[str, ForkServerProcess] = {}
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self._scratch = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="dps-", ignore_cleanup_errors=True)
+            )
+            stack.callback(self._stop_processes)
+            stack.enter_context(dask.config.set(DASK_SETTINGS))
+            self.address = self._start_scheduler()
+            for node in nodes:
+                self.start(node)
+            self.client = stack.enter_context(
+                Client(self.address, set_as_default=False, timeout=START_SECONDS)
+            )
+            self._wait_for(len(nodes))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process id of each node that was started, and of the scheduler."""
+        return {name: process.pid for name, process in self._processes.items() if process.pid}
+
+    def start(self, node: NodeSpec) -> None:
+        """Start one more node; it joins when it is up.
+
+        Raises
+        ------
+        ConfigurationError
+            A node of this name is running.
+        """
+        running = self._processes.get(node.name)
+        if running is not None and running.is_alive():
+            raise ConfigurationError(f"there is a node named {node.name!r} already")
+        arguments = (self.address, node.name, node.resource, self._scratch)
+        self._start_process(node.name, _run_node, arguments)
+
+    def kill(self, name: str) -> int:
+        """Send SIGKILL to a node's process; return its pid.
+
+        Raises
+        ------
+        ProcessLookupError
+            It is gone already.
+        """
+        pid = self.pids[name]
+        if is_gone(pid, 0.0):  # the system may know it still, until its parent has taken note
+            raise ProcessLookupError(f"process {pid} of {name} is gone already")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def close(self) -> None:
+        """End every process of the cluster and wait until they are gone."""
+        self._stack.close()
+
+    def _start_scheduler(self) -> str:
+        receive, send = self._context.Pipe(duplex=False)
+        self._start_process("scheduler", _run_scheduler, (send,))
+        send.close()
+        if not receive.poll(START_SECONDS):
+            raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
+        return str(receive.recv())
+
+    def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
+        process = self._context.Process(
+            target=_run_until_parent_ends, args=(target, arguments), name=f"dps-{name}"
+        )
+        process.start()
+        self._processes[name] = process
+
+    def _wait_for(self, nodes: int) -> None:
+        try:
+            self.client.wait_for_workers(nodes, timeout=START_SECONDS)
+        except TimeoutError:
+            raise CapacityError(
+                f"fewer than {nodes} nodes were up after {START_SECONDS:g} s"
+            ) from None
+
+    def _stop_processes(self) -> None:
+        # Nothing on a node is worth a goodbye: what must last has been recorded or stored. The
+        # scheduler goes last, so that no node has the time to complain of its loss.
+        for process in reversed(self._processes.values()):
+            process.kill()
+        for process in self._processes.values():
+            process.join(STOP_SECONDS)
+
+
+def is_gone(pid: int, deadline: float) -> bool:
+    """Whether the process ends (or is a zombie) within `deadline` seconds."""
+    until = time.monotonic() + deadline
+    while True:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+
+
+def _fork_context(preload: Sequence[str]) -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "distributed", __name__, *preload])
+    with _environment(ENVIRONMENT), _without_interrupts():
+        forkserver.ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Have processes that are started meanwhile ignore Ctrl-C: it is the driver's to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+# -- what runs in the processes ------------------------------------------------------------------
+
+
+def _run_until_parent_ends(target: Any, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    dask.config.set(DASK_SETTINGS)
+    # Losses are expected and recorded as events; what fails in a task comes with its future.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    asyncio.run(target(*arguments))
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+async def _run_scheduler(send: Any) -> None:
+    async with Scheduler(
+        host=LOOPBACK, port=0, dashboard=False, dashboard_address=f"{LOOPBACK}:0"
+    ) as scheduler:
+        send.send(scheduler.address)
+        send.close()
+        await scheduler.finished()
+
+
+async def _run_node(address: str, name: str, resource: str, scratch: str) -> None:
+    async with Worker(
+        address,
+        name=name,
+        nthreads=1,
+        resources={resource: 1},
+        host=LOOPBACK,
+        memory_limit=0,
+        dashboard=False,
+        local_directory=scratch,
+    ) as worker:
+        await worker.finished()

@@ -1,0 +1,428 @@
+"""Owns the facade: `ParameterServer`, which brings a group up on a Dask cluster and takes it down.
+
+The driver keeps two things that nobody else can: it makes the host actor on every node that joins,
+and it holds the initial values, which it installs wherever the coordinator asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from dps.cluster import roles
+from dps.cluster.actor import HostActor
+from dps.cluster.audit import audit
+from dps.cluster.choices import check_choices, checked_recovery
+from dps.cluster.evaluator import EvaluatorActor, Score
+from dps.cluster.inbox import Inbox
+from dps.cluster.plugin import CoordinatorPlugin, node_topic, take_out
+from dps.cluster.roles import Node
+from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
+from dps.cluster.worker import Worker, run_worker
+from dps.core.blocks import Layout
+from dps.core.consistency import ASP, Consistency
+from dps.core.recovery import Recovery
+from dps.core.rules import SGD, UpdateRule
+from dps.errors import CapacityError, ConfigurationError, GroupClosed, StoreUnavailable
+from dps.events import Sink
+from dps.protocol.client import Client
+from dps.protocol.group import Group, Timings
+from dps.protocol.messages import (
+    AddHosts,
+    AuditReply,
+    CloseGroup,
+    HostInfo,
+    Table,
+)
+from dps.protocol.router import Router
+from dps.protocol.seeder import Seeder
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+T = TypeVar("T")
+
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosted:
+    """An actor that the driver made; the future keeps it alive."""
+
+    node: Node
+    endpoint: Endpoint
+    future: Any
+
+
+class ParameterServer:
+    """Named arrays, sharded over Dask nodes and updated by asynchronous workers.
+
+    Parameters
+    ----------
+    client
+        A Dask client. Nodes with the Dask resource "server" hold shards, those with "worker" run
+        training functions; if no node carries such a resource, dps shares the nodes out.
+    params
+        Name → array (float32 or float64): the initial values.
+    shards
+        How many servers the parameters are spread over.
+    optimizer
+        The server-side update rule: `SGD`, `Momentum` or `Adam`.
+    consistency
+        `BSP()`, `SSP(tau)` or `ASP()`.
+    recovery
+        "none", "checkpoint", "chain", "stateless", or a `Recovery`. A `Checkpoint` needs a path
+        that all nodes can reach.
+    on_event
+        Called with every event of the group, from the client's event loop: it must not block.
+    timings
+        Deadlines of the protocol.
+
+    Raises
+    ------
+    CapacityError
+        The cluster has too few nodes.
+    ConfigurationError
+        The parameters or choices cannot work.
+
+    Notes
+    -----
+    With a synchronous client, the group is up when the constructor returns; with an asynchronous
+    one, use ``async with``, and await what methods return (but for `run`, as for `Client.submit`).
+    `close` (or leaving ``with``) takes the group down and leaves the cluster as it was. Methods may
+    be called from any thread.
+    """
+
+    def __init__(
+        self,
+        client: distributed.Client,
+        params: Mapping[str, np.ndarray],
+        *,
+        shards: int = 1,
+        optimizer: UpdateRule = SGD(0.01),  # noqa: B008 - a frozen value
+        consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
+        recovery: str | Recovery = "none",
+        on_event: Sink | None = None,
+        timings: Timings = Timings(),  # noqa: B008 - a frozen value
+    ) -> None:
+        if client.scheduler is None:
+            raise ConfigurationError("the Dask client is closed; give one that is connected")
+        check_choices(optimizer, consistency)
+        name = uuid.uuid4().hex[:8]
+        layout = Layout.of(params, shards)
+        self.group = Group(
+            name,
+            layout,
+            optimizer,
+            consistency,
+            checked_recovery(recovery),
+            Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name),
+            timings,
+        )
+        self.nodes: list[Node] = []
+        self._client = client
+        self._initial = [layout.gather(s, params)[0].copy() for s in range(len(layout.shards))]
+        self._inbox = Inbox(client, name, on_event)
+        self._hosts: dict[str, _Hosted] = {}
+        self._evaluators: list[_Hosted] = []
+        self._adopting: set[asyncio.Task[None]] = set()
+        self._started_workers = 0
+        self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._open = False
+        if not client.asynchronous:
+            client.sync(self._start)
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> ParameterServer:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    # -- what a user does ------------------------------------------------------------------------
+
+    def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]:
+        """Run a training function on `workers` nodes.
+
+        Parameters
+        ----------
+        train
+            Called with a `Worker` in a Dask task on each node; a plain function or a
+            `functools.partial`, as for `Client.submit`.
+        workers
+            How many to start. Each occupies a thread of a node until its function returns.
+
+        Returns
+        -------
+        futures
+            One Dask future for each worker, with what its function returned.
+
+        Raises
+        ------
+        CapacityError
+            The worker nodes have too few threads.
+        """
+        if workers < 1:
+            raise ConfigurationError(f"workers={workers}, expected at least 1")
+        self._require_open()
+        nodes = [node for node in self.nodes if node.role == "worker"]
+        threads = sum(node.threads for node in nodes)
+        if workers > threads:
+            raise CapacityError(
+                f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
+                "threads in all; start more Dask workers or ask for fewer"
+            )
+        first, self._started_workers = self._started_workers, self._started_workers + workers
+        peers = [f"worker-{number}" for number in range(first, first + workers)]
+        futures = [
+            self._client.submit(
+                run_worker,
+                self.group,
+                train,
+                peers,
+                index,
+                "worker",
+                key=f"dps-{name}-{self.group.name}",
+                workers=[node.address for node in nodes],
+                resources={"worker": 1} if nodes[0].resource else None,
+                pure=False,
+            )
+            for index, name in enumerate(peers)
+        ]
+        self._futures.update(futures)
+        return futures
+
+    def evaluate(self, score: Score, every: float = 1.0) -> Any:
+        """Score snapshots of the weights on a node of their own, until the group is closed.
+
+        Parameters
+        ----------
+        score
+            Called with the weights; returns loss and accuracy, which are recorded as `Evaluated`.
+        every
+            Seconds from one evaluation to the next.
+
+        Raises
+        ------
+        CapacityError
+            No node has the Dask resource "evaluator", nor is one left for workers.
+        """
+        return self._client.sync(self._evaluate, score, every)
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """Return the current weights as fresh arrays, without waiting for any worker.
+
+        Raises
+        ------
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        self._require_open()
+        weights: dict[str, np.ndarray] = self._client.sync(self._pull)
+        return weights
+
+    def audit(self) -> list[AuditReply | None]:
+        """Return the numbers of each shard's state, None for one that does not answer."""
+        self._require_open()
+        replies: list[AuditReply | None] = self._client.sync(self._audit)
+        return replies
+
+    def table(self) -> Table:
+        """Return who serves what at this moment."""
+        self._require_open()
+        table: Table = self._client.sync(self._router.fetch)
+        return table
+
+    def close(self) -> Any:
+        """Take the group down: workers and hosts stop, last events arrive, the coordinator goes.
+
+        A worker that is still running gets `GroupClosed` from its next request.
+        """
+        return self._client.sync(self._close)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise GroupClosed("this parameter server is closed")
+
+    # -- up and down -----------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._transport = DaskTransport(self._client.rpc, Meter())
+        self._router = Router(self.group, self._transport)
+        info = await self._client.scheduler.identity(n_workers=-1)
+        self._assigned = roles.is_assigned(info["workers"])
+        if self._assigned:
+            self.nodes = roles.by_resources(info["workers"])
+        else:
+            self.nodes = roles.by_assignment(info["workers"], self.group)
+        roles.check(self.nodes, self.group)
+        self._open = True
+        try:
+            await self._bring_up()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _bring_up(self) -> None:
+        client, name = self._client, self.group.name
+        self._inbox.open()
+        client.subscribe_topic(node_topic(name), self._node_joined)
+        await client.register_plugin(CoordinatorPlugin(self.group))
+        seeder = Seeder(self.group, self._initial, self._transport, self._router)
+        self._seeding = asyncio.create_task(seeder.run())
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._make_hosts(self.nodes)
+                table = await self._router.newer(-1)
+                while not table.complete:
+                    if isinstance(seeder.error, StoreUnavailable):
+                        raise seeder.error
+                    table = await self._router.newer(table.version)
+        except TimeoutError:
+            raise CapacityError(
+                f"after {START_SECONDS:g} s the shards are not served by {self.group.replicas} "
+                "replicas each; look at what keeps the Dask workers busy, and at their logs"
+            ) from None
+
+    async def _close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._client.unsubscribe_topic(node_topic(self.group.name))
+        tasks = [*self._adopting, *([self._seeding] if hasattr(self, "_seeding") else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._finish_all(self._evaluators)
+        await self._end_workers()
+        await self._finish_all(list(self._hosts.values()))
+        await self._router.close()
+        await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
+        await self._inbox.close()
+        self._hosts.clear()
+        self._evaluators.clear()
+
+    async def _finish_all(self, actors: Sequence[_Hosted]) -> None:
+        alive = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+        present = [hosted for hosted in actors if hosted.endpoint.address in alive]
+        await asyncio.gather(*(self._finish(hosted) for hosted in present))
+
+    async def _end_workers(self) -> None:
+        """Have the workers fail that are still running, and forget what does not end soon."""
+        left = [future for future in self._futures if not future.done()]
+        if not left:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.group.timings.call):
+                await self._router.ask(CloseGroup())
+                await asyncio.gather(*left, return_exceptions=True)
+        await self._client.cancel([future for future in left if not future.done()])
+
+    # -- hosts -----------------------------------------------------------------------------------
+
+    async def _make_hosts(self, nodes: Sequence[Node]) -> None:
+        """Make the host actors on those nodes that are to have one; the coordinator gets them."""
+        hosting = [node for node in nodes if node.role in roles.HOSTING]
+        if hosting:
+            infos = await asyncio.gather(*(self._make_host(node) for node in hosting))
+            await self._router.ask(AddHosts(tuple(infos)))
+
+    async def _make_host(self, node: Node) -> HostInfo:
+        key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
+        future = self._client.submit(
+            HostActor,
+            self.group,
+            node.name,
+            node.role,
+            key,
+            key=key,
+            actor=True,
+            workers=[node.address],
+            resources={node.resource: 1} if node.resource else None,
+        )
+        await future
+        endpoint = Endpoint(node.address, key)
+        self._hosts[node.address] = _Hosted(node, endpoint, future)
+        return HostInfo(endpoint, node.name, node.role, node.home)
+
+    async def _node_joined(self, event: tuple[float, Any]) -> None:
+        task = asyncio.create_task(self._adopt(str(event[1])))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, address: str) -> None:
+        """Give a node that joined later its role, and make its host."""
+        info = await self._client.scheduler.identity(n_workers=-1)
+        workers = info["workers"]
+        if address not in workers or any(node.address == address for node in self.nodes):
+            return
+        self.nodes = [node for node in self.nodes if node.address in workers]
+        if self._assigned:
+            self.nodes += roles.by_resources({address: workers[address]})
+        else:
+            wanted = roles.by_assignment(workers, self.group)
+            servers = sum(node.role == "server" for node in self.nodes)
+            short = servers < sum(node.role == "server" for node in wanted)
+            role = "server" if short else "worker"
+            described = workers[address]
+            self.nodes.append(
+                Node(address, str(described["name"]), role, -1, None, described["nthreads"])
+            )
+        await self._make_hosts([node for node in self.nodes if node.address == address])
+
+    async def _finish(self, hosted: _Hosted) -> None:
+        try:
+            async with asyncio.timeout(self.group.timings.call):
+                peer = self._client.rpc(hosted.endpoint.address)
+                await peer.actor_execute(actor=hosted.endpoint.key, function="finish", args=[])
+        except (OSError, TimeoutError, KeyError):
+            return  # it was lost before; there is nothing to finish
+
+    async def _evaluate(self, score: Score, every: float) -> None:
+        able = [n for n in self.nodes if n.role == "evaluator"]
+        able += [n for n in reversed(self.nodes) if n.role == "worker"]
+        if not able:
+            raise CapacityError("no node is left for an evaluator; start more Dask workers")
+        node, key = able[0], f"dps-evaluator-{self.group.name}-{uuid.uuid4().hex[:8]}"
+        future = self._client.submit(
+            EvaluatorActor,
+            self.group,
+            score,
+            every,
+            node.name,
+            key=key,
+            actor=True,
+            workers=[node.address],
+        )
+        await future
+        self._evaluators.append(_Hosted(node, Endpoint(node.address, key), future))
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def _pull(self) -> dict[str, np.ndarray]:
+        reader = Client(self.group, self._transport)
+        try:
+            await reader.pull()
+            return {name: array.copy() for name, array in reader.weights().items()}
+        finally:
+            await reader.close()
+
+    async def _audit(self) -> list[AuditReply | None]:
+        deadline = self.group.timings.call
+        shards = range(len(self.group.layout.shards))
+        asked = (audit(shard, self._router, self._transport, deadline) for shard in shards)
+        return list(await asyncio.gather(*asked))

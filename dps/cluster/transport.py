@@ -1,0 +1,114 @@
+"""Owns how protocol messages travel on Dask: straight to the node, never through the scheduler.
+
+A host's messages go to its Dask actor by address and key, over a connection pool of Dask's own with
+whatever security the cluster has. The `Actor` proxy is not used: it ties the life of tasks to the
+actor's, and a call through it may never return when the node dies. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from distributed.core import ConnectionPool, RPCClosed
+from distributed.protocol import to_serialize
+from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
+
+from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
+from dps.protocol import wire
+from dps.protocol.transport import Endpoint
+
+COORDINATOR_PREFIX = "dps_coordinator_"
+
+
+class SystemClock:
+    """The real time."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        return time.time()
+
+
+class Meter:
+    """Counts the bytes of dps messages of one process, by link kind. Not locked: counts only grow
+    and are written from one event loop; readers may be a moment behind."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+
+
+class DaskTransport:
+    """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop."""
+
+    def __init__(self, pool: ConnectionPool, meter: Meter) -> None:
+        self._pool = pool
+        self._meter = meter
+
+    async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
+        """Send a message and return the reply (see `dps.protocol.transport.Transport`)."""
+        frames = wire.encode(message)
+        self._meter.sent[link] += wire.size(frames)
+        try:
+            async with asyncio.timeout(deadline):
+                reply = await self._send(to, link, frames)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"
+            ) from None
+        except (OSError, RPCClosed) as error:
+            raise Unreachable(
+                f"{type(message).__name__} to {to.key} at {to.address}: {error}"
+            ) from error
+        except KeyError:
+            raise NotServing(f"there is no {to.key} at {to.address}") from None
+        self._meter.received[link] += wire.size(reply)
+        return wire.decode(reply)
+
+    async def _send(self, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
+        peer = self._pool(to.address)
+        if to.key.startswith(COORDINATOR_PREFIX):
+            # The scheduler does not deserialize arrays; the coordinator is never sent any.
+            found = await getattr(peer, to.key)(link=link, frames=frozen(frames))
+            if found is None:  # what Dask replies to a request that it does not know
+                raise NotServing(f"there is no {to.key} at {to.address}")
+            return thawed(found)
+        payload = [to_serialize(frame) for frame in frames]
+        reply = await peer.actor_execute(actor=to.key, function="handle", args=[link, *payload])
+        if reply["status"] == "error":
+            raise _deserialized(reply["exception"])
+        return list(_deserialized(reply["result"]))
+
+
+def _deserialized(value: Any) -> Any:
+    """The value itself; not every connection (the scheduler's, one in process) unpacks it."""
+    if isinstance(value, Serialize):
+        return value.data
+    if isinstance(value, Serialized):
+        return merge_and_deserialize(value.header, value.frames)
+    return value
+
+
+def frozen(frames: wire.Frames) -> list[bytes]:
+    """Frames as bytes, which Dask passes on without serialization."""
+    return [frame.tobytes() for frame in frames]
+
+
+def thawed(frames: Sequence[bytes]) -> wire.Frames:
+    """The frames of `frozen`."""
+    return [np.frombuffer(frame, np.uint8) for frame in frames]
+
+
+async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> wire.Frames:
+    """Decode a request, have `handle` carry it out, and return the frames of its reply."""
+    meter.received[link] += wire.size(frames)
+    try:
+        reply = wire.encode(await handle(wire.decode(frames)))
+    except DpsError as error:
+        reply = wire.encode(error)
+    meter.sent[link] += wire.size(reply)
+    return reply

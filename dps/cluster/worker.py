@@ -1,0 +1,246 @@
+"""Owns what a training function is given: a `Worker` that pulls weights and pushes gradients.
+
+The training function runs in a thread of a Dask node as one long task; the protocol's client runs
+on the node's event loop, so a push goes on while the function computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from distributed import get_worker
+
+from dps.cluster.audit import audit
+from dps.cluster.malloc import keep_memory
+from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.transport import DaskTransport, Meter, SystemClock
+from dps.core.consistency import ASP
+from dps.events import Acked, NodeJoined, Reported, ResourceSampled
+from dps.protocol.client import Client, Outcome
+from dps.protocol.group import Group
+from dps.protocol.transport import Transport
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A request that is under way, as in ps-lite: made by the `…_async` methods. Thread-safe."""
+
+    def __init__(self, future: Future[Any], result: Callable[[Any], T]) -> None:
+        self._future = future
+        self._result = result
+
+    def done(self) -> bool:
+        """Whether the request has ended."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the request and return what the blocking method returns.
+
+        Raises
+        ------
+        TimeoutError
+            It did not end within `timeout` seconds; it goes on.
+        DpsError
+            Whatever the blocking method raises.
+        """
+        return self._result(self._future.result(timeout))
+
+
+class Worker:
+    """One worker of a parameter server, as its training function sees it.
+
+    Requests to one shard are carried out in the order in which they were made. Not thread-safe:
+    for one training function.
+
+    Attributes
+    ----------
+    name
+        "worker-0", "worker-1", …
+    index, workers
+        Its number, and how many workers were started with it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        loop: asyncio.AbstractEventLoop,
+        recorder: Recorder,
+        index: int,
+        workers: int,
+    ) -> None:
+        self.name = client.worker
+        self.index = index
+        self.workers = workers
+        self._client = client
+        self._loop = loop
+        self._recorder = recorder
+        self._steps = 0
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """Return the weights: name → array with the shape and dtype of the parameters.
+
+        The arrays are read-only: copy one to change it. Waits as the consistency model says.
+        """
+        return self.pull_async().wait()
+
+    def push(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """Push gradients and wait until they are durable to the recovery strategy's promise.
+
+        Parameters
+        ----------
+        gradients
+            Name → array with the shape and dtype of the parameter; of some or all parameters.
+
+        Raises
+        ------
+        ShapeMismatch, NonFiniteGradient
+            They do not fit, or hold NaN or infinity; nothing was applied.
+        ShardUnavailable
+            A shard stayed down for too long.
+        GroupClosed
+            The parameter server was closed.
+        """
+        self.push_async(gradients).wait()
+
+    def push_pull(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Push gradients and return the weights after them, in one round trip."""
+        return self.push_pull_async(gradients).wait()
+
+    def pull_async(self) -> Handle[dict[str, np.ndarray]]:
+        """Like `pull`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.pull()), lambda _: self._client.weights())
+
+    def push_async(self, gradients: Mapping[str, np.ndarray]) -> Handle[None]:
+        """Like `push`, but return at once with a handle to wait on.
+
+        The gradients must not be changed before the handle is done.
+        """
+        return Handle(self._begin(self._client.push(gradients)), lambda _: None)
+
+    def push_pull_async(self, gradients: Mapping[str, np.ndarray]) -> Handle[dict[str, np.ndarray]]:
+        """Like `push_pull`, but return at once with a handle to wait on.
+
+        The gradients must not be changed before the handle is done.
+        """
+        pushed = self._begin(self._client.push(gradients, pull=True))
+        return Handle(pushed, lambda _: self._client.weights())
+
+    def report(self, **metrics: float) -> None:
+        """Record numbers about this step, such as `loss`; steps count up from 1."""
+        self._steps += 1
+        self._recorder(Reported(SystemClock().now(), self.name, self._steps, metrics))
+
+    def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(request, self._loop)
+
+
+class _AckColumns:
+    """Collects acknowledgements until they are recorded as one event. Used from the event loop."""
+
+    def __init__(self, worker: str, recorder: Recorder) -> None:
+        self._worker = worker
+        self._recorder = recorder
+        self._rows: list[tuple[float, int, int, int, Outcome]] = []
+        self.incarnation = 0
+
+    def __call__(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
+        self._rows.append((SystemClock().now(), shard, seq, version, outcome))
+
+    def flush(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            times, shards, seqs, versions, outcomes = zip(*rows, strict=True)
+            now = SystemClock().now()
+            self._recorder(
+                Acked(now, self._worker, self.incarnation, times, shards, seqs, versions, outcomes)
+            )
+
+
+def run_worker(
+    group: Group, train: Callable[[Worker], T], peers: Sequence[str], index: int, node_role: str
+) -> T:
+    """Run a training function as a worker of the group; this is the Dask task.
+
+    `peers` are the names of all workers that were started together, `index` is which one this is.
+    Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
+    others do not wait for it, and the error goes to the Dask future.
+    """
+    keep_memory()
+    dask_worker = get_worker()
+    loop = dask_worker.loop.asyncio_loop
+    node = str(dask_worker.name)
+    name = peers[index]
+    meter = Meter()
+    recorder = Recorder(group.name, dask_worker.log_event)
+    acks = _AckColumns(name, recorder)
+    transport = DaskTransport(dask_worker.rpc, meter)
+    client = Client(group, transport, name, acks)
+
+    def measure() -> ResourceSampled:
+        return sample(node, node_role, meter)
+
+    async def begin() -> asyncio.Task[None]:
+        now = SystemClock().now()
+        recorder(NodeJoined(now, node, node_role, os.getpid(), socket.gethostname()))
+        return asyncio.create_task(
+            record_forever(recorder, group.timings.flush, acks.flush, measure)
+        )
+
+    async def enter() -> None:
+        await client.enter(dask_worker.address, node)
+        acks.incarnation = client.incarnation
+        if not isinstance(group.consistency, ASP):
+            await _until_joined(peers, group, client, transport)
+
+    async def end(recording: asyncio.Task[None], reason: str) -> None:
+        try:
+            await client.leave(reason)
+        finally:
+            await client.close()
+            recording.cancel()
+            acks.flush()
+            recorder(measure())
+            recorder.send()
+
+    def on_loop(request: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(request, loop).result()
+
+    recording = on_loop(begin())
+    reason = "failed"
+    try:
+        on_loop(enter())
+        result = train(Worker(client, loop, recorder, index, len(peers)))
+        reason = "finished"
+        return result
+    finally:
+        on_loop(end(recording, reason))
+
+
+async def _until_joined(
+    workers: Sequence[str], group: Group, client: Client, transport: Transport
+) -> None:
+    """Wait until all of these workers take part, on every shard.
+
+    The consistency models that bound how far workers are apart count from there: one that began
+    alone would be ahead of the others by as much as they are late. One that does not come is
+    waited for as long as a shard would be; then the training begins without it.
+    """
+
+    async def present(shard: int) -> bool:
+        await client.router.table()  # ends the wait when the group is closed
+        reply = await audit(shard, client.router, transport, group.timings.call)
+        return reply is not None and set(workers) <= reply.applied.keys()
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(group.timings.unavailable):
+            for shard in range(len(group.layout.shards)):
+                while not await present(shard):
+                    await asyncio.sleep(group.timings.retry)

@@ -1,0 +1,143 @@
+"""The injector on a real cluster: faults happen in time and with proof, or count as missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dps import Chain, ParameterServer, Recovery
+from dps.chaos.injector import Injector
+from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.transport import SystemClock
+from dps.core.faults import FaultPlan, Kill
+from dps.events import CapacityRestored, Event, FaultMissed, Killed
+from dps.protocol.messages import AuditReply
+from tests.cluster.training import (
+    COUNTING,
+    PRELOAD,
+    SECONDS,
+    Events,
+    count_until,
+    counts,
+    nodes,
+    params,
+    results,
+    versions,
+)
+from tests.support import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+EVALUATOR = NodeSpec("evaluator-0", "evaluator")
+
+
+class Broken:
+    """A training under a fault plan, on a cluster of its own."""
+
+    def __init__(self, cluster: LocalCluster, ps: ParameterServer, events: Events) -> None:
+        self.cluster = cluster
+        self.ps = ps
+        self.events = events
+
+    def resources(self) -> dict[str, list[str]]:
+        """For each node, the Dask resources that it offers."""
+        client = self.cluster.client
+        workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+        return {str(info["name"]): list(info["resources"]) for info in workers.values()}
+
+
+@contextmanager
+def training(folder: Path, plan: FaultPlan) -> Iterator[Broken]:
+    """Train under a plan; after the block, the workers and then the plan come to an end."""
+    events, injectors, flag = Events(), list[Injector](), folder / "stop"
+
+    def on_event(event: Event) -> None:
+        events(event)
+        for injector in injectors:
+            injector.note(event)
+
+    with (
+        LocalCluster([*nodes(1, replicas=1, workers=1), EVALUATOR], PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            params(),
+            optimizer=COUNTING,
+            recovery=Recovery(Chain()),
+            on_event=on_event,
+        ) as ps,
+    ):
+        with Injector(plan, cluster, ps.audit, SystemClock(), events) as injector:
+            injectors.append(injector)
+            futures = ps.run(partial(count_until, str(flag)))
+            yield Broken(cluster, ps, events)
+            flag.touch()
+            pushed = sum(results(futures))
+        assert counts(ps) == [pushed]
+
+
+def test_a_node_is_killed_when_enough_updates_are_applied(tmp_path: Path) -> None:
+    with training(tmp_path, (Kill("server-0", at_updates=50, back_after=None),)) as broken:
+        pid = broken.cluster.pids["server-0"]
+        (killed,) = eventually(lambda: broken.events.of(Killed), SECONDS)
+        assert (killed.fault, killed.node, killed.pid, killed.gone) == (0, "server-0", pid, True)
+        assert killed.updates >= 50
+    assert not broken.events.of(FaultMissed)
+    assert not broken.events.of(CapacityRestored)
+
+
+def test_capacity_comes_back_after_the_given_time(tmp_path: Path) -> None:
+    with training(tmp_path, (Kill("replica-0-1", at_updates=20, back_after=0.5),)) as broken:
+        (restored,) = eventually(lambda: broken.events.of(CapacityRestored), SECONDS)
+        (killed,) = broken.events.of(Killed)
+        assert (restored.fault, restored.node) == (0, "replica-0-1-b")
+        assert restored.t - killed.t >= 0.5
+        eventually(lambda: broken.ps.table().complete, SECONDS)
+
+
+def test_faults_happen_in_the_order_of_their_updates(tmp_path: Path) -> None:
+    plan = (Kill("replica-0-1-b", at_updates=200, back_after=None), Kill("replica-0-1", 20, 0.0))
+    with training(tmp_path, plan) as broken:
+        eventually(lambda: len(broken.events.of(Killed)) == 2, SECONDS)
+    assert [killed.fault for killed in broken.events.of(Killed)] == [1, 0]
+
+
+def test_a_node_comes_back_in_its_own_role(tmp_path: Path) -> None:
+    with training(tmp_path, (Kill("evaluator-0", at_updates=20, back_after=0.0),)) as broken:
+        back = eventually(lambda: broken.resources().get("evaluator-0-b"), SECONDS)
+        assert back == ["evaluator"]
+
+
+def test_a_fault_that_never_comes_is_missed(tmp_path: Path) -> None:
+    with training(tmp_path, (Kill("server-0", at_updates=10**9),)) as broken:
+        eventually(lambda: versions(broken.ps)[0] > 20, SECONDS)
+    (missed,) = broken.events.of(FaultMissed)
+    assert (missed.fault, missed.target) == (0, "server-0")
+    assert "before the fault at 1000000000" in missed.reason
+    assert not broken.events.of(Killed)
+
+
+def test_a_fault_on_a_node_that_is_not_there_is_missed(tmp_path: Path) -> None:
+    plan = (Kill("server-0", 20, None), Kill("server-0", 40, None), Kill("server-9", 60, None))
+    with training(tmp_path, plan) as broken:
+        eventually(lambda: len(broken.events.of(FaultMissed)) == 2, SECONDS)
+    assert {m.fault: m.reason for m in broken.events.of(FaultMissed)} == {
+        1: "there is no such process",
+        2: "there is no such process",
+    }
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_faults_are_missed_when_the_injector_fails() -> None:
+    def audit() -> list[AuditReply | None]:
+        raise OSError("the driver has lost the cluster")
+
+    events = Events()
+    with LocalCluster([EVALUATOR], PRELOAD) as cluster:
+        plan = (Kill("evaluator-0", at_updates=1), Kill("evaluator-0-b", at_updates=2))
+        with Injector(plan, cluster, audit, SystemClock(), events):
+            eventually(lambda: len(events.of(FaultMissed)) == 2, SECONDS)

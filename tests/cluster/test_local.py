@@ -1,0 +1,159 @@
+"""The cluster of processes on this machine: what it starts, where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.errors import ConfigurationError
+from tests.cluster.training import PRELOAD, SECONDS, nodes
+from tests.support import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A cluster that no test of this module breaks."""
+    with LocalCluster(nodes(1, replicas=1, store=True, workers=1), PRELOAD) as found:
+        yield found
+
+
+def resources(cluster: LocalCluster) -> dict[str, list[str]]:
+    """For each node, the Dask resources that it offers."""
+    client = cluster.client
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return {str(info["name"]): list(info["resources"]) for info in workers.values()}
+
+
+def test_nodes_have_their_names_and_resources(cluster: LocalCluster) -> None:
+    assert resources(cluster) == {
+        "server-0": ["server"],
+        "replica-0-1": ["server"],
+        "store-0": ["store"],
+        "worker-0": ["worker"],
+    }
+
+
+def test_every_node_is_a_process_of_its_own(cluster: LocalCluster) -> None:
+    assert cluster.pids.keys() == {"scheduler", *resources(cluster)}
+    assert len({os.getpid(), *cluster.pids.values()}) == 6
+    in_nodes = cluster.client.run(os.getpid).values()
+    assert sorted([*in_nodes, cluster.pids["scheduler"]]) == sorted(cluster.pids.values())
+
+
+def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
+    listening = [
+        connection.laddr.ip
+        for pid in (os.getpid(), *cluster.pids.values())
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+    ]
+    assert len(listening) >= len(cluster.pids)
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_a_killed_node_stays_gone_until_another_is_started() -> None:
+    with LocalCluster([NodeSpec("server-0", "server")]) as cluster:
+        assert is_gone(cluster.kill("server-0"), SECONDS)
+        eventually(lambda: resources(cluster) == {}, SECONDS)
+        with pytest.raises(ProcessLookupError):
+            cluster.kill("server-0")
+        cluster.start(NodeSpec("server-0-b", "server"))
+        eventually(lambda: resources(cluster) == {"server-0-b": ["server"]}, SECONDS)
+
+
+def test_two_nodes_of_one_name_are_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(ConfigurationError, match="worker-0"):
+        cluster.start(NodeSpec("worker-0", "worker"))
+
+
+def test_close_ends_every_process() -> None:
+    with LocalCluster([NodeSpec("worker-0", "worker")]) as cluster:
+        cluster.start(NodeSpec("late", "worker"))
+        pids = cluster.pids.values()
+    assert all(is_gone(pid, 0.0) for pid in pids)
+
+
+def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    assert len(before) > len(cluster.pids)
+    with pytest.raises(ConfigurationError, match="worker-0"):
+        LocalCluster([NodeSpec("worker-0", "worker")] * 2)
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [process for process in left if not is_gone(process.pid, SECONDS)]
+
+
+# -- the end of the driver -----------------------------------------------------------------------
+
+DRIVER = """
+    import json, os, sys, time
+    from functools import partial
+
+    from dps import ParameterServer
+    from dps.cluster.local import LocalCluster
+    from tests.cluster.training import PRELOAD, count_until, nodes, params, versions
+    from tests.support import eventually
+
+    if __name__ == "__main__":
+        with LocalCluster(nodes(1, replicas=1), PRELOAD) as cluster:
+            with ParameterServer(cluster.client, params(), recovery="chain") as ps:
+                futures = ps.run(partial(count_until, sys.argv[1]), workers=2)
+                eventually(lambda: versions(ps)[0] > 10, 30)
+                print(json.dumps(cluster.pids), flush=True)
+                cluster.client.gather(futures)
+"""
+
+
+@contextmanager
+def driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A script in the middle of a training that never ends; and the processes it started."""
+    script = folder / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, script, folder / "never"],
+        env={**os.environ, "PYTHONPATH": root, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            pids = json.loads(process.stdout.readline())
+            started = psutil.Process(process.pid).children(recursive=True)
+            found = {child.pid for child in started}
+            assert found >= set(pids.values())
+            yield process, sorted(found)
+        finally:
+            process.kill()
+
+
+def test_no_process_survives_the_death_of_the_driver(tmp_path: Path) -> None:
+    with driver(tmp_path) as (process, started):
+        process.send_signal(signal.SIGKILL)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "terminal"])
+def test_no_process_survives_an_interruption(tmp_path: Path, whole_group: bool) -> None:
+    with driver(tmp_path) as (process, started):
+        if whole_group:  # as Ctrl-C in a terminal does
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+        assert process.returncode != 0
