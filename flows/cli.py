@@ -1,0 +1,223 @@
+"""Owns the `dps` command: what each subcommand is called and takes, and how errors end it.
+
+Only light modules are imported here: MLflow, Dask and numpy's users take seconds, so each command
+imports what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from dps.errors import DpsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH_OFF_TERMINAL = 120
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Break a parameter server on purpose, and measure what each way to recover costs.",
+)
+bench = typer.Typer(no_args_is_help=True, help="Measure the speed of dps on this machine.")
+app.add_typer(bench, name="bench")
+
+Config = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of a packaged one: demo, fashion.")
+]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, as in training.updates=400."
+    ),
+]
+Experiment = Annotated[str, typer.Argument(help="The name of an experiment recorded here.")]
+
+
+class Format(StrEnum):
+    """How `dps results` writes."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+def main() -> None:
+    """Run the command; an error that dps raises on purpose ends it with a message and code 2."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except DpsError as error:
+        for line in str(error).splitlines():
+            print(f"dps: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """End by the same way as Ctrl-C, so that every process that was started is stopped."""
+    raise KeyboardInterrupt
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dps import __version__
+
+        print(f"dps {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _dps(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(config: Config, settings: Settings = []) -> None:  # noqa: B006 (typer makes its own list)
+    """Run an experiment: the trials that are not recorded yet, then compare all of them."""
+    from flows.compare import compare
+    from flows.config import load_experiment
+    from flows.progress import view_for
+    from flows.results import print_comparison
+    from flows.trial import run_trial
+
+    experiment = load_experiment(config, settings)
+    console = _console()
+    try:
+        done = compare(experiment, Path.cwd(), view_for(console), run_trial, _store())
+    except KeyboardInterrupt:
+        again = shlex.join(
+            ["dps", "run", config, *(w for text in settings for w in ("--set", text))]
+        )
+        print(
+            "dps: interrupted; what was recorded is kept. To go on with the trials that are "
+            f"missing: {again}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    print_comparison(done.outcomes, console)
+    print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
+    if done.failed:
+        for outcome in done.failed:
+            print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(config: Config, settings: Settings = []) -> None:  # noqa: B006
+    """Show the trials of an experiment and the nodes they need, without running anything."""
+    from flows.config import load_experiment
+    from flows.grid import expand
+    from flows.plan import nodes_needed, plan_table, warnings
+    from flows.results import RESULTS, is_recorded
+
+    experiment = load_experiment(config, settings)
+    trials = expand(experiment)
+    folder = Path.cwd() / RESULTS / experiment.experiment
+    recorded = [trial for trial in trials if is_recorded(trial, folder)]
+    _console().print(plan_table(trials, recorded))
+    print(f"\n{len(trials)} trials, {len(trials) - len(recorded)} to run. {nodes_needed(trials)}")
+    for warning in warnings(trials):
+        print(f"dps: warning: {warning}", file=sys.stderr)
+
+
+@app.command()
+def report(
+    experiment: Experiment,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the HTML file.")
+    ] = None,
+) -> None:
+    """Write the report of an experiment again, from what is recorded."""
+    from flows.report import write_report
+    from flows.results import REPORT, experiment_folder
+
+    folder = experiment_folder(experiment, Path.cwd())
+    print(write_report(folder, output or folder / REPORT))
+
+
+@app.command()
+def results(
+    experiment: Experiment,
+    format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = Format.table,
+) -> None:
+    """Print the figures of every recorded trial of an experiment."""
+    from flows.prices import load_prices
+    from flows.results import experiment_folder, read_experiment, to_csv, to_json, to_table
+
+    folder = experiment_folder(experiment, Path.cwd())
+    outcomes = [done.outcome for done in read_experiment(folder, load_prices())]
+    match format:
+        case Format.json:
+            print(to_json(outcomes))
+        case Format.csv:
+            print(to_csv(outcomes), end="")
+        case Format.table:
+            _console().print(to_table(outcomes))
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
+) -> None:
+    """Show every tracked run in the MLflow UI, on this machine only, until Ctrl-C."""
+    from flows.ui import HOST, TRAINING_VIEW, child, ui_command
+
+    command = ui_command(Path.cwd(), _store(), port)
+    print(f"MLflow UI: http://{HOST}:{port}/{TRAINING_VIEW} (Ctrl-C ends it)", flush=True)
+    with child(command) as process:
+        code = process.wait()
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, cores, memory, data sets, results folder and store."""
+    from flows.doctor import as_table, examine
+
+    findings = examine(Path.cwd(), _store())
+    _console().print(as_table(findings))
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+@bench.callback()
+def _bench() -> None:
+    pass
+
+
+@bench.command()
+def transport() -> None:
+    """Time push and pull between two processes, beside raw sockets and a plain Dask actor."""
+    from flows.bench import transport as measure
+
+    print(measure())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDTH_OFF_TERMINAL
+    return Console(width=width, highlight=False)
+
+
+def _store() -> str | None:
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Owns the wording of what is wrong with a configuration: one readable line for each mistake.
+
+It turns the errors of pydantic, given as plain dicts, into dotted keys and sentences.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list, such as [1, 2]",
+    "dict_type": "keys and values",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "finite_number": "a finite number",
+}
+BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return the nearest known word as a question, followed by all that there are."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}There are: {', '.join(known)}"
+
+
+def key_of(error: Mapping[str, Any], data: Any) -> str:
+    """Return the dotted key that an error is about, as the user would write it.
+
+    A validator that knows the key better than pydantic puts it into the error's context.
+    """
+    given = "kind" if error["type"] == "union_tag_invalid" else error.get("ctx", {}).get("key")
+    return ".".join(_without_tags([*error["loc"], given] if given else error["loc"], data))
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """Return what is wrong and what was expected."""
+    kind, context, got = error["type"], error.get("ctx", {}), error.get("input")
+    if kind == "missing":
+        return "is missing; add it"
+    if kind == "union_tag_not_found":
+        return "needs a 'kind'"
+    if kind == "union_tag_invalid":
+        return _unknown("kind", context["tag"], context["expected_tags"])
+    if kind == "literal_error":
+        return _unknown(error["loc"][-1], got, context["expected"])
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        return f"expected {words} {context[name]}, got {got!r}"
+    if kind in EXPECTED:
+        return f"expected {EXPECTED[kind]}, got {_short(got)}"
+    return str(error["msg"])
+
+
+def _unknown(what: int | str, got: Any, expected: str) -> str:
+    known = re.findall(r"'([^']*)'", expected)
+    return f"unknown {what} {got!r}; {suggest(str(got), known)}"
+
+
+def _without_tags(loc: Sequence[int | str], data: Any) -> list[str]:
+    """Drop the kinds that pydantic puts into a location, which are no keys of the file."""
+    parts: list[str] = []
+    tagged = False
+    for index, part in enumerate(loc):
+        # The kind is written in the section, or comes from a preset: then the part is no key of it.
+        inner = index + 1 < len(loc)
+        if not tagged and inner and isinstance(data, dict):
+            tagged = part == data.get("kind", part if part not in data else None)
+            if tagged:
+                continue
+        parts.append(str(part))
+        data, tagged = _inside(data, part), False
+    return parts
+
+
+def _inside(data: Any, part: int | str) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return None
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,85 @@
+"""Owns the step from an experiment to its trials: their names, labels and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dps.errors import ConfigurationError
+from flows.config import ExperimentConfig, TrialConfig
+
+LONGEST_PART = 48
+DIGEST_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of a training under one configuration and seed.
+
+    Attributes
+    ----------
+    name
+        Readable, unique in its experiment, and a safe name for a folder.
+    labels
+        For each axis of the experiment, the label of this trial's value.
+    digest
+        Of the resolved configuration: equal digests mean that the same thing is measured.
+    """
+
+    name: str
+    experiment: str
+    labels: dict[str, str]
+    seed: int
+    config: TrialConfig
+    digest: str
+
+
+def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
+    """Return the trials of an experiment: every combination of the axes with every seed.
+
+    Raises
+    ------
+    ConfigurationError
+        Values on the axes cannot work together, or two labels differ only in signs.
+    """
+    trials = tuple(
+        Trial(
+            name=trial_name(labels, config.seed),
+            experiment=experiment.experiment,
+            labels=labels,
+            seed=config.seed,
+            config=config,
+            digest=digest(config),
+        )
+        for labels, config in experiment.trial_configs()
+    )
+    for name, count in Counter(trial.name for trial in trials).items():
+        if count > 1:
+            raise ConfigurationError(
+                f"{count} trials would be named {name!r}; give the values on the axes labels that "
+                f"differ in letters or digits within the first {LONGEST_PART}"
+            )
+    return trials
+
+
+def trial_name(labels: Mapping[str, str], seed: int) -> str:
+    """Return a readable folder name such as "chain.kill.seed-0"."""
+    parts = [_part(axis, label) for axis, label in labels.items()]
+    return ".".join([*parts, f"seed-{seed}"])
+
+
+def digest(config: TrialConfig) -> str:
+    """Return a short SHA-256 of a trial's resolved configuration."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _part(axis: str, label: str) -> str:
+    text = re.sub(r"[^A-Za-z0-9._=]+", "-", label).strip("-.")
+    # A bare number says nothing: it gets the last word of its axis, as in "tau-4".
+    named = text if text[:1].isalpha() else f"{axis.rpartition('.')[2]}-{text}"
+    return named[:LONGEST_PART].rstrip("-.")

@@ -1,0 +1,61 @@
+"""Owns what it takes to repeat an experiment: configuration and versions, out of its records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.record import Record
+
+
+def experiment_yaml(records: Sequence[Record]) -> str:
+    """Return one YAML document that `dps run` expands to the same trials.
+
+    It is put together from the trials' resolved settings: what the first trial has is the base,
+    and the axes hold what each label stands for.
+    """
+    import yaml
+
+    settings = [record.started.settings for record in records if record.started]
+    if not settings:
+        return ""
+    base = {key: value for key, value in settings[0]["config"].items() if key != "seed"}
+    axes: dict[str, dict[str, Any]] = {}
+    for trial in settings:
+        for axis, label in trial["labels"].items():
+            axes.setdefault(axis, {})[label] = _short(axis, _at(trial["config"], axis))
+    document = {
+        **base,
+        "recovery": _short("recovery", base["recovery"]),
+        "axes": axes,
+        "seeds": sorted({trial["seed"] for trial in settings}),
+    }
+    # By way of JSON, for YAML would write what occurs twice as a reference.
+    plain = json.loads(json.dumps(document))
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88))
+
+
+def versions(records: Sequence[Record]) -> dict[str, str]:
+    """Return the software that the trials ran on; several versions of one are listed together."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, version in (record.started.versions if record.started else {}).items():
+            found.setdefault(name, {})[version] = None
+    return {name: ", ".join(seen) for name, seen in found.items()}
+
+
+def _at(config: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        config = config[int(part)] if isinstance(config, Sequence) else config[part]
+    return config
+
+
+def _short(key: str, value: Any) -> Any:
+    """Return a preset's name for a recovery that is nothing but the preset."""
+    from flows.sections import RecoverySection
+
+    if key != "recovery" or not isinstance(value, Mapping) or value.get("name") == "custom":
+        return value
+    whole = RecoverySection.model_validate(value["name"]).model_dump(mode="json")
+    return value["name"] if whole == value else value

@@ -1,0 +1,213 @@
+"""Owns how finished trials are read back and shown: on the terminal, as CSV, as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from dps.errors import ConfigurationError
+from flows.columns import BY_KEY, NOT_APPLICABLE
+from flows.complaints import suggest
+from flows.grid import Trial
+from flows.outcome import Outcome, outcome
+from flows.prices import Prices
+from flows.record import EVENTS_FILE, Record, event_files, read_record
+from flows.summary import Group, summarize
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RESULTS = "results"
+REPORT = "report.html"
+WIDE_ENOUGH_FOR_ONE_TABLE = 118
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One trial as its record tells it."""
+
+    events_file: Path
+    record: Record
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A column of the comparison: one figure, or several in one cell."""
+
+    heading: str
+    keys: tuple[str, ...]
+    between: str = ""
+
+    def text(self, group: Group) -> str:
+        """Return the means over the trials of a group."""
+        spreads = [(key, group.spread(key)) for key in self.keys]
+        if not any(spread for _, spread in spreads):
+            return NOT_APPLICABLE
+        means = [BY_KEY[key].text(spread and spread.mean) for key, spread in spreads]
+        return self.between.join(means)
+
+
+RECOVERY = (
+    Figure("final\n%", ("accuracy_final",)),
+    Figure("before→after\n%", ("accuracy_before", "accuracy_after"), "→"),
+    Figure("detect\ns", ("detect_seconds",)),
+    Figure("restore\ns", ("restore_seconds",)),
+    Figure("first\ns", ("first_applied_seconds",)),
+    Figure("\nlost", ("updates_lost",)),
+    Figure("re-\nplayed", ("updates_replayed",)),
+    Figure("re-\nfused", ("updates_duplicates",)),
+    Figure("stale\nm/p99/max", ("staleness_median", "staleness_p99", "staleness_max"), "/"),
+)
+USE = (
+    Figure("CPU\ns", ("cpu_seconds_all",)),
+    Figure("peak\nMB", ("peak_bytes_all",)),
+    Figure("sent\nMB", ("sent_bytes_all",)),
+    Figure("\nUSD", ("cost_usd",)),
+)
+LEGEND = (
+    "Means over seeds. final, before→after: test accuracy. detect, restore, first: from the kill "
+    "to its detection, from there until the shard served, from there to its first update. lost: "
+    "acked updates. refused: as duplicates. stale: versions, median/p99/max. The report says more."
+)
+PER_TRIAL = {
+    "\ntrial": "trial",
+    "\nstatus": "status",
+    "final\n%": "accuracy_final",
+    "before\n%": "accuracy_before",
+    "after\n%": "accuracy_after",
+    "recovery\ns": "rto_seconds",
+    "\nlost": "updates_lost",
+    "re-\nplayed": "updates_replayed",
+    "re-\nfused": "updates_duplicates",
+    "applied\ntwice": "updates_applied_twice",
+    "\nUSD": "cost_usd",
+}
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def experiment_folder(experiment: str, here: Path) -> Path:
+    """Return the folder with an experiment's records.
+
+    Raises
+    ------
+    ConfigurationError
+        No trial of such an experiment is recorded in this working directory.
+    """
+    root = here / RESULTS
+    known = sorted(folder.name for folder in root.glob("*") if any(event_files(folder)))
+    if experiment in known:
+        return root / experiment
+    if not known:
+        raise ConfigurationError(
+            f"nothing is recorded in {root}; `dps run {experiment}` here first, or go to the "
+            "directory in which it ran"
+        )
+    raise ConfigurationError(
+        f"no experiment {experiment!r} is recorded in {root}; {suggest(experiment, known)}"
+    )
+
+
+def is_recorded(trial: Trial, folder: Path) -> bool:
+    """Tell whether an experiment's folder holds this trial, whole, under this configuration.
+
+    A failed trial counts as missing: running it again may go better.
+    """
+    events_file = folder / trial.name / EVENTS_FILE
+    if not events_file.exists():
+        return False
+    try:
+        record = read_record(events_file)
+    except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
+        return False
+    ended, started = record.ended, record.started
+    return (
+        started is not None
+        and ended is not None
+        and ended.status in ("valid", "invalid")
+        and started.settings.get("digest") == trial.digest
+    )
+
+
+def read_finished(events_file: Path, prices: Prices) -> Finished:
+    """Read one trial's record and compute its figures."""
+    record = read_record(events_file)
+    return Finished(events_file, record, outcome(record, prices))
+
+
+def read_experiment(folder: Path, prices: Prices) -> list[Finished]:
+    """Read all records of an experiment, in the order of their names."""
+    return [read_finished(path, prices) for path in event_files(folder)]
+
+
+# -- showing -----------------------------------------------------------------------------------
+
+
+def to_json(outcomes: Iterable[Outcome]) -> str:
+    """Return a JSON list with one object per trial."""
+    return json.dumps([o.row() for o in outcomes], indent=2, ensure_ascii=False)
+
+
+def to_csv(outcomes: Iterable[Outcome]) -> str:
+    """Return CSV with a header and one line per trial; empty where a figure does not apply."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(BY_KEY), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(o.row() for o in outcomes)
+    return text.getvalue()
+
+
+def to_table(outcomes: Iterable[Outcome]) -> Table:
+    """Return a table with the main figures, one line per trial."""
+    table = _table()
+    for heading, key in PER_TRIAL.items():
+        _add_column(table, heading, text=key in ("trial", "status"))
+    for each in outcomes:
+        row = each.row()
+        table.add_row(*(Text(BY_KEY[key].text(row[key])) for key in PER_TRIAL.values()))
+    return table
+
+
+def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print one line per strategy and condition, with means over the seeds."""
+    groups = summarize(outcomes)
+    if console.width >= WIDE_ENOUGH_FOR_ONE_TABLE:
+        console.print(_comparison(groups, (*RECOVERY, *USE)))
+    else:
+        console.print(_comparison(groups, RECOVERY))
+        console.print(_comparison(groups, USE))
+    console.print(Text(LEGEND, style="dim"))
+    for each in outcomes:
+        if not each.valid:
+            line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
+            console.print(Text(line, style="yellow"))
+
+
+def _comparison(groups: Sequence[Group], figures: Sequence[Figure]) -> Table:
+    table = _table()
+    _add_column(table, "\nstrategy", text=True)
+    _add_column(table, "\ncondition", text=True)
+    for figure in figures:
+        _add_column(table, figure.heading)
+    for group in groups:
+        cells = [group.strategy, group.condition, *(figure.text(group) for figure in figures)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _add_column(table: Table, heading: str, text: bool = False) -> None:
+    table.add_column(Text(heading), justify="left" if text else "right", no_wrap=True)

@@ -1,0 +1,346 @@
+"""Owns the sections of a configuration, one pydantic model for each, and what they build of `dps`.
+
+Types are exact (a text is no number), unknown keys are refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    computed_field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from dps.core import recovery as dps_recovery
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.faults import Kill
+from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from flows.complaints import suggest
+
+
+def refuse(reason: str, key: str = "") -> NoReturn:
+    """Refuse a value; `key` names it where the validator sees more than the one value."""
+    # The reason goes in as context, for a brace in it is no placeholder.
+    context = {"reason": reason, **({"key": key} if key else {})}
+    raise PydanticCustomError("refused", "{reason}", context)
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, exact types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        for key in data if isinstance(data, dict) else ():
+            if key not in cls.model_fields:
+                refuse(f"unknown key; {suggest(str(key), cls.model_fields)}", key=str(key))
+        return data
+
+
+class MlpSection(Section):
+    """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
+
+    kind: Literal["mlp"]
+    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = (32,)
+
+
+class SoftmaxSection(Section):
+    """Softmax regression."""
+
+    kind: Literal["softmax"]
+
+
+WorkloadSection = Annotated[MlpSection | SoftmaxSection, Field(discriminator="kind")]
+
+
+class DigitsSection(Section):
+    """The 8 × 8 digits that scikit-learn carries."""
+
+    kind: Literal["digits"]
+
+
+class FashionMnistSection(Section):
+    """Fashion-MNIST; `folder` names its files where they are not in the usual place."""
+
+    kind: Literal["fashion_mnist"]
+    folder: str | None = None
+
+
+DatasetSection = Annotated[DigitsSection | FashionMnistSection, Field(discriminator="kind")]
+
+
+class TrainingSection(Section):
+    """How much is computed, and by how many.
+
+    `updates` gradients in all are split evenly over the workers. A gradient takes at least
+    `compute_seconds`, which stands for a heavier model without using the core.
+    """
+
+    workers: PositiveInt = 2
+    updates: PositiveInt
+    batch_size: PositiveInt = 32
+    compute_seconds: NonNegativeFloat = 0.0
+
+
+class SgdSection(Section):
+    """Plain stochastic gradient descent."""
+
+    kind: Literal["sgd"]
+    learning_rate: PositiveFloat
+
+    def build(self) -> UpdateRule:
+        """Return the update rule."""
+        return SGD(self.learning_rate)
+
+
+class MomentumSection(Section):
+    """Gradient descent with heavy-ball momentum."""
+
+    kind: Literal["momentum"]
+    learning_rate: PositiveFloat
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+    def build(self) -> UpdateRule:
+        """Return the update rule."""
+        return Momentum(self.learning_rate, self.momentum)
+
+
+class AdamSection(Section):
+    """Adam with bias correction."""
+
+    kind: Literal["adam"]
+    learning_rate: PositiveFloat = 0.001
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: PositiveFloat = 1e-8
+
+    def build(self) -> UpdateRule:
+        """Return the update rule."""
+        return Adam(self.learning_rate, self.beta1, self.beta2, self.eps)
+
+
+OptimizerSection = Annotated[
+    SgdSection | MomentumSection | AdamSection, Field(discriminator="kind")
+]
+
+
+class BspSection(Section):
+    """Bulk synchronous."""
+
+    kind: Literal["bsp"]
+
+    def build(self) -> Consistency:
+        """Return the consistency model."""
+        return BSP()
+
+
+class SspSection(Section):
+    """Stale synchronous with bound `tau`."""
+
+    kind: Literal["ssp"]
+    tau: NonNegativeInt
+
+    def build(self) -> Consistency:
+        """Return the consistency model."""
+        return SSP(self.tau)
+
+
+class AspSection(Section):
+    """Asynchronous."""
+
+    kind: Literal["asp"] = "asp"
+
+    def build(self) -> Consistency:
+        """Return the consistency model."""
+        return ASP()
+
+
+ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discriminator="kind")]
+
+
+class ServerSection(Section):
+    """The parameter server: its shards, and nodes kept idle and warm for a loss."""
+
+    shards: PositiveInt = 2
+    spares: NonNegativeInt = 0
+
+
+class NoDurabilitySection(Section):
+    """Shard state survives nothing."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.NoDurability()
+
+
+class CheckpointSection(Section):
+    """Shard state survives in files."""
+
+    kind: Literal["checkpoint"]
+    every: PositiveInt = 100
+    mode: Literal["sync", "async"] = "async"
+    path: str | None = None
+    keep: PositiveInt = 2
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.Checkpoint(self.every, self.mode, self.path, self.keep)
+
+
+class ChainSection(Section):
+    """Shard state lives on a chain of nodes."""
+
+    kind: Literal["chain"]
+    replicas: PositiveInt = 2
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.Chain(self.replicas)
+
+
+class SharedStoreSection(Section):
+    """Shard state lives in a state store on another node."""
+
+    kind: Literal["shared_store"]
+    every: PositiveInt = 16
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.SharedStore(self.every)
+
+
+DurabilitySection = Annotated[
+    NoDurabilitySection | CheckpointSection | ChainSection | SharedStoreSection,
+    Field(discriminator="kind"),
+]
+
+
+class WaitSection(Section):
+    """A worker whose shard is down waits."""
+
+    kind: Literal["wait"] = "wait"
+
+    def build(self) -> dps_recovery.Outage:
+        """Return the outage policy."""
+        return dps_recovery.Wait()
+
+
+class ContinueSection(Section):
+    """A worker whose shard is down computes on and buffers its gradients."""
+
+    kind: Literal["continue"]
+    limit: PositiveInt = 32
+    buffer: Literal["mailbox", "worker"] = "mailbox"
+
+    def build(self) -> dps_recovery.Outage:
+        """Return the outage policy."""
+        return dps_recovery.Continue(self.limit, self.buffer)
+
+
+OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="kind")]
+
+
+class ReplaySection(Section):
+    """How buffered gradients are applied after an outage."""
+
+    policy: Literal[
+        "sum", "mean", "each", "staleness_scaled", "clip", "drop_older", "published"
+    ] = "sum"
+    clip_norm: PositiveFloat = 1.0
+    drop_older_than: NonNegativeInt = 100
+
+    def build(self) -> dps_recovery.Replay:
+        """Return the replay policy."""
+        return dps_recovery.Replay(self.policy, self.clip_norm, self.drop_older_than)
+
+
+# The axes of each preset by kind; their settings are the defaults of the sections.
+PRESET_KINDS: Mapping[str, Mapping[str, str]] = {
+    "none": {"durability": "none", "outage": "wait"},
+    "checkpoint": {"durability": "checkpoint", "outage": "wait"},
+    "chain": {"durability": "chain", "outage": "wait"},
+    "stateless": {"durability": "shared_store", "outage": "continue"},
+}
+
+
+class RecoverySection(Section):
+    """One choice on each axis of recovery; a preset's name stands for its three choices."""
+
+    durability: DurabilitySection = NoDurabilitySection()
+    outage: OutageSection = WaitSection()
+    replay: ReplaySection = ReplaySection()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def name(self) -> str:
+        """The preset with these kinds of durability and outage (and replay), else "custom"."""
+        kinds = {"durability": self.durability.kind, "outage": self.outage.kind}
+        if self.outage.kind == "continue" and self.replay.policy != "sum":
+            return "custom"
+        return next((name for name, axes in PRESET_KINDS.items() if axes == kinds), "custom")
+
+    # Runs before the check for unknown keys, for validators before run in reverse order.
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return _preset_axes(data)
+        if not isinstance(data, dict):
+            return data
+        # A resolved configuration carries the name that follows from the axes.
+        written = {
+            k: v for k, v in data.items() if k != "name" or v not in (*PRESET_KINDS, "custom")
+        }
+        axes = _preset_axes(written.pop("preset")) if "preset" in written else {}
+        for axis, kind in axes.items():
+            given = written.get(axis, {})
+            written[axis] = {**kind, **given} if isinstance(given, dict) else given
+        return written
+
+    def build(self) -> dps_recovery.Recovery:
+        """Return the recovery of the parameter server."""
+        return dps_recovery.Recovery(
+            self.durability.build(), self.outage.build(), self.replay.build()
+        )
+
+
+class KillSection(Section):
+    """SIGKILL to the process of a node once all shards have applied `at_updates` updates.
+
+    A fresh node takes its place `back_after` seconds later; null: never.
+    """
+
+    kind: Literal["kill"]
+    target: str
+    at_updates: PositiveInt
+    back_after: NonNegativeFloat | None = 1.0
+
+    def build(self) -> Kill:
+        """Return the fault."""
+        return Kill(self.target, self.at_updates, self.back_after)
+
+
+class EvaluationSection(Section):
+    """How often the evaluator scores a snapshot."""
+
+    every_seconds: PositiveFloat = 0.25
+
+
+def _preset_axes(name: Any) -> dict[str, dict[str, str]]:
+    if name not in PRESET_KINDS:
+        refuse(f"unknown recovery strategy {name!r}; {suggest(str(name), PRESET_KINDS)}")
+    return {axis: {"kind": kind} for axis, kind in PRESET_KINDS[name].items()}

@@ -1,0 +1,371 @@
+"""Owns the tracking of experiments in MLflow: a parent run per experiment, a child run per trial.
+
+Runs are written from finished records, by the driver only, and by explicit run id: nothing here
+depends on MLflow's notion of a current run. Tracking the same record again changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import socket
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from dps.errors import StoreUnavailable
+from flows.columns import COLUMNS
+from flows.outcome import Outcome
+from flows.record import Record
+from flows.series import series
+from flows.timeline import training_span
+
+METRICS_PER_BATCH = 1000
+ENTRIES_PER_BATCH = 100
+PARAM_LENGTH = 6000
+TAG_LENGTH = 5000
+CONNECT_SECONDS = 5.0
+
+# The parent run shows these only: all figures of all groups would fill hundreds of columns.
+AVERAGED = (
+    "accuracy_final",
+    "accuracy_drop",
+    "regain_seconds",
+    "rto_seconds",
+    "updates_lost",
+    "updates_replayed",
+    "updates_applied_twice",
+    "updates_per_second",
+    "staleness_p99",
+    "cpu_seconds_all",
+    "peak_bytes_all",
+    "sent_bytes_all",
+    "cost_usd",
+)
+
+KIND_TAG = "dps.kind"
+DIGEST_TAG = "dps.digest"
+RECORD_TAG = "dps.record"
+
+T = TypeVar("T")
+
+
+class Tracker:
+    """Writes one experiment to a tracking store.
+
+    Creating one connects to the store, initialises it when it is new, and finds or starts the
+    parent run.
+
+    Parameters
+    ----------
+    experiment
+        Name of the experiment; in MLflow it is "dps/<experiment>".
+    folder
+        Where `mlruns/` is or will be: the working directory of the command.
+    uri
+        Another tracking store, such as the value of MLFLOW_TRACKING_URI. None:
+        `mlruns/mlflow.db` in `folder`, with artifacts beside it.
+
+    Raises
+    ------
+    StoreUnavailable
+        The store cannot be reached or written.
+    """
+
+    def __init__(self, experiment: str, folder: Path, uri: str | None = None) -> None:
+        self.uri = uri or default_uri(folder)
+        self._name = experiment
+        _require_reachable(self.uri)
+        silence_mlflow()
+        from mlflow import MlflowClient
+
+        with _store_errors(self.uri):
+            if uri is None:
+                _create_database(folder.resolve() / "mlruns" / "mlflow.db")
+            self._client = MlflowClient(tracking_uri=self.uri)
+            self._experiment_id = self._enter_experiment(None if uri else _artifacts(folder))
+            self.parent_id = self._enter_parent()
+
+    def track_trial(
+        self,
+        record: Record,
+        outcome: Outcome,
+        events_file: Path,
+        dataset_digest: str | None = None,
+    ) -> str:
+        """Write one trial as a child run and return the run's id.
+
+        The child of an earlier run of the same trial is replaced; if it holds the same record, it
+        is left as it is.
+        """
+        with _store_errors(self.uri):
+            fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
+            for run in self._children(outcome.identity.digest):
+                if run.data.tags.get(RECORD_TAG) == fingerprint:
+                    return str(run.info.run_id)
+                self._client.delete_run(run.info.run_id)
+            run_id = self._start_child(record, outcome)
+            self._log_settings(run_id, record, dataset_digest)
+            self._log_metrics(run_id, record, outcome)
+            self._log_trial_files(run_id, record, outcome, events_file)
+            # Last, so that a child whose writing was interrupted is not taken for a whole one.
+            self._client.set_tag(run_id, RECORD_TAG, fingerprint)
+            status = "FINISHED" if outcome.valid else "FAILED"
+            self._client.set_terminated(run_id, status, _milliseconds(record.events[-1].t))
+            return run_id
+
+    def track_experiment(self, trials: Sequence[tuple[Record, Outcome]], report: Path) -> None:
+        """Write the counts of trials, report and figures to the parent run; end that.
+
+        Means are in the report only: as metrics of the parent they would be charts of their own
+        beside every comparison of the trials.
+        """
+        outcomes = [outcome for _, outcome in trials]
+        now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
+        with _store_errors(self.uri):
+            scalars = _counts(outcomes)
+            self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
+            self._client.log_artifact(self.parent_id, str(report))
+            self._log_experiment_figures(trials)
+            failed = not any(outcome.valid for outcome in outcomes)
+            self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
+
+    # -- finding runs --------------------------------------------------------------------------
+
+    def _enter_experiment(self, artifacts: str | None) -> str:
+        name = f"dps/{self._name}"
+        known = self._client.get_experiment_by_name(name)
+        if known is None:
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(self._client.create_experiment(name, artifacts, tags))
+        if known.lifecycle_stage == "deleted":
+            self._client.restore_experiment(known.experiment_id)
+        return str(known.experiment_id)
+
+    def _enter_parent(self) -> str:
+        for run in self._search(f"tags.`{KIND_TAG}` = 'experiment'"):
+            self._client.update_run(run.info.run_id, status="RUNNING")
+            return str(run.info.run_id)
+        tags = {KIND_TAG: "experiment", "dps.experiment": self._name, "mlflow.source.name": "dps"}
+        run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
+        return str(run.info.run_id)
+
+    def _children(self, digest: str) -> list[Any]:
+        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
+        return self._search(f"{of_parent} and tags.`{DIGEST_TAG}` = '{digest}'")
+
+    def _search(self, query: str) -> list[Any]:
+        return list(self._client.search_runs([self._experiment_id], query))
+
+    # -- writing runs --------------------------------------------------------------------------
+
+    def _start_child(self, record: Record, outcome: Outcome) -> str:
+        identity = outcome.identity
+        tags = {
+            "mlflow.parentRunId": self.parent_id,
+            "mlflow.source.name": "dps",
+            KIND_TAG: "trial",
+            DIGEST_TAG: identity.digest,
+            "dps.experiment": self._name,
+            "dps.trial": identity.trial,
+            "dps.strategy": identity.strategy,
+            "dps.condition": identity.condition,
+            "dps.seed": str(identity.seed),
+            "dps.status": outcome.status,
+            "dps.reason": outcome.reason,
+            **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
+        }
+        run = self._client.create_run(
+            self._experiment_id,
+            start_time=_milliseconds(record.events[0].t),
+            tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
+            run_name=identity.trial,
+        )
+        return str(run.info.run_id)
+
+    def _log_settings(self, run_id: str, record: Record, dataset_digest: str | None) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+
+        if record.started is None:
+            return
+        config = record.started.settings.get("config", {})
+        params = [Param(key, _shortened(value)) for key, value in flat(config).items()]
+        versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
+        for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
+            self._client.log_batch(run_id, params=batch)
+        kind = config.get("dataset", {}).get("kind")
+        if kind:
+            dataset = Dataset(
+                name=kind,
+                digest=(dataset_digest or "unknown")[:36],
+                source_type="dps",
+                source=json.dumps(config["dataset"]),
+            )
+            context = InputTag("mlflow.data.context", "training")
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+
+    def _log_metrics(self, run_id: str, record: Record, outcome: Outcome) -> None:
+        span = training_span(record)
+        start = span[0] if span else record.events[0].t
+        end = _milliseconds(record.events[-1].t)
+        row = outcome.row()
+        finals = {c.metric: row[c.key] for c in COLUMNS if c.metric and row[c.key] is not None}
+        points = [
+            (point.name, point.value, _milliseconds(point.t), _milliseconds(point.t - start))
+            for point in series(record)
+        ]
+        points += [(name, float(value), end, 0) for name, value in finals.items()]
+        dropped = self._log_points(run_id, points)
+        self._log_points(run_id, [("final/non_finite_values_dropped", float(dropped), end, 0)])
+
+    def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> int:
+        """Log (name, value, timestamp, step) in batches; return how many were not finite."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(*point) for point in points if math.isfinite(point[1])]
+        for batch in _batches(metrics, METRICS_PER_BATCH):
+            self._client.log_batch(run_id, metrics=batch)
+        return len(points) - len(metrics)
+
+    def _log_trial_files(
+        self, run_id: str, record: Record, outcome: Outcome, events_file: Path
+    ) -> None:
+        from flows.figures import trial_figure
+
+        self._client.log_artifact(run_id, str(events_file))
+        self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
+
+    def _log_experiment_figures(self, trials: Sequence[tuple[Record, Outcome]]) -> None:
+        from flows.figures import Gallery
+
+        for name, figure in Gallery(trials).for_tracking().items():
+            self._client.log_figure(self.parent_id, figure, f"figures/{name}.png")
+
+
+def default_uri(folder: Path) -> str:
+    """Return the tracking store that belongs to a working directory."""
+    return f"sqlite:///{folder.resolve() / 'mlruns' / 'mlflow.db'}"
+
+
+def _create_database(path: Path) -> None:
+    """Create MLflow's database under another name first, so that it is there whole or not at all.
+
+    Its tables are made in many steps; an interruption between two would leave a database that
+    MLflow refuses for good.
+    """
+    if path.exists():
+        return
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments(max_results=1)
+        with suppress(FileExistsError):  # another process was quicker: its database is as good
+            os.link(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def silence_mlflow() -> None:
+    """Keep MLflow from writing to the terminal and from reporting its use to anyone.
+
+    Both are read when MLflow is first imported, so this must come before that.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names; lists of mappings are numbered."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value):
+            value = {str(i): entry for i, entry in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{name}."))
+        else:
+            found[name] = value
+    return found
+
+
+def _artifacts(folder: Path) -> str:
+    return (folder.resolve() / "mlruns" / "artifacts").as_uri()
+
+
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    statuses = [outcome.status for outcome in outcomes]
+    return {f"trials/{s}": float(statuses.count(s)) for s in ("valid", "invalid", "failed")}
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 1] + "…"
+
+
+def _batches(entries: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(entries), size):
+        yield entries[start : start + size]
+
+
+# -- the store ---------------------------------------------------------------------------------
+
+
+def _require_reachable(uri: str) -> None:
+    """Fail early and clearly: MLflow itself retries for minutes before it gives up."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite":
+        _require_writable_sqlite(Path(uri.removeprefix("sqlite:///")))
+    elif parts.scheme in ("http", "https"):
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _unavailable(uri, error) from error
+
+
+def _require_writable_sqlite(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("CREATE TABLE dps_probe (x)")
+            connection.rollback()
+    except (OSError, sqlite3.Error) as error:
+        raise _unavailable(f"sqlite:///{path}", error) from error
+
+
+@contextmanager
+def _store_errors(uri: str) -> Iterator[None]:
+    """Turn what the store raises into one error that says which store and what to do."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+        raise _unavailable(uri, error) from error
+
+
+def _unavailable(uri: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the tracking store {uri} cannot be used: {_first_line(error)}. "
+        "Make it writable, or name another one with MLFLOW_TRACKING_URI."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

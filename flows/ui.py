@@ -1,0 +1,70 @@
+"""Owns the MLflow UI as a child process on loopback, which ends when its parent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dps.errors import ConfigurationError
+from flows.tracking import default_uri
+
+HOST = "127.0.0.1"
+# MLflow opens with its views of language models; this is the page for training runs.
+TRAINING_VIEW = "#/experiments?workflowType=machine_learning"
+STOP_SECONDS = 5.0
+
+
+def ui_command(here: Path, store: str | None, port: int) -> list[str]:
+    """Return the command that serves the tracking store of a working directory.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no store to show, it has a UI of its own, or the port is taken.
+    """
+    uri = store or default_uri(here)
+    scheme = urlsplit(uri).scheme
+    if scheme in ("http", "https"):
+        raise ConfigurationError(f"MLFLOW_TRACKING_URI is a server: open {uri} in a browser")
+    if scheme == "sqlite" and not Path(uri.removeprefix("sqlite:///")).exists():
+        raise ConfigurationError(
+            f"there is no tracking store at {uri} yet; `dps run demo` makes one, "
+            "or go to the directory in which an experiment ran"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"port {port} of {HOST} cannot be used: {error}; name another one with --port"
+            ) from error
+    serve = ["--backend-store-uri", uri, "--host", HOST, "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-m", "mlflow", "server", *serve]
+
+
+@contextmanager
+def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a process group of its own, and end the whole group on the way out."""
+    environment = {"MLFLOW_DISABLE_TELEMETRY": "true", **os.environ}
+    process = subprocess.Popen(command, start_new_session=True, env=environment)
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        # The leader may be gone while servers that it started are not: signal the group anyway.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)

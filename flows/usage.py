@@ -1,0 +1,199 @@
+"""Owns what a trial used, per role of node: processor time, memory, bytes, money."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dps.core.recovery import Checkpoint
+from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
+from flows.prices import Prices
+from flows.record import Record
+from flows.timeline import training_span
+
+ROLES = ("server", "replica", "spare", "store", "worker", "evaluator", "scheduler")
+LINKS = ("train", "replicate", "store", "control")
+SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
+BYTES_PER_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the processes of one role used, from their start on.
+
+    Attributes
+    ----------
+    cpu_seconds
+        User and system time of all processes of the role.
+    peak_bytes
+        Sum over nodes of the largest resident set; a node that took the place of a lost one
+        counts as the same node.
+    sent_bytes, received_bytes
+        Bytes of dps messages.
+    node_seconds
+        Time for which nodes of the role were up during the training.
+    """
+
+    cpu_seconds: float
+    peak_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    node_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes stored outside of the server processes.
+
+    Attributes
+    ----------
+    checkpoint_written_bytes
+        All checkpoints that were published during the trial.
+    checkpoint_kept_bytes
+        The checkpoints kept at the end: the last `keep` of each shard.
+    store_bytes
+        The most that the state store and the mailboxes held.
+    """
+
+    checkpoint_written_bytes: int
+    checkpoint_kept_bytes: int
+    store_bytes: int
+
+    @property
+    def stored_bytes(self) -> int:
+        """What has to be paid for: checkpoints kept, and the store at its fullest."""
+        return self.checkpoint_kept_bytes + self.store_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Money in USD by the price table, for the time of the training only."""
+
+    nodes: float
+    moved: float
+    stored: float
+
+    @property
+    def total(self) -> float:
+        """Nodes, bytes moved and bytes stored together."""
+        return self.nodes + self.moved + self.stored
+
+
+def usage_by_role(record: Record) -> dict[str, Usage]:
+    """Return what each role used; the roles of the table come first and are always there."""
+    samples = _last_samples(record)
+    seconds = node_seconds(record)
+    found = dict.fromkeys([*ROLES, *(s.role for s in samples), *seconds])
+    return {
+        role: _usage([s for s in samples if s.role == role], seconds.get(role, 0.0))
+        for role in found
+    }
+
+
+def total_usage(by_role: dict[str, Usage]) -> Usage:
+    """Return the sum over all roles."""
+    parts = by_role.values()
+    return Usage(
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        peak_bytes=sum(part.peak_bytes for part in parts),
+        sent_bytes=sum(part.sent_bytes for part in parts),
+        received_bytes=sum(part.received_bytes for part in parts),
+        node_seconds=sum(part.node_seconds for part in parts),
+    )
+
+
+def sent_by_link(record: Record) -> dict[str, int]:
+    """Return bytes sent by all processes for each kind of link."""
+    sent: Counter[str] = Counter(dict.fromkeys(LINKS, 0))
+    for sample in _last_samples(record):
+        sent.update(sample.sent)
+    return dict(sent)
+
+
+def storage(record: Record) -> Storage:
+    """Return the bytes that checkpoints, state store and mailboxes took."""
+    checkpoints: defaultdict[int, list[int]] = defaultdict(list)
+    for written in record.of(CheckpointWritten):
+        checkpoints[written.shard].append(written.nbytes)
+    keep = _checkpoints_kept(record)
+    held: dict[str, int] = {}
+    for sample in record.of(ResourceSampled):
+        held[sample.node] = max(held.get(sample.node, 0), sample.stored)
+    return Storage(
+        checkpoint_written_bytes=sum(map(sum, checkpoints.values())),
+        checkpoint_kept_bytes=sum(sum(sizes[-keep:]) for sizes in checkpoints.values()),
+        store_bytes=sum(held.values()),
+    )
+
+
+def node_seconds(record: Record) -> dict[str, float]:
+    """Return for each role how long its nodes were up between start and end of the training."""
+    span = training_span(record)
+    if span is None:
+        return {}
+    start, end = span
+    killed = {event.pid: event.t for event in record.of(Killed)}
+    seconds: Counter[str] = Counter()
+    for node in record.of(NodeJoined):
+        up = min(end, killed.get(node.pid, end)) - max(start, node.t)
+        seconds[node.role] += max(0.0, up)  # type: ignore[assignment]
+    return dict(seconds)
+
+
+def cost(record: Record, prices: Prices) -> Cost:
+    """Return what the training would have cost by the price table."""
+    span = training_span(record)
+    months = (span[1] - span[0]) / SECONDS_PER_MONTH if span else 0.0
+    hours = {role: s / SECONDS_PER_HOUR for role, s in node_seconds(record).items()}
+    moved = sum(sent_by_link(record).values())
+    return Cost(
+        nodes=sum(prices.node_hour[role] * up for role, up in hours.items()),
+        moved=prices.gb_moved * moved / BYTES_PER_GB,
+        stored=prices.gb_month_stored * storage(record).stored_bytes / BYTES_PER_GB * months,
+    )
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _last_samples(record: Record) -> list[ResourceSampled]:
+    # Samples are cumulative, so the last one of a process holds everything it used.
+    last = {(s.node, s.pid): s for s in record.of(ResourceSampled)}
+    return list(last.values())
+
+
+def _usage(samples: Iterable[ResourceSampled], seconds: float) -> Usage:
+    processes = list(samples)
+    return Usage(
+        cpu_seconds=sum(s.cpu_seconds for s in processes),
+        peak_bytes=sum(_largest(processes, key=lambda s: s.peak_bytes).values()),
+        sent_bytes=sum(sum(s.sent.values()) for s in processes),
+        received_bytes=sum(sum(s.received.values()) for s in processes),
+        node_seconds=seconds,
+    )
+
+
+def _largest(
+    samples: Iterable[ResourceSampled], key: Callable[[ResourceSampled], int]
+) -> dict[str, int]:
+    largest: dict[str, int] = {}
+    for sample in samples:
+        place = _place(sample.node)
+        largest[place] = max(largest.get(place, 0), key(sample))
+    return largest
+
+
+def _place(node: str) -> str:
+    """Return the name of the node whose place this one took: "server-0" for "server-0-b"."""
+    while node.endswith("-b"):
+        node = node.removesuffix("-b")
+    return node
+
+
+def _checkpoints_kept(record: Record) -> int:
+    settings = record.started.settings if record.started else {}
+    recovery = settings.get("config", {}).get("recovery", {})
+    durability = recovery.get("durability", {}) if isinstance(recovery, dict) else {}
+    return int(durability.get("keep", Checkpoint().keep))

@@ -1,0 +1,77 @@
+"""Owns models and data sets: what an experiment trains, and how a name becomes one of them.
+
+A workload is pure arithmetic on named numpy arrays; it knows nothing of servers, shards or faults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from dps.errors import ConfigurationError
+from flows.workloads.base import Array, Arrays, Dataset, DatasetShape, Workload, batches
+from flows.workloads.datasets import (
+    SHAPES,
+    Part,
+    ensure_dataset,
+    find_dataset,
+    load_dataset,
+)
+from flows.workloads.mlp import MLP
+from flows.workloads.softmax import SoftmaxRegression
+
+__all__ = [
+    "MLP",
+    "SHAPES",
+    "WORKLOADS",
+    "Array",
+    "Arrays",
+    "Dataset",
+    "DatasetShape",
+    "Part",
+    "SoftmaxRegression",
+    "Workload",
+    "batches",
+    "build_workload",
+    "ensure_dataset",
+    "find_dataset",
+    "load_dataset",
+]
+
+WORKLOADS: dict[str, type[MLP] | type[SoftmaxRegression]] = {
+    "mlp": MLP,
+    "softmax": SoftmaxRegression,
+}
+
+
+def build_workload(kind: str, shape: DatasetShape, **settings: Any) -> Workload:
+    """Make the workload that `kind` names, for data of the given shape.
+
+    Parameters
+    ----------
+    kind
+        A key of `WORKLOADS`.
+    shape
+        Of the data set: `SHAPES[kind of data set]`, or `dataset.shape`.
+    settings
+        The workload's hyperparameters, such as ``hidden=[64]``; those left out keep their defaults.
+
+    Raises
+    ------
+    ConfigurationError
+        An unknown kind or hyperparameter, or a value that cannot work.
+    """
+    if kind not in WORKLOADS:
+        raise ConfigurationError(f"workload {kind!r} is unknown; {_choices(kind, [*WORKLOADS])}")
+    workload = WORKLOADS[kind]
+    known = [field.name for field in dataclasses.fields(workload) if field.name != "shape"]
+    for name in settings:
+        if name not in known:
+            raise ConfigurationError(f"workload {kind} has no {name!r}; {_choices(name, known)}")
+    return workload(shape, **settings)
+
+
+def _choices(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"

@@ -1,0 +1,58 @@
+"""Owns the idx format of the MNIST family: reads one file of unsigned bytes, .gz or plain.
+
+The format is four bytes (0, 0, type, number of dimensions), each dimension as a big-endian uint32,
+then the values, row-major.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from dps.errors import ConfigurationError
+from flows.workloads.base import Array
+
+UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, dimensions: int) -> Array:
+    """Return the file's values as a read-only uint8 array.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, or is not a complete idx file of unsigned bytes with that many
+        dimensions; the message names it and says what was expected.
+    """
+    data = _read(path)
+    header = 4 + 4 * dimensions
+    expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
+    if len(data) < header or data[:4] != expected:
+        raise ConfigurationError(
+            f"{path} is not the idx file expected: {len(data)} bytes that begin with "
+            f"{data[:4].hex(' ')!r}, expected {expected.hex(' ')!r} "
+            f"({dimensions} dimensions of unsigned bytes)"
+        )
+    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", dimensions, offset=4))
+    if len(data) - header != math.prod(shape):
+        raise ConfigurationError(
+            f"{path} holds {len(data) - header} values, expected {math.prod(shape)}: its header "
+            f"announces {' x '.join(map(str, shape))}; get the file again"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                return file.read()
+        return path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as an idx file: {error}; get the file again"
+        ) from error

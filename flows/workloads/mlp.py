@@ -1,0 +1,96 @@
+"""Owns the multilayer perceptron: dense layers with ReLU between them, softmax cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from dps.errors import ConfigurationError
+from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.losses import cross_entropy_gradient, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """A classifier with any number of hidden layers.
+
+    Parameters
+    ----------
+    shape
+        Of the data.
+    hidden
+        Width of each hidden layer, from the input on.
+    dtype
+        Of the parameters and of all arithmetic: float32 or float64.
+    """
+
+    shape: DatasetShape
+    hidden: Sequence[int] = (32,)
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        if any(width < 1 for width in self.hidden):
+            raise ConfigurationError(f"mlp: hidden={list(self.hidden)}, expected widths above 0")
+        if self.dtype not in DTYPES:
+            raise ConfigurationError(f"mlp: dtype={self.dtype}, expected {' or '.join(DTYPES)}")
+
+    @property
+    def name(self) -> str:
+        return "mlp"
+
+    @property
+    def layers(self) -> int:
+        return len(self.hidden) + 1
+
+    def initial(self, rng: np.random.Generator) -> Arrays:
+        """Draw weights from N(0, 2 / inputs) (He et al. 2015); biases start at zero."""
+        params: Arrays = {}
+        widths = (self.shape.features, *self.hidden, self.shape.classes)
+        for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+            # Drawn in float64 whatever the dtype, so that both dtypes start from the same model.
+            weight = rng.standard_normal((inputs, outputs))
+            weight *= np.sqrt(2 / inputs)
+            params[_weight(layer)] = weight.astype(self.dtype, copy=False)
+            params[_bias(layer)] = np.zeros(outputs, self.dtype)
+        return params
+
+    def gradient(self, params: Arrays, x: Array, y: Array) -> tuple[float, Arrays]:
+        """Return the mean loss over the batch, and the gradients, by backpropagation."""
+        inputs = self._forward(params, x)
+        delta = inputs.pop()
+        loss = cross_entropy_gradient(delta, y)
+        gradients: Arrays = {}
+        for layer in reversed(range(self.layers)):
+            gradients[_bias(layer)] = delta.sum(axis=0)
+            gradients[_weight(layer)] = inputs[layer].T @ delta
+            if layer:
+                delta = delta @ params[_weight(layer)].T
+                delta *= inputs[layer] > 0
+        return loss, {name: gradients[name] for name in params}
+
+    def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
+        """Return the mean loss and the accuracy."""
+        return evaluate(lambda rows: self._forward(params, rows)[-1], x, y)
+
+    def _forward(self, params: Arrays, x: Array) -> list[Array]:
+        """Return the input of every layer and, last, the logits."""
+        values = [x.astype(self.dtype, copy=False)]
+        for layer in range(self.layers):
+            out = values[-1] @ params[_weight(layer)]
+            out += params[_bias(layer)]
+            if layer < self.layers - 1:
+                np.maximum(out, 0, out=out)
+            values.append(out)
+        return values
+
+
+def _weight(layer: int) -> str:
+    return f"layer{layer}.weight"
+
+
+def _bias(layer: int) -> str:
+    return f"layer{layer}.bias"

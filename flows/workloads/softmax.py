@@ -1,0 +1,76 @@
+"""Owns softmax (multinomial logistic) regression, the convex workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dps.errors import ConfigurationError
+from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.losses import cross_entropy_gradient, evaluate
+
+WEIGHT, BIAS = "layer0.weight", "layer0.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxRegression:
+    """A linear classifier with softmax cross-entropy, starting from zeros.
+
+    Parameters
+    ----------
+    shape
+        Of the data.
+    l2
+        The loss has l2/2 times the sum of squared weights (not biases) added to it.
+    dtype
+        Of the parameters and of all arithmetic: float32 or float64.
+    """
+
+    shape: DatasetShape
+    l2: float = 0.0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.l2 < float("inf"):
+            raise ConfigurationError(f"softmax: l2={self.l2}, expected 0 or more")
+        if self.dtype not in DTYPES:
+            raise ConfigurationError(f"softmax: dtype={self.dtype}, expected {' or '.join(DTYPES)}")
+
+    @property
+    def name(self) -> str:
+        return "softmax"
+
+    def initial(self, rng: np.random.Generator) -> Arrays:
+        """Return zeros: the problem is convex, so there is no symmetry to break."""
+        return {
+            WEIGHT: np.zeros((self.shape.features, self.shape.classes), self.dtype),
+            BIAS: np.zeros(self.shape.classes, self.dtype),
+        }
+
+    def gradient(self, params: Arrays, x: Array, y: Array) -> tuple[float, Arrays]:
+        """Return the mean loss over the batch, and the gradients."""
+        x = x.astype(self.dtype, copy=False)
+        delta = _logits(params, x)
+        loss = cross_entropy_gradient(delta, y)
+        weight = x.T @ delta
+        if self.l2:
+            weight += self.l2 * params[WEIGHT]
+        return loss + self._penalty(params), {WEIGHT: weight, BIAS: delta.sum(axis=0)}
+
+    def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
+        """Return the mean loss, with its penalty, and the accuracy."""
+        loss, accuracy = evaluate(
+            lambda rows: _logits(params, rows.astype(self.dtype, copy=False)), x, y
+        )
+        return loss + self._penalty(params), accuracy
+
+    def _penalty(self, params: Arrays) -> float:
+        weight = params[WEIGHT].reshape(-1)
+        return self.l2 / 2 * float(weight @ weight) if self.l2 else 0.0
+
+
+def _logits(params: Arrays, x: Array) -> Array:
+    logits: Array = x @ params[WEIGHT]
+    logits += params[BIAS]
+    return logits

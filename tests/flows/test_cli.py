@@ -1,0 +1,226 @@
+"""The `dps` command itself: its start, its exit codes, and its messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from dps import __version__
+from flows.cli import main
+from tests.flows.synthetic import write_experiment
+
+CONFIG = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"updates": 100},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "faults": [{"kind": "kill", "target": "server-0", "at_updates": 50}],
+}
+BOUNDARY_SECONDS = 0.5
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Command:
+    """Calls `main` as the console script does, in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str) -> Ended:
+        self.monkeypatch.setattr(sys, "argv", ["dps", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Ended(code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def dps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield Command(monkeypatch, capsys)
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(CONFIG, sort_keys=False))
+    return path
+
+
+def refused(ended: Ended) -> str:
+    """Return the message of a command that ended as bad input has to."""
+    assert ended.code == 2
+    assert ended.out == ""
+    assert all(line.startswith("dps: ") for line in ended.err.splitlines())
+    assert "Traceback" not in ended.err
+    return ended.err
+
+
+def test_help_answers_in_half_a_second() -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        shown = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "--help"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "doctor" in shown.stdout
+        return time.perf_counter() - began
+
+    # The best of a few: what else the machine does is not the command's doing.
+    assert min(seconds() for _ in range(5)) < BOUNDARY_SECONDS
+
+
+def test_start_imports_nothing_heavy() -> None:
+    heavy = ["mlflow", "distributed", "matplotlib", "sklearn", "pandas", "pydantic", "scipy"]
+    code = f"import sys, flows.cli; print([m for m in {heavy} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_version(dps: Command) -> None:
+    assert dps("--version") == Ended(0, f"dps {__version__}\n", "")
+
+
+def test_every_command_has_help(dps: Command) -> None:
+    for command in ("run", "plan", "report", "results", "ui", "doctor", "bench"):
+        ended = dps(command, "--help")
+        assert (ended.code, ended.err) == (0, "")
+
+
+def test_plan_shows_trials_and_runs_nothing(dps: Command, tmp_path: Path) -> None:
+    ended = dps("plan", "demo")
+    assert ended.code == 0
+    assert "stateless.kill.seed-1" in ended.out
+    assert "16 trials, 16 to run. Nodes needed at once, at most: 7" in ended.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_warns_of_a_kill_that_never_comes(dps: Command) -> None:
+    ended = dps("plan", "demo", "--set", "training.updates=200")
+    assert ended.code == 0
+    assert "dps: warning: the kill of server-0 at 300 updates never comes" in ended.err
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("trainning.updates=5", "unknown key; did you mean 'training'?"),
+        ("training.updates=many", "training.updates: expected a whole number, got 'many'"),
+        ("recovery=chian", "unknown recovery strategy 'chian'; did you mean 'chain'?"),
+        ("optimizer.kind=sdg", "did you mean 'sgd'?"),
+        ("dataset.kind=digitz", "did you mean 'digits'?"),
+        ("faults.0.target=server-7", "There are: server-0, server-1, worker-0"),
+        ("seeds=[]", "expected at least one seed"),
+        ("axes={recovery: []}", "axes.recovery: expected a list of values"),
+        ("training.updates", "expected key=value"),
+        ("training.updates=[", "malformed YAML"),
+    ],
+)
+def test_a_wrong_setting_is_refused(
+    dps: Command, config: Path, command: str, setting: str, told: str
+) -> None:
+    assert told in refused(dps(command, str(config), "--set", setting))
+    assert sorted(path.name for path in config.parent.iterdir()) == ["small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("experiment: [", "line 1: malformed YAML"),
+        ("seeds: [0]\nseeds: [1]\n", "line 2: malformed YAML: the key 'seeds' is given twice"),
+        ("", "the file is empty"),
+    ],
+)
+def test_a_malformed_file_is_refused(dps: Command, config: Path, text: str, told: str) -> None:
+    config.write_text(text)
+    message = refused(dps("run", str(config)))
+    assert told in message
+    assert str(config) in message
+
+
+def test_a_missing_file_is_refused(dps: Command) -> None:
+    assert "missing.yaml: no such file" in refused(dps("run", "missing.yaml"))
+    assert "did you mean 'fashion'?" in refused(dps("plan", "fashio"))
+
+
+def test_an_unwritable_results_folder_is_refused(
+    dps: Command, config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "results").write_text("a file where the folder should be")
+    assert "cannot be written" in refused(dps("run", str(config)))
+
+
+def test_results_in_every_format(dps: Command, tmp_path: Path) -> None:
+    write_experiment(tmp_path / "results" / "demo")
+    rows = json.loads(dps("results", "demo", "--format", "json").out)
+    assert len(rows) == 16
+    lines = csv.DictReader(io.StringIO(dps("results", "demo", "--format", "csv").out))
+    assert [line["trial"] for line in lines] == [row["trial"] for row in rows]
+    table = dps("results", "demo").out
+    assert all(row["trial"] in table for row in rows)
+    assert dps("results", "demo", "--format", "xml").code == 2
+
+
+def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:
+    write_experiment(tmp_path / "results" / "demo")
+    ended = dps("report", "demo", "--output", "mine.html")
+    assert ended.code == 0
+    assert "<html" in (tmp_path / "mine.html").read_text()
+    dps("report", "demo")
+    assert (tmp_path / "results" / "demo" / "report.html").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "results"])
+def test_an_unknown_experiment_is_refused(dps: Command, tmp_path: Path, command: str) -> None:
+    assert "nothing is recorded in" in refused(dps(command, "demo"))
+    write_experiment(tmp_path / "results" / "demo")
+    assert "did you mean 'demo'?" in refused(dps(command, "dmo"))
+
+
+def test_ui_without_a_store_is_refused(dps: Command) -> None:
+    assert "there is no tracking store" in refused(dps("ui"))
+
+
+def test_doctor_ends_by_what_it_finds(dps: Command, tmp_path: Path) -> None:
+    good = dps("doctor")
+    assert good.code == 0
+    assert "dataset digits" in good.out
+    (tmp_path / "results").write_text("a file where the folder should be")
+    bad = dps("doctor")
+    assert bad.code == 1
+    assert "!!" in bad.out
+
+
+def test_as_a_process_an_error_is_one_line_and_code_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.cli", "run", "dmo"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("dps: dmo: no such file")
+    assert ended.stderr.count("\n") == 1

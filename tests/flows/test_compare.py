@@ -1,0 +1,173 @@
+"""The flow behind `dps run`, on records of toy trials and a real tracking store."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import Event, Sink, TrialEnded
+from flows.compare import Comparison, compare
+from flows.config import ExperimentConfig
+from flows.grid import Trial
+from flows.progress import PlainView
+from flows.record import EVENTS_FILE
+from flows.tracking import default_uri
+from tests.flows.synthetic import demo_trials, toy_events, write_events
+
+Edit = Callable[[list[Event]], list[Event]]
+
+
+class ToyRunner:
+    """Writes a toy record in place of running a trial, and remembers which it was asked for."""
+
+    def __init__(self, edit: dict[str, Edit] | None = None, interrupt: str = "") -> None:
+        self.ran: list[str] = []
+        self.edit = edit or {}
+        self.interrupt = interrupt
+
+    def __call__(self, trial: Trial, folder: Path, sink: Sink) -> None:
+        self.ran.append(trial.name)
+        events = toy_events(trial.labels["recovery"], trial.labels["faults"], trial.seed)
+        events = self.edit.get(trial.name, list)(events)
+        if trial.name == self.interrupt:
+            write_events(folder, events[:40])
+            raise KeyboardInterrupt
+        write_events(folder, events)
+        for event in events:
+            sink(event)
+
+
+@pytest.fixture
+def experiment() -> ExperimentConfig:
+    # The toy trials have the digests of this experiment, restricted to two strategies here.
+    base = demo_trials()[0].config.model_dump(exclude={"seed", "recovery", "faults"})
+    kill = next(t for t in demo_trials() if t.labels["faults"] == "kill").config.faults
+    axes = {
+        "recovery": ["none", "chain"],
+        "faults": {"no fault": [], "kill": [fault.model_dump() for fault in kill]},
+    }
+    return ExperimentConfig.model_validate({**base, "axes": axes, "seeds": [0]})
+
+
+NAMES = ["none.no-fault.seed-0", "none.kill.seed-0", "chain.no-fault.seed-0", "chain.kill.seed-0"]
+
+
+def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Comparison, str]:
+    out = io.StringIO()
+    done = compare(experiment, here, PlainView(Console(file=out)), run)
+    return done, out.getvalue()
+
+
+def children(here: Path) -> list[str]:
+    client = MlflowClient(tracking_uri=default_uri(here))
+    (experiment,) = client.search_experiments(filter_string="name = 'dps/demo'")
+    runs = client.search_runs([experiment.experiment_id], "tags.`dps.kind` = 'trial'")
+    return sorted(run.data.tags["dps.trial"] for run in runs)
+
+
+def test_runs_tracks_and_reports_every_trial_once(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    first = ToyRunner()
+    done, _ = go(experiment, tmp_path, first)
+    assert first.ran == NAMES
+    assert [outcome.identity.trial for outcome in done.outcomes] == NAMES
+    assert done.failed == ()
+    assert done.report == tmp_path / "results" / "demo" / "report.html"
+    assert done.report.stat().st_size > 10_000
+    assert children(tmp_path) == sorted(NAMES)
+
+    second = ToyRunner()
+    again, text = go(experiment, tmp_path, second)
+    assert second.ran == []
+    assert "demo: 4 trials, 0 of them to run" in text
+    assert f"recorded already, skipped: {', '.join(NAMES)}" in text
+    assert again.outcomes == done.outcomes
+    assert children(tmp_path) == sorted(NAMES)
+
+
+def test_an_interruption_keeps_what_is_whole_and_goes_on(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go(experiment, tmp_path, ToyRunner(interrupt=NAMES[2]))
+    folder = tmp_path / "results" / "demo"
+    left_over = folder / NAMES[2] / "checkpoints"
+    left_over.mkdir()
+    assert (folder / NAMES[2] / EVENTS_FILE).exists()
+
+    rest = ToyRunner()
+    done, _ = go(experiment, tmp_path, rest)
+    assert rest.ran == NAMES[2:]
+    assert all(outcome.valid for outcome in done.outcomes)
+    assert not left_over.exists()
+    assert children(tmp_path) == sorted(NAMES)
+
+
+def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    go(experiment, tmp_path, ToyRunner())
+    changed = experiment.model_copy(update={"time_limit": 61.0})
+    runner = ToyRunner()
+    go(changed, tmp_path, runner)
+    assert runner.ran == NAMES
+
+
+def test_after_a_failed_trial_the_others_go_on(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    def fail(events: list[Event]) -> list[Event]:
+        return [*events[:-1], TrialEnded(events[-1].t, "failed", "the store burnt down")]
+
+    runner = ToyRunner(edit={NAMES[0]: fail})
+    done, text = go(experiment, tmp_path, runner)
+    assert runner.ran == NAMES
+    assert [outcome.identity.trial for outcome in done.failed] == NAMES[:1]
+    assert "failed: the store burnt down" in text
+    retry = ToyRunner()
+    done, _ = go(experiment, tmp_path, retry)
+    assert retry.ran == NAMES[:1]
+    assert done.failed == ()
+
+
+def test_an_unwritable_results_folder_stops_it_first(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "results").write_text("a file where the folder should be")
+    runner = ToyRunner()
+    with pytest.raises(StoreUnavailable, match="cannot be written"):
+        go(experiment, tmp_path, runner)
+    assert runner.ran == []
+
+
+def test_an_unusable_store_stops_it_first(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("a file where the folder should be")
+    runner = ToyRunner()
+    with pytest.raises(StoreUnavailable, match="MLFLOW_TRACKING_URI"):
+        go(experiment, tmp_path, runner)
+    assert runner.ran == []
+
+
+def test_missing_data_stop_it_first(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    dataset = {"kind": "fashion_mnist", "folder": str(tmp_path / "nowhere")}
+    other = ExperimentConfig.model_validate(
+        {**experiment.model_dump(exclude_unset=True), "dataset": dataset}
+    )
+    runner = ToyRunner()
+    with pytest.raises(ConfigurationError, match="nowhere has no"):
+        go(other, tmp_path, runner)
+    assert runner.ran == []
+
+
+def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    class Nested(ToyRunner):
+        def __call__(self, trial: Trial, folder: Path, sink: Sink) -> None:
+            go(experiment, tmp_path, ToyRunner())
+
+    with pytest.raises(ConfigurationError, match="another `dps run` is writing"):
+        go(experiment, tmp_path, Nested())

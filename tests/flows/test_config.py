@@ -1,0 +1,340 @@
+"""The configuration: what YAML may say, what it builds of dps, and how mistakes are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dps
+from dps.core.faults import Kill
+from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
+from dps.errors import ConfigurationError
+from flows.config import TrialConfig, load_experiment, packaged_names
+
+SMALL: dict[str, Any] = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"updates": 100},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+}
+KILL: dict[str, Any] = {"kind": "kill", "target": "server-0", "at_updates": 50}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL, sort_keys=False))
+    return path
+
+
+def faults(*plan: dict[str, Any]) -> str:
+    return f"faults={json.dumps(plan)}"
+
+
+def only(path: Path, *overrides: str) -> TrialConfig:
+    ((_, trial),) = load_experiment(str(path), overrides).trial_configs()
+    return trial
+
+
+def complaint(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_experiment(str(path), overrides)
+    text = str(caught.value)
+    assert "pydantic" not in text
+    return text
+
+
+# -- what it builds ----------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_dps(config: Path) -> None:
+    trial = only(config)
+    assert trial.build_consistency() == dps.ASP()
+    assert trial.build_optimizer() == dps.SGD(0.1)
+    assert trial.build_recovery() == Recovery()
+    assert trial.build_faults() == ()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_the_recovery_of_its_name(config: Path, name: str) -> None:
+    trial = only(config, f"recovery={name}")
+    assert trial.build_recovery() == PRESETS[name]
+    assert trial.recovery.name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "built"),
+    [
+        ("{kind: momentum, learning_rate: 0.1}", dps.Momentum(0.1)),
+        ("{kind: adam}", dps.Adam()),
+        ("{kind: adam, learning_rate: 1, beta1: 0}", dps.Adam(1.0, 0.0)),
+    ],
+)
+def test_optimizers(config: Path, settings: str, built: object) -> None:
+    assert only(config, f"optimizer={settings}").build_optimizer() == built
+
+
+def test_consistency_models(config: Path) -> None:
+    assert only(config, "consistency.kind=bsp").build_consistency() == dps.BSP()
+    trial = only(config, "consistency={kind: ssp, tau: 4}")
+    assert trial.build_consistency() == dps.SSP(4)
+
+
+def test_recovery_by_its_axes(config: Path) -> None:
+    trial = only(
+        config,
+        "recovery.durability={kind: checkpoint, every: 50, mode: sync, path: /shared/x, keep: 3}",
+        "recovery.outage={kind: continue, limit: 8, buffer: worker}",
+        "recovery.replay={policy: mean}",
+    )
+    assert trial.build_recovery() == Recovery(
+        Checkpoint(50, "sync", "/shared/x", 3), Continue(8, "worker"), Replay("mean")
+    )
+    assert trial.recovery.name == "custom"
+
+
+def test_a_preset_may_be_adjusted(config: Path) -> None:
+    trial = only(config, "recovery=checkpoint", "recovery.durability.every=7")
+    assert trial.build_recovery() == Recovery(Checkpoint(7))
+    assert trial.recovery.name == "checkpoint"
+    changed = only(config, "recovery={preset: checkpoint, durability: {kind: chain, replicas: 3}}")
+    assert changed.build_recovery() == Recovery(dps.Chain(3))
+    assert changed.recovery.name == "chain"
+    hybrid = only(config, "recovery={preset: chain, outage: {kind: continue}}")
+    assert hybrid.recovery.name == "custom"
+
+
+def test_faults(config: Path) -> None:
+    trial = only(config, faults(KILL, {**KILL, "target": "worker-1", "back_after": None}))
+    assert trial.build_faults() == (Kill("server-0", 50, 1.0), Kill("worker-1", 50, None))
+
+
+def test_resolved_form_is_canonical(config: Path) -> None:
+    written_short = only(config, "recovery=stateless")
+    written_long = only(
+        config,
+        "recovery={durability: {kind: shared_store, every: 16},"
+        " outage: {kind: continue, limit: 32, buffer: mailbox}, replay: {policy: sum}}",
+    )
+    resolved = written_short.model_dump(mode="json")
+    assert resolved == written_long.model_dump(mode="json")
+    assert resolved["recovery"]["durability"] == {"kind": "shared_store", "every": 16}
+    assert resolved["recovery"]["name"] == "stateless"
+    assert TrialConfig.model_validate(json.loads(json.dumps(resolved))) == written_short
+
+
+def test_node_names_follow_from_shards_and_recovery(config: Path) -> None:
+    chain = only(config, "recovery={preset: chain, durability: {replicas: 3}}", "server.spares=1")
+    assert chain.node_names == (
+        *("server-0", "server-1", "replica-0-1", "replica-0-2", "replica-1-1", "replica-1-2"),
+        *("spare-0", "worker-0", "worker-1", "evaluator-0"),
+    )
+    assert "store-0" in only(config, "recovery=stateless").node_names
+    assert "store-0" not in only(config, "recovery=checkpoint").node_names
+
+
+# -- where it comes from -----------------------------------------------------------------------
+
+
+def test_packaged_configurations_load_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {"demo", "fashion"} <= set(packaged_names())
+    for name in packaged_names():
+        assert load_experiment(name).experiment == name
+
+
+def test_demo_is_four_strategies_with_and_without_a_kill() -> None:
+    trials = [labels for labels, _ in load_experiment("demo").trial_configs()]
+    assert len(trials) == 16
+    assert {labels["recovery"] for labels in trials} == set(PRESETS)
+    assert {labels["faults"] for labels in trials} == {"no fault", "kill"}
+
+
+def test_scientific_notation_without_a_dot_is_a_number(config: Path) -> None:
+    config.write_text(config.read_text().replace("0.1", "1e-3"))
+    assert only(config).build_optimizer() == dps.SGD(0.001)
+
+
+# -- axes --------------------------------------------------------------------------------------
+
+
+def labels_of(path: Path, *overrides: str) -> list[dict[str, str]]:
+    return [labels for labels, _ in load_experiment(str(path), overrides).trial_configs()]
+
+
+def test_every_combination_runs_with_every_seed(config: Path) -> None:
+    axes = "axes={recovery: [none, chain], server.shards: [1, 2]}"
+    configs = [c for _, c in load_experiment(str(config), [axes, "seeds=[3, 4]"]).trial_configs()]
+    found = {(c.recovery.name, c.server.shards, c.seed) for c in configs}
+    assert len(configs) == len(found) == 8
+    assert ("chain", 1, 4) in found
+
+
+def test_labels_say_the_value_in_few_words(config: Path) -> None:
+    axes = (
+        "axes={recovery: [chain, {preset: checkpoint, durability: {every: 5}}], "
+        "consistency: [{kind: ssp, tau: 2}], training.updates: [60], faults: [[]]}"
+    )
+    assert labels_of(config, axes) == [
+        {
+            "recovery": recovery,
+            "consistency": "ssp tau=2",
+            "training.updates": "60",
+            "faults": "none",
+        }
+        for recovery in ("chain", "checkpoint durability=every=5")
+    ]
+
+
+def test_whole_sections_are_set_before_keys_in_them(config: Path) -> None:
+    axes = "axes={recovery.durability.every: [5, 6], recovery: [checkpoint]}"
+    configs = [trial for _, trial in load_experiment(str(config), [axes]).trial_configs()]
+    assert [trial.build_recovery() for trial in configs] == [
+        Recovery(Checkpoint(5)),
+        Recovery(Checkpoint(6)),
+    ]
+
+
+def test_an_axis_over_a_kind_keeps_only_what_was_written(config: Path) -> None:
+    axes = "axes={optimizer.kind: [sgd, momentum, adam]}"
+    rules = [t.build_optimizer() for _, t in load_experiment(str(config), [axes]).trial_configs()]
+    assert rules == [dps.SGD(0.1), dps.Momentum(0.1), dps.Adam(0.1)]
+
+
+def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
+    settings = [faults(KILL), "axes.faults.0.at_updates=[10, 20]"]
+    trials = [trial for _, trial in load_experiment(str(config), settings).trial_configs()]
+    assert [trial.faults[0].at_updates for trial in trials] == [10, 20]
+
+
+# -- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["trainning.updates=5"], "trainning: unknown key; did you mean 'training'?"),
+        (["training.update=5"], "training.update: unknown key; did you mean 'updates'?"),
+        (["recovery=chian"], "unknown recovery strategy 'chian'; did you mean 'chain'?"),
+        (["recovery={preset: 7}"], "unknown recovery strategy 7"),
+        (["recovery.durability.kind=chian"], "unknown kind 'chian'; did you mean 'chain'?"),
+        (["recovery.replay.policy=means"], "unknown policy 'means'; did you mean 'mean'?"),
+        (["recovery.name=mine"], "recovery.name: unknown key"),
+        (["optimizer.kind=sdg"], "unknown kind 'sdg'; did you mean 'sgd'?"),
+        (["dataset.kind=digit"], "unknown kind 'digit'; did you mean 'digits'?"),
+        (["dataset.folder=x"], "dataset.folder: unknown key"),
+        (["workload.kind=cnn"], "unknown kind 'cnn'; There are: mlp, softmax"),
+        (["consistency={}"], "consistency: needs a 'kind'"),
+        (["training=5"], "training: expected a section with keys, got 5"),
+        (["training.updates=many"], "training.updates: expected a whole number, got 'many'"),
+        (["training.updates=true"], "training.updates: expected a whole number, got True"),
+        (["training.updates=1.5"], "training.updates: expected a whole number, got 1.5"),
+        (["training.updates="], "training.updates: expected a whole number, got nothing"),
+        (["training.updates=0"], "training.updates: expected more than 0, got 0"),
+        (["optimizer.learning_rate=fast"], "expected a number, got 'fast'"),
+        (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: expected a finite number"),
+        (["optimizer={kind: sgd}"], "optimizer.learning_rate: is missing"),
+        (["optimizer={kind: momentum, learning_rate: 1, momentum: 1}"], "expected less than 1"),
+        (["workload={kind: mlp, hidden: 3}"], "workload.hidden: expected a list"),
+        (["workload={kind: mlp, hidden: [3, x]}"], "workload.hidden.1: expected a whole number"),
+        (["experiment=a/b"], "experiment: 'a/b' names a folder"),
+        (["seeds=[]"], "seeds: expected at least one seed"),
+        (["seeds=[1, 1]"], "seeds: a seed is given twice"),
+        (["faults=[{kind: stop, target: server-0, at_updates: 1}]"], "unknown kind 'stop'"),
+        (["axes={recovery: []}"], "axes.recovery: expected a list of values"),
+        (["axes={recovery: {}}"], "axes.recovery: expected a list of values"),
+        (["axes={recovery: chain}"], "axes.recovery: expected a list of values"),
+        (["axes=5"], "axes: expected keys and values, got 5"),
+        (["axes={seed: [1]}"], "axes.seed: cannot be an axis"),
+        (["axes={recovery: [chain, chain]}"], "axes.recovery: 'chain' is given twice"),
+        (["axes={server.shards: {1: 1, '1': 2}}"], "axes.server.shards: '1' is given twice"),
+        (["axes={faults: {no: []}}"], "YAML reads the label False as no text"),
+        (["axes={training.update: [1]}"], "axes.training.update: '1': unknown key"),
+        (["axes={recovery: [chian]}"], "axes.recovery: 'chian': unknown recovery strategy"),
+        (["axes={training.updates.x: [1]}"], "axes.training.updates.x: 100 has no key 'x'"),
+        (["training.updates.x=1"], "--set training.updates.x=1: 100 has no key 'x'"),
+        (
+            ["axes={recovery: [none], recovery.durability.every: [5]}"],
+            "axes.recovery.durability.every: '5': unknown key; There are: kind "
+            "(with recovery 'none')",
+        ),
+    ],
+)
+def test_mistakes_are_told_with_key_and_expectation(
+    config: Path, overrides: list[str], told: str
+) -> None:
+    text = complaint(config, *overrides)
+    assert told in text
+    assert "--set" in text
+
+
+def test_mistakes_in_the_file_are_told_with_their_lines(config: Path) -> None:
+    lines = config.read_text().replace("updates", "update").replace("softmax", "softmacks")
+    config.write_text(lines)
+    told = complaint(config).splitlines()
+    assert "small.yaml, line 3: workload.kind: unknown kind 'softmacks'" in told[0]
+    assert "small.yaml, line 7: training.update: unknown key; did you mean 'updates'?" in told[1]
+
+
+def test_a_missing_section_is_named(config: Path) -> None:
+    config.write_text("experiment: small\n")
+    assert "small.yaml: optimizer: is missing; add it" in complaint(config)
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("server-2", "did you mean 'server-1'? There are: server-0, server-1, worker-0"),
+        ("replica-0-1", "there is no node 'replica-0-1' to kill"),
+        ("store-0", "there is no node 'store-0' to kill"),
+    ],
+)
+def test_a_fault_needs_an_existing_node(config: Path, target: str, told: str) -> None:
+    text = complaint(config, faults({**KILL, "target": target}))
+    assert told in text
+    assert "faults.0.target" in text
+
+
+def test_a_node_can_be_killed_once_and_its_replacement_then(config: Path) -> None:
+    again = {**KILL, "at_updates": 60}
+    assert "no node 'server-0' to kill" in complaint(config, faults(KILL, again))
+    assert only(config, faults(KILL, {**again, "target": "server-0-b"})).faults
+    never = {**KILL, "back_after": None}
+    text = complaint(config, faults(never, {**again, "target": "server-0-b"}))
+    assert "faults.1.target" in text
+
+
+def test_a_fault_is_checked_under_the_recovery_it_meets(config: Path) -> None:
+    kill = {**KILL, "target": "replica-0-1"}
+    assert labels_of(config, faults(kill), "axes={recovery: [chain]}")
+    text = complaint(config, faults(kill), "axes={recovery: [chain, none]}")
+    assert "(with recovery 'none')" in text
+
+
+def test_a_kill_after_the_end_is_allowed(config: Path) -> None:
+    trial = only(config, faults({**KILL, "at_updates": 101}, {**KILL, "target": "server-1"}))
+    assert [fault.at_updates for fault in trial.late_faults] == [101]
+
+
+def test_an_override_that_an_axis_would_undo_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the axis 'recovery' varies this key"):
+        load_experiment("demo", ["recovery.durability.every=5"])
+    experiment = load_experiment("demo", ["axes={}", "recovery=chain", "seeds=[0]"])
+    assert len(list(experiment.trial_configs())) == 1
+
+
+def test_an_unknown_configuration_is_told_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'demo'") as caught:
+        load_experiment("dmo")
+    assert "no such file" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="no such file"):
+        load_experiment(str(tmp_path / "missing.yaml"))
+    with pytest.raises(ConfigurationError, match="no such file"):
+        load_experiment(str(tmp_path))

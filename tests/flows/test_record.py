@@ -1,0 +1,113 @@
+"""Records: what is written comes back, and what was cut short is noticed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import Evaluated, Reported, TrialEnded, to_json
+from flows.record import EVENTS_FILE, EventWriter, event_files, read_record, write_grid
+from tests.flows.synthetic import toy_events, write_events
+
+
+def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    events = toy_events("stateless")
+    path = write_events(tmp_path, events)
+    record = read_record(path)
+    assert sorted(record.events, key=repr) == sorted(events, key=repr)
+    assert not record.torn
+
+
+def test_start_and_end_are_found(tmp_path: Path) -> None:
+    record = read_record(write_events(tmp_path, toy_events("none", "no fault")))
+    assert record.started is not None
+    assert record.started.trial == "none.no-fault.seed-0"
+    assert record.ended is not None
+    assert record.ended.status == "valid"
+    assert {type(event) for event in record.of(Evaluated)} == {Evaluated}
+
+
+def test_events_are_on_disk_before_the_writer_is_closed(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / "events.jsonl") as write:
+        write(Evaluated(1.0, 2.0, 0.5, 0.9))
+        assert read_record(tmp_path / "events.jsonl").events == (Evaluated(1.0, 2.0, 0.5, 0.9),)
+
+
+def test_events_that_come_too_late_are_left_out(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / "events.jsonl") as write:
+        write(TrialEnded(1.0, "valid", ""))
+    write(Evaluated(2.0, 2.0, 0.5, 0.9))
+    assert read_record(tmp_path / "events.jsonl").events == (TrialEnded(1.0, "valid", ""),)
+
+
+def test_an_older_record_is_replaced(tmp_path: Path) -> None:
+    path = write_events(tmp_path, toy_events())
+    with EventWriter(path) as write:
+        write(TrialEnded(1.0, "failed", "again"))
+    assert read_record(path).events == (TrialEnded(1.0, "failed", "again"),)
+
+
+def test_events_written_from_many_threads_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as write:
+
+        def report(worker: int) -> None:
+            for step in range(200):
+                write(Reported(1.0, f"worker-{worker}", step, {"loss": 0.5}))
+
+        threads = [threading.Thread(target=report, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    reports = read_record(path).of(Reported)
+    for worker in range(4):
+        steps = [r.step for r in reports if r.worker == f"worker-{worker}"]
+        assert steps == list(range(200))
+
+
+@pytest.mark.parametrize("kept", [1, 20, -1])
+def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "events.jsonl"
+    whole, cut = to_json(Evaluated(1.0, 2.0, 0.5, 0.9)), to_json(TrialEnded(1.0, "valid", ""))
+    path.write_text(f"{whole}\n{cut[:kept]}")
+    record = read_record(path)
+    assert record.torn
+    assert len(record.events) == 1
+    assert record.ended is None
+
+
+def test_a_complete_last_line_without_its_newline_counts_as_cut(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(to_json(TrialEnded(1.0, "valid", "")))
+    assert read_record(path).torn
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"event":"Unheard"}', '{"event":"TrialEnded"}', ""])
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f"{to_json(TrialEnded(1.0, 'valid', ''))}\n{line}\n")
+    with pytest.raises(ConfigurationError, match=r"events\.jsonl, line 2 is not an event"):
+        read_record(path)
+
+
+def test_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.jsonl: no events to read"):
+        read_record(tmp_path / "nowhere.jsonl")
+
+
+def test_a_record_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnavailable, match="cannot be written"):
+        EventWriter(tmp_path / "file" / "events.jsonl")
+
+
+def test_trials_of_an_earlier_configuration_are_not_read(tmp_path: Path) -> None:
+    for name in ("old.seed-0", "new.seed-0"):
+        with EventWriter(tmp_path / name / EVENTS_FILE):
+            pass
+    write_grid(tmp_path, ["new.seed-0"])
+    assert [path.parent.name for path in event_files(tmp_path)] == ["new.seed-0"]

@@ -1,0 +1,290 @@
+"""Reports: self-contained pages whose every number is one of the outcomes'."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import TrialEnded
+from flows import words
+from flows.columns import BY_KEY
+from flows.config import ExperimentConfig
+from flows.figures import STRATEGY_COLOURS, Gallery, looks, svg
+from flows.grid import expand
+from flows.outcome import Outcome
+from flows.prices import load_prices
+from flows.record import EVENTS_FILE, read_record, write_grid
+from flows.repeat import experiment_yaml
+from flows.report import read_trials, render, write_report
+from flows.series import series
+from flows.summary import Group, summarize
+from tests.flows.synthetic import (
+    KILL_AT,
+    STRATEGIES,
+    demo_trials,
+    missed,
+    toy_events,
+    write_events,
+    write_experiment,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_experiment(tmp_path_factory.mktemp("results") / "demo")
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    return write_report(folder, folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> list[Outcome]:
+    return [outcome for _, outcome in read_trials(folder, load_prices())]
+
+
+def group(outcomes: list[Outcome], strategy: str, condition: str) -> Group:
+    [found] = [g for g in summarize(outcomes) if (g.strategy, g.condition) == (strategy, condition)]
+    return found
+
+
+class Tags(HTMLParser):
+    """Collects opening tags, checks that they are closed in order, and keeps the text."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "circle"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    return tags
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_from_anywhere(page: str) -> None:
+    tags = parsed(page)
+    loading = [v or "" for k, v in tags.attributes if k in ("src", "href", "data", "xlink:href")]
+    assert all(value.startswith("#") for value in loading)
+    assert "<script" not in page
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_no_id_occurs_twice(page: str) -> None:
+    ids = [value for name, value in parsed(page).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_inside_a_figure_has_its_target(page: str) -> None:
+    ids = {value for name, value in parsed(page).attributes if name == "id"}
+    used = {*re.findall(r"url\(#([^)]+)\)", page), *re.findall(r'href="#([^"]+)"', page)}
+    assert used
+    assert used <= ids
+
+
+def test_the_figures_take_the_page_s_colours(page: str) -> None:
+    style = page[page.index("<style>") : page.index("</style>")]
+    dark = style[style.index("prefers-color-scheme: dark") :]
+    for name in {*re.findall(r"var\(--((?:strategy|part)-\d)", page), "ink", "grid", "muted"}:
+        assert f"--{name}:" in dark
+    figures = page[page.index("</style>") :]
+    assert not re.search(r"(?<!, )#(?:000000|1c2127|d55e00)", figures)
+
+
+def test_the_page_says_what_was_measured(page: str, outcomes: list[Outcome]) -> None:
+    text = " ".join(parsed(page).text.split())
+    killed = group(outcomes, "none", "kill")
+    assert f"lost {KILL_AT} of 1,600 acked updates" in text
+    assert "A replica took over" in text
+    for key in ("accuracy_final", "rto_seconds", "sent_bytes_all", "cost_usd"):
+        spread = killed.spread(key)
+        assert spread
+        assert BY_KEY[key].text(spread.mean) in text
+    assert "applied twice: none in 16 trials" in text
+
+
+def test_the_page_names_the_configuration_the_versions_and_the_prices(page: str) -> None:
+    text = parsed(page).text
+    assert "dps run demo.yaml" in text
+    assert "learning_rate: 0.1" in text
+    assert "0.1.0" in text
+    assert load_prices().sources["gb_moved"] in text
+
+
+def test_every_figure_on_the_page_is_defined_there(page: str) -> None:
+    text = parsed(page).text
+    for key in ("updates_lost", "rto_seconds", "staleness_p99", "peak_bytes_all", "cost_usd"):
+        assert BY_KEY[key].definition in text
+
+
+def test_invalid_and_failed_trials_are_named_and_left_out(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path)
+    write_events(folder / "chain.kill.seed-0", missed(toy_events("chain", "no fault")))
+    failed = [*toy_events("chain", "kill", 1)[:-1], TrialEnded(2e9, "failed", "<out of memory>")]
+    write_events(folder / "chain.kill.seed-1", failed)
+    text = " ".join(parsed(write_report(folder, tmp_path / "r.html").read_text()).text.split())
+    assert "2 of 16 trials are left out of every figure and statistic" in text
+    assert "invalid: the training ended first" in text
+    assert "failed: <out of memory>" in text
+    groups = summarize([outcome for _, outcome in read_trials(folder, load_prices())])
+    assert sum(len(g.left_out) for g in groups) == 2
+    assert sum(len(g.trials) for g in groups) == 14
+
+
+def test_a_broken_promise_is_shown(tmp_path: Path) -> None:
+    events = toy_events("chain", "no fault")
+    applied = next(event for event in events if type(event).__name__ == "Applied")
+    twice = [*events[:-1], _again(applied), events[-1]]
+    write_events(tmp_path / "chain.no-fault.seed-0", twice)
+    text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
+    assert "applied twice in chain.no-fault.seed-0" in text
+
+
+def _again(applied: object) -> object:
+    import dataclasses
+
+    later = tuple(version + 5000 for version in applied.versions)  # type: ignore[attr-defined]
+    return dataclasses.replace(applied, versions=later)  # type: ignore[type-var]
+
+
+def test_a_report_of_one_trial_without_axes(tmp_path: Path) -> None:
+    import dataclasses
+
+    started, *rest = toy_events("none", "no fault")
+    settings = {**started.settings, "labels": {}}  # type: ignore[attr-defined]
+    write_events(tmp_path / "seed-0", [dataclasses.replace(started, settings=settings), *rest])  # type: ignore[call-arg]
+    page = write_report(tmp_path, tmp_path / "r.html").read_text()
+    assert "All trials" in parsed(page).text
+
+
+def test_a_report_where_nothing_is_valid(tmp_path: Path) -> None:
+    write_events(tmp_path / "a", [*toy_events()[:-1], TrialEnded(2e9, "failed", "no memory")])
+    text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
+    assert "failed: no memory" in text
+
+
+def test_only_the_trials_of_the_last_run(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "experiment")
+    write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"])
+    text = parsed(write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()).text
+    assert "applied twice: none in 2 trials" in text
+    assert "stateless" not in text[: text.index("Configuration")]
+
+
+def test_a_folder_without_trials(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no trial has been recorded"):
+        write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_a_report_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnavailable, match="report cannot be written"):
+        write_report(folder, tmp_path / "file" / "report.html")
+
+
+# -- repeating ---------------------------------------------------------------------------------
+
+
+def test_the_configuration_on_the_page_expands_to_the_same_trials(folder: Path) -> None:
+    records = [record for record, _ in read_trials(folder, load_prices())]
+    again = expand(ExperimentConfig.model_validate(yaml.safe_load(experiment_yaml(records))))
+    assert {t.digest for t in again} == {t.digest for t in demo_trials()}
+    assert {t.name for t in again} == {t.name for t in demo_trials()}
+
+
+# -- words and figures -------------------------------------------------------------------------
+
+
+def test_ranges_are_given_as_ranges(outcomes: list[Outcome]) -> None:
+    killed = group(outcomes, "none", "kill")
+    rto = killed.spread("rto_seconds")
+    assert rto
+    said = words.span(killed, "rto_seconds", " s")
+    assert said == f"{rto.low:.2f}–{rto.high:.2f} s"
+    assert words.span(killed, "updates_lost") == str(KILL_AT)
+    assert words.span(group(outcomes, "none", "no fault"), "rto_seconds") is None
+
+
+def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
+    said = {s: words.through_fault(group(outcomes, s, "kill"), None).text for s in STRATEGIES}
+    assert "initial values" in said["none"]
+    assert "Test accuracy fell from" in said["none"]
+    assert "lost 17 of 1,600" in said["checkpoint"]
+    assert "lost no acked update" in said["chain"]
+    assert "32 gradients computed during the outage were applied after it" in said["stateless"]
+    assert "significant" not in " ".join(said.values())
+
+
+def test_a_strategy_keeps_its_look_whatever_is_beside_it() -> None:
+    alone, together = looks(["chain"]), looks(["mine", "stateless", "chain"])
+    assert alone["chain"] == together["chain"]
+    assert together["mine"].colour == STRATEGY_COLOURS[4]
+
+
+def test_figures_of_every_kind_can_be_drawn(folder: Path) -> None:
+    gallery = Gallery(read_trials(folder, load_prices()))
+    drawn = gallery.for_tracking()
+    assert set(drawn) == {"accuracy_no_fault", "accuracy_kill", "recovery_time", "staleness"}
+    for name, figure in drawn.items():
+        text = svg(figure, name)
+        assert text.startswith("<svg")
+        assert "var(--ink, #1c2127)" in text
+
+
+def test_numbers_read_well() -> None:
+    seconds, share, money = (BY_KEY[k] for k in ("rto_seconds", "accuracy_final", "cost_usd"))
+    assert [seconds.text(v) for v in (0, 0.0412, 1.583, 12.34, 1234.5)] == [
+        "0",
+        "0.041",
+        "1.58",
+        "12.3",
+        "1,234",
+    ]
+    assert share.text(0.9567) == "95.7"
+    assert [money.text(v) for v in (0.0012345, 1e-9, 2.5)] == ["0.001234", "<0.000001", "2.50"]
+    assert BY_KEY["updates_lost"].text(1234) == "1,234"
+    assert BY_KEY["accuracy_drop"].text(-0.019) == "−1.9"
+    assert seconds.text(None) == "–"
+    assert BY_KEY["peak_bytes_all"].text(159_800_000) == "160"
+
+
+def test_series_are_in_order_and_cover_the_training(folder: Path) -> None:
+    record = read_record(folder / "chain.kill.seed-0" / EVENTS_FILE)
+    points = series(record)
+    assert [p.t for p in points] == sorted(p.t for p in points)
+    names = {p.name for p in points}
+    assert {"train/loss", "eval/accuracy", "staleness/p99", "server/updates"} <= names
+    assert {"resource/server/cpu_seconds", "resource/worker/sent_bytes"} <= names
+
+
+def test_rendering_is_deterministic(folder: Path) -> None:
+    trials = read_trials(folder, load_prices())
+    assert render(trials, load_prices()) == render(trials, load_prices())

@@ -1,0 +1,121 @@
+"""`dps run` as a process, with real trials: interruption and return, failed and invalid trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from flows.tracking import default_uri
+from tests.support import eventually
+
+pytestmark = pytest.mark.cluster
+
+CONFIG: dict[str, Any] = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"workers": 1, "updates": 60},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "server": {"shards": 1},
+}
+
+
+def command(here: Path, *arguments: str, **changes: Any) -> list[str]:
+    (here / "small.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
+    return [sys.executable, "-m", "flows.cli", *arguments]
+
+
+def finish(command: list[str], here: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+
+
+def rows(here: Path) -> list[dict[str, Any]]:
+    shown = finish(command(here, "results", "small", "--format", "json"), here)
+    found: list[dict[str, Any]] = json.loads(shown.stdout)
+    return found
+
+
+def alive_in_session(session: int) -> list[str]:
+    def belongs(process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return False
+
+    return [" ".join(process.cmdline()) for process in psutil.process_iter() if belongs(process)]
+
+
+def test_interrupted_and_run_again(tmp_path: Path) -> None:
+    run = command(tmp_path, "run", "small.yaml", seeds=[0, 1])
+    with subprocess.Popen(
+        run,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        while "[2/2] seed-1" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].endswith("are missing: dps run small.yaml")
+    assert "Traceback" not in errors
+    # The fork server ends by itself, just after the driver that it served.
+    eventually(lambda: not alive_in_session(process.pid), 5)
+    whole = tmp_path / "results" / "small" / "seed-0" / "events.jsonl"
+    before = whole.read_bytes()
+
+    again = finish(run, tmp_path)
+    assert again.returncode == 0
+    assert "recorded already, skipped: seed-0\n[2/2] seed-1\n" in again.stdout
+    assert whole.read_bytes() == before
+    assert [row["status"] for row in rows(tmp_path)] == ["valid", "valid"]
+
+
+def test_a_failed_trial_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    axes = {"time_limit": {"short": 0.01, "long": 60.0}}
+    ended = finish(command(tmp_path, "run", "small.yaml", axes=axes), tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("dps: short.seed-0 failed: ")
+    assert {row["trial"]: row["status"] for row in rows(tmp_path)} == {
+        "short.seed-0": "failed",
+        "long.seed-0": "valid",
+    }
+
+
+def test_a_kill_that_never_comes_makes_the_trial_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", default_uri(elsewhere))
+    late = [{"kind": "kill", "target": "server-0", "at_updates": 1000}]
+    ended = finish(command(tmp_path, "run", "small.yaml", faults=late), tmp_path)
+    assert ended.returncode == 0
+    assert "seed-0 is invalid and left out" in ended.stdout
+    (row,) = rows(tmp_path)
+    assert row["status"] == "invalid"
+    assert "invalid" in (tmp_path / "results" / "small" / "report.html").read_text()
+    # The store that the environment names is used, and no other.
+    assert (elsewhere / "mlruns" / "mlflow.db").exists()
+    assert not (tmp_path / "mlruns" / "mlflow.db").exists()
+
+
+def test_an_unusable_store_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("a file where the folder should be")
+    ended = finish(command(tmp_path, "run", "small.yaml"), tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("dps: the tracking store sqlite:///")
+    assert "Traceback" not in ended.stderr
+    assert not list((tmp_path / "results" / "small").glob("*/events.jsonl"))

@@ -1,0 +1,125 @@
+"""The architecture: imports inside `dps` go one way, and each module says what it owns."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "dps").rglob("*.py"))
+LONGEST = 450
+
+# What each part of dps may import of dps. Its facade, `dps/__init__.py`, may import all of it.
+EVENTS = {"errors", "events"}
+CORE = EVENTS | {"core"}
+PROTOCOL = CORE | {"protocol"}
+MAY_IMPORT = {
+    "": PROTOCOL | {"cluster"},
+    "errors": set[str](),
+    "events": set[str](),
+    "core": CORE,
+    "protocol": PROTOCOL,
+    "sim": PROTOCOL | {"sim"},
+    "cluster": PROTOCOL | {"cluster"},
+    "chaos": PROTOCOL | {"cluster", "chaos"},
+}
+# What of others it may import, besides the standard library.
+LIBRARIES = {
+    "": set[str](),
+    "errors": set[str](),
+    "events": set[str](),
+    "core": {"numpy"},
+    "protocol": {"numpy", "fsspec", "safetensors"},
+    "sim": {"numpy"},
+    "cluster": {"numpy", "dask", "distributed", "dask_jobqueue", "psutil"},
+    "chaos": {"dask", "distributed", "psutil"},
+}
+
+
+def part(path: str) -> str:
+    """The part of dps that a file such as "dps/core/shard.py" belongs to; "" for the facade."""
+    name = Path(path).parts[1].removesuffix(".py")
+    return "" if name == "__init__" else name
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module that is imported anywhere in a file, in functions as well."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports inside dps are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def wrong_imports(path: str, source: str) -> list[str]:
+    """The imports in a file that its place does not allow."""
+    here = part(path)
+    wrong = []
+    for name in imported(source):
+        package, *rest = name.split(".")
+        if package == "dps":
+            allowed = bool(rest) and rest[0] in MAY_IMPORT[here]
+        else:
+            allowed = package in LIBRARIES[here] or package in sys.stdlib_module_names
+        if not allowed:
+            wrong.append(name)
+    return wrong
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_go_one_way(path: Path) -> None:
+    assert wrong_imports(relative(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_a_module_opens_with_a_paragraph_about_itself(path: Path) -> None:
+    source = path.read_text()
+    assert source.startswith('"""')
+    paragraph, *_ = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
+    assert len(paragraph.split()) >= 5
+    assert paragraph.endswith(".")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_a_module_is_short_enough_to_be_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+def test_every_part_of_dps_has_its_rules() -> None:
+    assert {part(relative(path)) for path in MODULES} == MAY_IMPORT.keys() == LIBRARIES.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "wrong"),
+    [
+        ("dps/core/shard.py", "from dps.protocol import wire", ["dps.protocol.wire"]),
+        ("dps/core/shard.py", "import asyncio, scipy", ["scipy"]),
+        ("dps/core/shard.py", "def f():\n    import fsspec", ["fsspec"]),
+        ("dps/events.py", "import numpy as np", ["numpy"]),
+        ("dps/events.py", "from dps.core.blocks import Layout", ["dps.core.blocks.Layout"]),
+        ("dps/protocol/host.py", "from dps.sim.world import World", ["dps.sim.world.World"]),
+        ("dps/protocol/host.py", "import distributed", ["distributed"]),
+        ("dps/sim/world.py", "from dps.cluster.actor import A", ["dps.cluster.actor.A"]),
+        ("dps/cluster/actor.py", "from dps.chaos.injector import I", ["dps.chaos.injector.I"]),
+        ("dps/cluster/actor.py", "from dps.sim.loop import run", ["dps.sim.loop.run"]),
+        ("dps/chaos/injector.py", "from flows.trial import run", ["flows.trial.run"]),
+        ("dps/cluster/server.py", "import mlflow, yaml", ["mlflow", "yaml"]),
+        ("dps/cluster/server.py", "import pydantic, typer", ["pydantic", "typer"]),
+        ("dps/cluster/server.py", "from dps import SGD", ["dps.SGD"]),
+        ("dps/cluster/server.py", "import dps", ["dps"]),
+        ("dps/__init__.py", "import distributed", ["distributed"]),
+        ("dps/core/shard.py", "import numpy as np\nfrom dps.core import rules", []),
+        ("dps/chaos/injector.py", "import os\nfrom dps.cluster import local", []),
+    ],
+)
+def test_a_wrong_import_would_be_noticed(path: str, source: str, wrong: list[str]) -> None:
+    assert wrong_imports(path, source) == wrong
