@@ -199,12 +199,14 @@ async def longest_gap(flag: str) -> float:
 
 def push_and_tell(flag: str, steps: int, worker: Worker) -> float:
     """Push so often; then return how long one push took, in the mean."""
-    gradients = ones(worker.pull())
-    began = time.monotonic()
-    for _ in range(steps):
-        worker.push(gradients)
-    Path(flag).touch()
-    return (time.monotonic() - began) / steps
+    try:
+        gradients = ones(worker.pull())
+        began = time.monotonic()
+        for _ in range(steps):
+            worker.push(gradients)
+        return (time.monotonic() - began) / steps
+    finally:
+        Path(flag).touch()
 
 
 def server_address(ps: ParameterServer) -> str:
@@ -215,9 +217,11 @@ def server_address(ps: ParameterServer) -> str:
 class Slow(SGD):
     """SGD that takes a tenth of a second for a million weights."""
 
-    def step(self, values: np.ndarray, *others: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def step(
+        self, values: np.ndarray, *others: Any, **named: Any
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         time.sleep(values.size * 1e-7)
-        return SGD.step(self, values, *others)
+        return SGD.step(self, values, *others, **named)
 
 
 def test_large_updates_do_not_hold_up_the_nodes_event_loop(
