@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from distributed.comm import parse_address, parse_host_port
 from distributed.core import ConnectionPool, RPCClosed
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
@@ -23,6 +24,7 @@ from dps.protocol import wire
 from dps.protocol.transport import Endpoint
 
 COORDINATOR_PREFIX = "dps_coordinator_"
+PROBE_SECONDS = 0.25
 
 
 class SystemClock:
@@ -31,6 +33,10 @@ class SystemClock:
     def now(self) -> float:
         """Seconds since the Unix epoch."""
         return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
 
 
 class Meter:
@@ -69,6 +75,24 @@ class DaskTransport:
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
 
+    async def gone(self, address: str) -> bool:
+        """Whether nobody listens at the address (see `dps.protocol.transport.Transport`).
+
+        Dask's own connection attempts go on until their time is up, so this makes a bare one.
+        """
+        scheme, host, port = _parts(address)
+        if scheme not in ("tcp", "tls"):
+            return False
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+
     async def _send(self, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
         peer = self._pool(to.address)
         if to.key.startswith(COORDINATOR_PREFIX):
@@ -82,6 +106,13 @@ class DaskTransport:
         if reply["status"] == "error":
             raise _deserialized(reply["exception"])
         return list(_deserialized(reply["result"]))
+
+
+def _parts(address: str) -> tuple[str, str, int]:
+    scheme, location = parse_address(address)
+    if scheme not in ("tcp", "tls"):
+        return scheme, location, 0
+    return scheme, *parse_host_port(location)
 
 
 def _deserialized(value: Any) -> Any:

@@ -39,10 +39,21 @@ class Transport(Protocol):
         """
         ...
 
+    async def gone(self, address: str) -> bool:
+        """Whether it is proven that the process at `address` has ended: nobody listens there.
+
+        False says nothing: the process may be cut off, paused, or alive. Takes a moment at most.
+        """
+        ...
+
 
 class Clock(Protocol):
     """Tells the time. Waiting is asyncio's; a simulation runs on a loop of its own."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock of this process that never goes back, for durations and leases."""
         ...

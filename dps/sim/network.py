@@ -157,6 +157,13 @@ class Network:
         finally:
             del target.expected[reply]
 
+    async def probe(self, source: Process, address: str) -> bool:
+        """Whether a connection from `source` to the process at an address would be refused."""
+        target = self._processes[address]
+        await asyncio.sleep(self._delay(source, target) + self._delay(target, source))
+        cut = {(source.name, target.name), (target.name, source.name)} & self._cut
+        return not target.alive and not cut
+
     def _send(
         self,
         source: Process,
@@ -227,6 +234,10 @@ class SimTransport:
             ) from None
         return wire.decode(reply)
 
+    async def gone(self, address: str) -> bool:
+        """Whether the process at the address has ended; what a cut keeps from us is not known."""
+        return await self._network.probe(self._process, address)
+
 
 class SimClock:
     """The virtual time, as the clock of a process shows it."""
@@ -237,6 +248,10 @@ class SimClock:
     def now(self) -> float:
         """Seconds since the Unix epoch, in the simulated world."""
         return EPOCH_SECONDS + self._loop.time()
+
+    def monotonic(self) -> float:
+        """Seconds since the simulation began."""
+        return self._loop.time()
 
 
 async def _serve(process: Process, key: str, frames: wire.Frames) -> wire.Frames:
