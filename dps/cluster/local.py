@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -77,8 +77,8 @@ class LocalCluster:
 
     Notes
     -----
-    Use as a context manager; leaving it ends every process. Not thread-safe, but `kill` and
-    `start` may be called from another thread than the one that uses `client`.
+    Use as a context manager; leaving it ends every process. Not thread-safe, but `kill`,
+    `pause`, `resume` and `start` may be called from another thread than the one that uses `client`.
     """
 
     def __init__(self, nodes: Sequence[NodeSpec], preload: Sequence[str] = ()) -> None:
@@ -133,15 +133,38 @@ class LocalCluster:
         ProcessLookupError
             It is gone already.
         """
-        pid = self.pids[name]
-        if is_gone(pid, 0.0):  # the system may know it still, until its parent has taken note
-            raise ProcessLookupError(f"process {pid} of {name} is gone already")
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        return self._signal(name, signal.SIGKILL)
+
+    def pause(self, name: str) -> int:
+        """Send SIGSTOP to a node's process; return its pid.
+
+        Raises
+        ------
+        ProcessLookupError
+            It is gone already.
+        """
+        return self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> int:
+        """Send SIGCONT to a node's process; return its pid.
+
+        Raises
+        ------
+        ProcessLookupError
+            It is gone already.
+        """
+        return self._signal(name, signal.SIGCONT)
 
     def close(self) -> None:
         """End every process of the cluster and wait until they are gone."""
         self._stack.close()
+
+    def _signal(self, name: str, number: int) -> int:
+        pid = self.pids[name]
+        if is_gone(pid, 0.0):  # the system may know it still, until its parent has taken note
+            raise ProcessLookupError(f"process {pid} of {name} is gone already")
+        os.kill(pid, number)
+        return pid
 
     def _start_scheduler(self) -> str:
         receive, send = self._context.Pipe(duplex=False)
@@ -177,16 +200,35 @@ class LocalCluster:
 
 def is_gone(pid: int, deadline: float) -> bool:
     """Whether the process ends (or is a zombie) within `deadline` seconds."""
+    return _becomes(pid, lambda status: status in (None, psutil.STATUS_ZOMBIE), deadline)
+
+
+def is_stopped(pid: int, deadline: float) -> bool:
+    """Whether the process is stopped by a signal within `deadline` seconds."""
+    return _becomes(pid, lambda status: status == psutil.STATUS_STOPPED, deadline)
+
+
+def is_running(pid: int, deadline: float) -> bool:
+    """Whether the process is there and not stopped within `deadline` seconds."""
+    halted = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    return _becomes(pid, lambda status: status not in halted, deadline)
+
+
+def _becomes(pid: int, wanted: Callable[[str | None], bool], deadline: float) -> bool:
     until = time.monotonic() + deadline
-    while True:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
+    while not wanted(_status(pid)):
         if time.monotonic() > until:
             return False
         time.sleep(0.001)
+    return True
+
+
+def _status(pid: int) -> str | None:
+    """What the system says of a process; None if it knows none of this number."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _fork_context(preload: Sequence[str]) -> ForkServerContext:
