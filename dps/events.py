@@ -241,6 +241,20 @@ class Detected(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class Decided(Event):
+    """The coordinator has chosen how a shard goes on after a loss, and now has it carried out.
+
+    `node` is to be the head; `how` is "reconfigure" (what is left of the chain) or "restore".
+    """
+
+    shard: int
+    epoch: int
+    node: str
+    how: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class Promoted(Event):
     """A replica took over as the head of its shard, holding `version`."""
 

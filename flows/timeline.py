@@ -11,6 +11,7 @@ from dps.events import (
     Acked,
     Applied,
     CapacityRestored,
+    Decided,
     Detected,
     Event,
     Killed,
@@ -37,6 +38,8 @@ class FaultTimes:
         SIGKILL, or SIGSTOP, was sent.
     detected
         The coordinator first learned that a shard had lost the node; `by` says from whom.
+    decided
+        The coordinator had chosen how the shard goes on, for the last time before it did.
     capacity
         A fresh node had taken the place of the lost one.
     serving
@@ -55,6 +58,7 @@ class FaultTimes:
     began: float
     detected: float | None
     by: str | None
+    decided: float | None
     capacity: float | None
     serving: float | None
     source: str | None
@@ -64,6 +68,11 @@ class FaultTimes:
     def detect_seconds(self) -> float | None:
         """From the fault until it was detected."""
         return _between(self.began, self.detected)
+
+    @property
+    def decide_seconds(self) -> float | None:
+        """From detection until it was decided how the shard goes on, a part of the restoration."""
+        return _between(self.detected, self.decided)
 
     @property
     def restore_seconds(self) -> float | None:
@@ -125,6 +134,7 @@ def _moments(record: Record, fault: Killed | Paused) -> FaultTimes:
         began=fault.t,
         detected=detected.t if detected else None,
         by=detected.by if detected else None,
+        decided=_decided(record, detected, serving) if detected else None,
         capacity=capacity.t if capacity else None,
         serving=serving,
         source=source,
@@ -160,6 +170,7 @@ def _undetected(record: Record, fault: Killed | Paused, resumed: Resumed) -> Fau
         began=fault.t,
         detected=None,
         by=None,
+        decided=None,
         capacity=None,
         serving=resumed.t if last else None,
         source="resumed" if last else None,
@@ -178,6 +189,17 @@ def _back(record: Record, detected: Detected) -> tuple[float | None, str | None,
     # The head is still there: it is known to serve again from what it applies.
     applied = _first_applied(record, detected.shard, detected.epoch)
     return applied, None if applied is None else "others", applied
+
+
+def _decided(record: Record, detected: Detected, serving: float | None) -> float | None:
+    """When the choice was made by which the shard serves again; others may have failed before."""
+    times = [
+        e.t
+        for e in record.of(Decided)
+        if e.shard == detected.shard and e.epoch >= detected.epoch
+        if serving is None or e.t <= serving
+    ]
+    return max(times, default=None)
 
 
 def _source(serving: Promoted | Restored) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from dps.core.recovery import Chain, NoDurability
 from dps.core.updates import UpdateId
 from dps.errors import DpsError, TransportError
-from dps.events import Detected, Sink, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     AddHosts,
@@ -270,6 +270,7 @@ class Coordinator:
 
     async def _reconfigure(self, shard: _Shard, view: View) -> bool:
         """Have what is left of a chain enter the new epoch, then serve."""
+        self._decided(view, view.chain[0], "reconfigure")
         await self._configure(view)
         if shard.view == view:
             shard.view = replace(view, serving=True)
@@ -284,6 +285,7 @@ class Coordinator:
         shard.unsettle()
         view = shard.view
         shard.reserved = host
+        self._decided(view, host, "restore")
         served = False
         try:
             await self._bring_back(shard, view, host)
@@ -297,6 +299,10 @@ class Coordinator:
                 shard.unsettle()  # the host may have closed the mailbox for its epoch
             await self._publish()
         return True
+
+    def _decided(self, view: View, head: Endpoint, how: str) -> None:
+        node = self._hosts[head].node
+        self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     async def _bring_back(self, shard: _Shard, view: View, host: Endpoint) -> None:
         durability = self._group.recovery.durability

@@ -15,6 +15,7 @@ from dps.events import (
     Audited,
     CapacityRestored,
     CheckpointWritten,
+    Decided,
     Detected,
     Evaluated,
     Event,
@@ -319,12 +320,16 @@ def fault(*events: Event) -> Record:
 def test_the_parts_of_a_recovery_add_up() -> None:
     record = fault(
         Detected(100.5, 0, 2, "server-0", False, "scheduler"),
+        Decided(101.0, 0, 2, "spare-0", "restore"),
         CapacityRestored(102.0, 0, "server-0-b"),
+        Decided(102.25, 0, 3, "server-0-b", "restore"),
+        Decided(104.0, 0, 4, "server-0-b", "reconfigure"),
         Restored(103.0, 0, 2, "server-0-b", 40, "checkpoint"),
         applied([1, 2], [41, 42], epoch=2, t=103.25),
     )
     [times] = fault_times(record)
     assert times.detect_seconds == 0.5
+    assert times.decide_seconds == 1.75
     assert times.wait_capacity_seconds == 1.5
     assert times.restore_seconds == 2.5
     assert times.first_applied_seconds == 0.25
