@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -206,6 +207,19 @@ def transport() -> None:
     from flows.bench import transport as measure
 
     print(measure())
+
+
+@bench.command()
+def recovery(
+    repeats: Annotated[int, typer.Option(min=1, help="Faults of each kind on each strategy.")] = 30,
+) -> None:
+    """Time recoveries from real faults, and what each strategy costs without any."""
+    from flows import bench_cost, bench_recovery
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    rows = bench_recovery.recovery_times(repeats, tell)
+    turns = bench_cost.costs(tell)
+    print(bench_recovery.table(rows), bench_cost.table(turns), sep="\n\n")
 
 
 def _console() -> Console:
