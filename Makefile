@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SOAK_MINUTES ?= 30
+SOAK_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench bench-recovery clean
+.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench bench-recovery soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -60,6 +62,9 @@ bench: setup ## time push and pull beside raw sockets and a plain Dask actor
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
 	$(BIN)/dps bench recovery
+
+soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
+	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
 	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info

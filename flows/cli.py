@@ -196,6 +196,21 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def soak(
+    minutes: Annotated[
+        float, typer.Option(min=0, help="How long; each strategy once at least.")
+    ] = 30,
+    seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
+    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
+    faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
+) -> None:
+    """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
+    from flows.soak import soak as run_soak
+
+    raise typer.Exit(run_soak(minutes, seed, only, faults))
+
+
 @bench.callback()
 def _bench() -> None:
     pass

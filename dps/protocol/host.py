@@ -87,6 +87,10 @@ class Host:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
         return await self._services[type(message)](message)
 
+    def states(self) -> dict[int, ShardState]:
+        """The state of each replica that is here."""
+        return {shard: replica.state for shard, replica in self._replicas.items()}
+
     def flush(self) -> None:
         """Emit the events of what was applied since the last flush."""
         for replica in self._replicas.values():
