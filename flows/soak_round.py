@@ -276,10 +276,12 @@ class Round:
                 part = _part(node.name, chains)
                 if part == "spare" or self._may_lose(node.name, chains):
                     options.append((part, node.name))
-            elif node.role == "worker":
-                if not any(kind_of(name) == "worker" for name in self._hurt):
-                    options.append(("worker", node.name))
+            elif node.role == "worker" and not self._hurts("worker"):
+                options.append(("worker", node.name))
         return options
+
+    def _hurts(self, kind: str) -> bool:
+        return any(kind_of(name) == kind for name in self._hurt)
 
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
         if not self.case.replicated:
@@ -348,7 +350,7 @@ class Round:
         allowed = self._may_be_lost(shard)
         require(
             len(lost) <= allowed,
-            f"shard {shard}: {len(lost)} acked updates are lost, {allowed:g} may be: {sorted(lost)}",
+            f"shard {shard}: {len(lost)} acked updates are lost, not {allowed:g}: {sorted(lost)}",
         )
         return len(lost)
 

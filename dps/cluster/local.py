@@ -282,7 +282,7 @@ def _run_and_clean_up(scratch: str, send: Any) -> None:
             is_gone(pid, STOP_SECONDS)
         shutil.rmtree(scratch, ignore_errors=True)
 
-    _run_until_parent_ends(_run_scheduler(send), end)
+    _run_until_parent_ends(_run_scheduler(scratch, send), end)
 
 
 def _run_in_group(leader: int, arguments: tuple[str, str, str, str]) -> None:
@@ -315,7 +315,8 @@ def _exit_with_parent(end: Callable[[], None]) -> None:
     os._exit(1)
 
 
-async def _run_scheduler(send: Any) -> None:
+async def _run_scheduler(scratch: str, send: Any) -> None:
+    dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
     async with Scheduler(
         host=LOOPBACK, port=0, dashboard=False, dashboard_address=f"{LOOPBACK}:0"
     ) as scheduler:
