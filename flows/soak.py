@@ -22,8 +22,7 @@ import psutil
 
 from dps.core.consistency import BSP, SSP
 from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
-from dps.errors import ConfigurationError
-from flows.counting import Violation
+from dps.errors import ConfigurationError, DpsError
 from flows.record import EVENTS_FILE, EventWriter
 from flows.soak_pool import Pool, require_flat
 from flows.soak_round import Case, Result, Round, parts
@@ -124,7 +123,7 @@ def drive(minutes: float, seed: int, faults: int, folder: Path, only: Sequence[s
                 pool.fill()
                 pool.measure()
             require_flat(pool)
-        except (Violation, TookTooLong) as error:
+        except (DpsError, OSError, TimeoutError) as error:
             print(f"VIOLATION: {error}\nIts events are kept in {folder}", flush=True)
             code = 1
         print(table(results), "", "from the first third to the end, between rounds:", sep="\n")

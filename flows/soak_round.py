@@ -276,7 +276,7 @@ class Round:
                 part = _part(node.name, chains)
                 if part == "spare" or self._may_lose(node.name, chains):
                     options.append((part, node.name))
-            elif node.role == "worker" and not self._hurts("worker"):
+            elif node.name in self._places() and not self._hurts("worker"):
                 options.append(("worker", node.name))
         return options
 
@@ -298,16 +298,16 @@ class Round:
             time.sleep(max(0.0, until - time.monotonic()))
             self._resume(name)
         for node in self._lost_workers:
-            self._start_again(self._worker_on(node))
+            self._start_again(self._places()[node])
         self._lost_workers.clear()
 
     def _resume(self, name: str) -> None:
         number, _ = self._paused.pop(name)
         self._striker.resume(number, name)
 
-    def _worker_on(self, node: str) -> str:
-        joined = self.watch.record.of(WorkerJoined)
-        return max((e for e in joined if e.node == node), key=lambda e: e.t).worker
+    def _places(self) -> dict[str, str]:
+        """Which worker is on which node, as far as is known by now."""
+        return {event.node: event.worker for event in self.watch.record.of(WorkerJoined)}
 
     # -- what must hold ----------------------------------------------------------------------------
 

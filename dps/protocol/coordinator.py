@@ -37,6 +37,7 @@ from dps.protocol.messages import (
     Seed,
     Seeded,
     Table,
+    View,
 )
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
@@ -187,7 +188,7 @@ class Coordinator:
 
     def decided(self, view: View, head: Endpoint, how: str) -> None:
         """Record how a shard is to go on after a change of its members."""
-        node = next((info.node for info in self.members.hosts if info.host == head), "")
+        node = self.members.hosts[head].node if head in self.members else ""
         self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     def load(self, host: Endpoint) -> int:
