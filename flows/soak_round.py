@@ -290,13 +290,17 @@ class Round:
 
     def _mend(self) -> None:
         """Replace what was killed, let go on what was paused, start lost workers again."""
+        fresh = set()
         for name in sorted(self._hurt - self._paused.keys()):
             time.sleep(self._random.choice([0.0, 0.0, 0.5]))
-            self._pool.replace(name)
+            fresh.add(self._pool.replace(name))
         while self._paused:
             name, (_, until) = min(self._paused.items(), key=lambda entry: entry[1][1])
             time.sleep(max(0.0, until - time.monotonic()))
             self._resume(name)
+        eventually(
+            lambda: fresh <= {node.name for node in self._ps.nodes}, "start of nodes", PATIENCE
+        )
         for node in self._lost_workers:
             self._start_again(self._places()[node])
         self._lost_workers.clear()
