@@ -188,7 +188,8 @@ class Coordinator:
 
     def decided(self, view: View, head: Endpoint, how: str) -> None:
         """Record how a shard is to go on after a change of its members."""
-        node = self.members.hosts[head].node if head in self.members else ""
+        info = self.members.hosts.get(head)
+        node = info.node if info is not None else ""
         self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     def load(self, host: Endpoint) -> int:
