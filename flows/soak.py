@@ -43,6 +43,9 @@ CASES = (
     Case("chain(3) BSP", Recovery(Chain(3)), BSP()),
     Case("checkpoint + mailbox", Recovery(Checkpoint(every=20), Continue())),
     Case("stateless SSP(4)", Recovery(SharedStore(), Continue()), SSP(4)),
+    Case("chain(2), sums of 4", Recovery(Chain(2, aggregate=4))),
+    Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
+    Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
 )
 

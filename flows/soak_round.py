@@ -29,7 +29,6 @@ from dps.core.recovery import (
     Chain,
     Checkpoint,
     Continue,
-    NoDurability,
     Recovery,
     with_checkpoint_path,
 )
@@ -62,16 +61,24 @@ LONGEST = 25.0
 SECOND_FAULT = 0.35
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
-WEIGHTS = {"head": 4, "replica": 3, "spare": 1, "store": 3, "worker": 2}
+WEIGHTS = {"head": 4, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A strategy under test."""
+    """A strategy under test.
+
+    Attributes
+    ----------
+    both
+        Whether the store may be lost together with servers. The strategy does not promise to
+        survive that, only to say that a shard began anew.
+    """
 
     name: str
     recovery: Recovery
     consistency: Consistency = field(default_factory=ASP)
+    both: bool = False
 
     @property
     def replicated(self) -> bool:
@@ -84,10 +91,12 @@ class Case:
         match self.recovery.durability:
             case Checkpoint() as wanted:
                 return wanted.every
-            case NoDurability():
-                return float("inf")
-            case _:
+            case Chain():
                 return 0
+            case SharedStore():
+                return float("inf") if self.both else 0
+            case _:
+                return float("inf")
 
     @property
     def kept_by_worker(self) -> int:
@@ -270,12 +279,19 @@ class Round:
         chains = [[names[m.address].name for m in view.chain] for view in table.views]
         sound = [node for node in names.values() if node.name in set(self._pool.alive())]
         sound = [node for node in sound if node.name not in self._hurt]
+        keepers = {
+            names[keeper.address].name: part
+            for part, keeper in (("mailbox", table.mailbox), ("store", table.store))
+            if keeper is not None
+        }
         options = []
         for node in sound:
             if node.role in SERVING:
                 part = _part(node.name, chains)
                 if part == "spare" or self._may_lose(node.name, chains):
                     options.append((part, node.name))
+            elif node.name in keepers and self._may_lose_keeper():
+                options.append((keepers[node.name], node.name))
             elif node.name in self._places() and not self._hurts("worker"):
                 options.append(("worker", node.name))
         return options
@@ -283,7 +299,13 @@ class Round:
     def _hurts(self, kind: str) -> bool:
         return any(kind_of(name) == kind for name in self._hurt)
 
+    def _may_lose_keeper(self) -> bool:
+        """Whether states and mail are elsewhere too: what a store loses, the servers still have."""
+        return self.case.both or all(kind_of(n) == "worker" for n in self._hurt)
+
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
+        if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):
+            return False
         if not self.case.replicated:
             return True
         return all(set(chain) - self._hurt - {name} for chain in chains if name in chain)
