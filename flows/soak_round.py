@@ -30,6 +30,7 @@ from dps.core.recovery import (
     Checkpoint,
     Continue,
     Recovery,
+    SharedStore,
     with_checkpoint_path,
 )
 from dps.core.rules import SGD
