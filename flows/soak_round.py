@@ -62,7 +62,7 @@ LONGEST = 25.0
 SECOND_FAULT = 0.35
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
-WEIGHTS = {"head": 4, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
+WEIGHTS = {"head": 7, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
 
 
 @dataclass(frozen=True, slots=True)

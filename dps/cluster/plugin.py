@@ -8,7 +8,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.recorder import Recorder, record_forever, sample, topic
 from dps.cluster.transport import (
     COORDINATOR_PREFIX,
     DaskTransport,
@@ -74,6 +74,12 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     def _sample(self) -> ResourceSampled:
         return sample("scheduler", "scheduler", self._meter)
+
+
+async def forget(group: str, dask_scheduler: Scheduler) -> None:
+    """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
+    for name in (topic(group), node_topic(group)):
+        dask_scheduler._broker._topics.pop(name, None)
 
 
 async def take_out(name: str, dask_scheduler: Scheduler) -> None:

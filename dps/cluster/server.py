@@ -22,7 +22,7 @@ from dps.cluster.audit import audit
 from dps.cluster.choices import check_choices, checked_recovery
 from dps.cluster.evaluator import EvaluatorActor, Score
 from dps.cluster.inbox import Inbox
-from dps.cluster.plugin import CoordinatorPlugin, node_topic, take_out
+from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
 from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
 from dps.cluster.worker import Worker, run_worker
@@ -322,6 +322,7 @@ class ParameterServer:
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close()
+        await self._client.run_on_scheduler(forget, self.group.name)
         self._hosts.clear()
         self._evaluators.clear()
 
