@@ -22,8 +22,7 @@ import psutil
 
 from dps.core.consistency import BSP, SSP
 from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
-from dps.errors import ConfigurationError
-from flows.counting import Violation
+from dps.errors import ConfigurationError, DpsError
 from flows.record import EVENTS_FILE, EventWriter
 from flows.soak_pool import Pool, require_flat
 from flows.soak_round import Case, Result, Round, parts
@@ -44,6 +43,9 @@ CASES = (
     Case("chain(3) BSP", Recovery(Chain(3)), BSP()),
     Case("checkpoint + mailbox", Recovery(Checkpoint(every=20), Continue())),
     Case("stateless SSP(4)", Recovery(SharedStore(), Continue()), SSP(4)),
+    Case("chain(2), sums of 4", Recovery(Chain(2, aggregate=4))),
+    Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
+    Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
 )
 
@@ -124,7 +126,7 @@ def drive(minutes: float, seed: int, faults: int, folder: Path, only: Sequence[s
                 pool.fill()
                 pool.measure()
             require_flat(pool)
-        except (Violation, TookTooLong) as error:
+        except (DpsError, OSError, TimeoutError) as error:
             print(f"VIOLATION: {error}\nIts events are kept in {folder}", flush=True)
             code = 1
         print(table(results), "", "from the first third to the end, between rounds:", sep="\n")
