@@ -7,6 +7,7 @@ worker a member of the group: it renews its lease, and enters again if it was gi
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -67,7 +68,8 @@ class Client:
         """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
         self._entered.clear()
         try:
-            reply = await self.router.ask(EnterWorker(self.worker, *self._home))
+            request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex)
+            reply = await self.router.ask(request)
             self.incarnation, self._given_up = reply.incarnation, False
             if self._renewing is None:
                 every = self._group.timings.lease / RENEWALS

@@ -34,7 +34,7 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
-from dps.protocol.rounds import Rounds, evicted, is_evicted
+from dps.protocol.rounds import Rounds, evicted, is_evicted, is_replaced
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # Below this many bytes a step of the update rule is quicker than handing it to a thread.
@@ -378,7 +378,8 @@ class Replica:
 
     def _must_be_active(self, update: UpdateId) -> None:
         """Refuse a worker that nobody waits for, where what it computed may be too stale."""
-        if not isinstance(self._group.consistency, ASP) and is_evicted(self.state, update):
+        bounded = not isinstance(self._group.consistency, ASP)
+        if is_replaced(self.state, update) or (bounded and is_evicted(self.state, update)):
             raise evicted(update)
 
 
