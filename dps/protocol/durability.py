@@ -107,7 +107,7 @@ class Checkpoints:
             self._start_writing(epoch, state)
         while state.version - self._complete > self._allowed:
             before = self._complete
-            await self._start_writing(epoch, state)
+            await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
                 raise StoreUnavailable(f"shard {self._shard}: checkpoints cannot be written")
 
@@ -159,21 +159,24 @@ class Stored:
         self._shard = shard
         self._deadline = group.timings.copy
         self._transport = transport
-        self._store = store
+        self._find_store = store
+        self._store: Endpoint | None = None
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Put the state that the server starts with."""
+        """Put the state that the server starts with in the epoch, into the store of that epoch."""
+        self._store = await self._find_store()
         await self.commit(epoch, state)
 
     async def commit(self, epoch: int, state: ShardState) -> None:
         """Return when the store has the state."""
+        store = self._store or await self._find_store()
         request = PutState(self._shard, epoch, state)
-        await self._transport.call(await self._store(), request, self._deadline, "store")
+        await self._transport.call(store, request, self._deadline, "store")
 
     async def restore(self, epoch: int) -> ShardState:
         """Return the state that the store has."""
-        request = GetState(self._shard, epoch)
-        state = await self._transport.call(await self._store(), request, self._deadline, "store")
+        store, request = await self._find_store(), GetState(self._shard, epoch)
+        state = await self._transport.call(store, request, self._deadline, "store")
         if not isinstance(state, ShardState):
             raise StoreUnavailable(f"shard {self._shard}: the state store has no state of it")
         return state

@@ -43,13 +43,15 @@ class Seed:
 class Table:
     """The routing table; `version` grows with every change.
 
-    `complete` says that every shard is served by all its replicas, `closed` that the group is
-    being taken down: nobody may ask for anything any more.
+    `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
+    by all its replicas, `closed` that the group is being taken down: nobody may ask for anything
+    any more.
     """
 
     version: int
     views: tuple[View, ...]
     store: Endpoint | None
+    mailbox: Endpoint | None
     seeds: tuple[Seed, ...]
     complete: bool
     closed: bool
@@ -83,8 +85,47 @@ class ReportFailure:
 
 @message
 @dataclass(frozen=True, slots=True)
+class ReportLink:
+    """A replica cannot reach its successor, and has not for longer than a lease. Reply: Done."""
+
+    shard: int
+    epoch: int
+    successor: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """A host asks to be counted on for another while; `life` is how often it has started over."""
+
+    host: Endpoint
+    life: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RenewWorker:
+    """A worker asks to be waited for. Reply: Renewed."""
+
+    worker: str
+    incarnation: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Whether the lease goes on. If not, whoever asked was given up and has to start over."""
+
+    granted: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class HostInfo:
-    """A host. `role` is "server", "replica", "spare" or "store"; `home` is a shard, or -1."""
+    """A host. `role` is "server", "replica", "spare", "store" or "mailbox".
+
+    `home` is the shard that it is meant for, or -1.
+    """
 
     host: Endpoint
     node: str
@@ -143,7 +184,7 @@ class ExitWorker:
     reason: str
 
 
-# -- to a shard's head -------------------------------------------------------------------------
+# -- to a shard's head; a pull to the replica that serves reads ----------------------------------
 
 
 @message
@@ -165,10 +206,15 @@ class Push:
 @message
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A shard's values at `version`, read at `at` (seconds since the Unix epoch)."""
+    """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
+
+    `slack` is how many further gradients the consistency model lets the worker compute from them,
+    after the first, without reading again; -1: any number.
+    """
 
     version: int
     at: float
+    slack: int
     values: np.ndarray
 
 
@@ -195,11 +241,17 @@ class Waiting:
 @message
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read the weights; `worker` waits as the consistency model says, "" never waits."""
+    """Read the weights; `worker` waits as the consistency model says, "" never waits.
+
+    `seen` is the version that the client has read before: it is not shown an older one, unless
+    that one is lost.
+    """
 
     shard: int
     epoch: int
     worker: str
+    incarnation: int
+    seen: int
     patience: float
 
 
@@ -298,12 +350,6 @@ class AuditReply:
     version: int
     applied: dict[str, int]
     duplicates: int
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Ask whether the host is alive. Reply: Done."""
 
 
 @message

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.core.recovery import NoDurability
+from dps.core.recovery import NoDurability, SharedStore
 from dps.core.shard import ShardState, Step
 from dps.events import (
     CheckpointRefused,
@@ -22,13 +22,14 @@ from dps.events import (
     Promoted,
     ReplicaAdded,
     Restored,
-    WorkerJoined,
     WorkerLeft,
 )
+from dps.protocol import wire
 from dps.protocol.messages import Table, View
 from dps.protocol.replica import Replica
 from dps.sim.cases import Case
 from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
+from dps.sim.injector import Injector
 from dps.sim.process import Process
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
@@ -54,25 +55,18 @@ class Auditor:
 
     Parameters
     ----------
-    touched
-        Tells whether a fault has touched a process, so that it may be given up.
-
-    Attributes
-    ----------
-    lost_mail
-        Whether a mailbox was lost, and with it what only it had.
+    injector
+        Knows which nodes were touched by a fault, so that they may be given up.
     """
 
-    def __init__(
-        self, world: World, case: Case, tally: Tally, touched: Callable[[Process], bool]
-    ) -> None:
-        self.lost_mail = False
+    def __init__(self, world: World, case: Case, tally: Tally, injector: Injector) -> None:
         self._world = world
         self._case = case
         self._tally = tally
-        self._touched = touched
+        self._injector = injector
         self._shards = [_Shard() for _ in range(case.shards)]
         world.watchers.append(self._recorded)
+        world.network.on_answer = self._answered
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -102,6 +96,17 @@ class Auditor:
             require(state.version > before, "version went back", text)
             shard.versions[epoch] = state.version
 
+    def _answered(self, process: Process, request: Any, reply: wire.Frames) -> None:
+        """A host has carried out a client's request."""
+        view = self._world.view(request.shard)
+        newer = view.serving and view.epoch > request.epoch
+        if not newer or any(process.address == member.address for member in view.chain):
+            return
+        if not wire.is_refusal(reply):
+            what = f"{type(request).__name__} (shard {request.shard}, epoch {request.epoch})"
+            text = f"{process.address} answered {what}, but is out since epoch {view.epoch}"
+            self._world.network.report(Violation("answered without a lease", text))
+
     def _recorded(self, process: Process, event: Event) -> None:
         try:
             self._check_event(process, event)
@@ -118,9 +123,6 @@ class Auditor:
                 self._given_up(event)
             case CheckpointRefused():
                 self._shards[event.shard].refused += 1
-            case WorkerJoined():
-                if event.worker in self._tally.active:
-                    self._tally.entered(event.worker)
             case WorkerLeft():
                 self._tally.left(event.worker)
                 if event.reason == "lost":
@@ -130,11 +132,12 @@ class Auditor:
         """Only who was touched by a fault is taken for lost."""
         members = self._shards[event.shard].members
         named = [process for process in members.values() if process.name == event.node]
-        unfit = [process for process in named if not process.alive or self._touched(process)]
+        unfit = [process for process in named if not process.alive or self._injector.touched(process)]
         text = f"shard {event.shard}: {event.node} was given up, but nothing was wrong with it"
         require(bool(unfit) or not named, "given up", text)
         for process in unfit:
-            del members[process.address]
+            if not process.alive:
+                del members[process.address]
 
     def _restored(self, process: Process, event: Restored) -> None:
         shard = self._shards[event.shard]
@@ -158,8 +161,10 @@ class Auditor:
         fit = [
             p.name
             for p in shard.members.values()
-            if p is not process and p.alive and not self._touched(p)
+            if p is not process and p.alive and not self._injector.touched(p)
         ]
+        if isinstance(self._case.recovery.durability, SharedStore):
+            fit += [] if self._injector.has_touched("store") else ["the store"]
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
 
     def _check_loss(self, what: str, number: int, there: set[int], bound: float) -> None:
@@ -189,7 +194,8 @@ class Auditor:
 
     def _check_kept(self, view: View, found: set[int]) -> None:
         shard, tally = view.shard, self._tally
-        buffered = set() if self.lost_mail else tally.buffered[shard]
+        mail_lost = self._injector.has_touched("store", "mailbox")
+        buffered = set() if mail_lost else tally.buffered[shard]
         lost = (tally.acked[shard] | buffered) - found - tally.forgiven[shard]
         text = f"shard {shard}: {len(lost)} acked updates are lost: {sorted(lost)}"
         require(not lost, "lost", text)
@@ -229,18 +235,19 @@ async def settled(world: World, patience: float) -> Table:
 @contextmanager
 def accepting(told: Callable[[Replica, Step], None]) -> Iterator[None]:
     """Have `told` called with every step that any replica accepts."""
-    accept: Any = Replica._accept
+    apply: Any = Replica._apply_now
 
-    def accept_and_tell(self: Replica, op: Any, step: Step) -> Step:
-        accepted: Step = accept(self, op, step)
-        told(self, step)
-        return accepted
+    async def apply_and_tell(self: Replica, op: Any) -> Step:
+        step: Step = await apply(self, op)
+        if step.outcome == "applied":
+            told(self, step)
+        return step
 
-    Replica._accept = accept_and_tell  # type: ignore[method-assign]
+    Replica._apply_now = apply_and_tell  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Replica._accept = accept  # type: ignore[method-assign]
+        Replica._apply_now = apply  # type: ignore[method-assign]
 
 
 def _digest(state: ShardState) -> int:

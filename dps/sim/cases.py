@@ -17,7 +17,7 @@ from dps.core.recovery import (
 )
 from dps.protocol.group import Timings
 
-TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0)
+TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,23 @@ class Case:
         return float("inf")
 
     @property
-    def fenced(self) -> bool:
-        """Whether a server that was given up cannot have an update acked, whatever it does."""
-        return isinstance(self.recovery.durability, Chain | SharedStore)
+    def linear(self) -> bool:
+        """Whether a read shows all that anybody knew before.
 
-    @property
-    def waits(self) -> bool:
-        """Whether workers wait for a shard that is down."""
-        return isinstance(self.recovery.outage, Wait)
+        It does not if a worker goes on with its own last weights, or reads from any replica.
+        """
+        durability = self.recovery.durability
+        any_replica = isinstance(durability, Chain) and durability.reads == "any"
+        return isinstance(self.recovery.outage, Wait) and not any_replica
 
     @property
     def lead(self) -> int | None:
         """How many updates a worker may be ahead of the weights that it computes from."""
-        outage = self.recovery.outage
-        buffered = outage.limit if isinstance(outage, Continue) else 0
         match self.consistency:
             case BSP():
-                return buffered
+                return 0
             case SSP(tau):
-                return tau + buffered
+                return tau
         return None
 
 
@@ -71,6 +69,8 @@ _ALL = (
     Case("chain(2)", Recovery(Chain(2))),
     Case("chain(2), busy", Recovery(Chain(2)), workers=5, busy=True),
     Case("chain(3)", Recovery(Chain(3))),
+    Case("chain(3), reads any", Recovery(Chain(3, reads="any"))),
+    Case("chain(2), aggregated", Recovery(Chain(2, aggregate=3))),
     Case("stateless", Recovery(SharedStore(every=4), Continue())),
     Case("chain(2) + continue", Recovery(Chain(2), Continue(limit=3, buffer="worker"))),
     Case("chain(3) + mailbox", Recovery(Chain(3), Continue(limit=3), Replay("each"))),

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
-from dps.protocol.client import Outcome
+from dps.protocol.lane import Outcome
 from dps.sim.violation import require
 from dps.sim.world import World
 
@@ -55,7 +55,7 @@ class Tally:
     numbers
         The number of the update of each cell: its worker's clock after it.
     active
-        Workers that take part, and how many cells they had pushed when they entered.
+        Workers that take part, and how many updates they had pushed when they entered.
     """
 
     def __init__(self, shards: int) -> None:
@@ -80,24 +80,21 @@ class Tally:
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
 
-        What a failure took back counts, as the worker will not push it again. The number of an
-        update that is not acked yet is the next one.
+        What a failure took back counts, as the worker will not push it again.
         """
-        clock = number = None
+        clock = None
         own = cells_of(worker)[self.active[worker] :]
-        for cell in (c for c in own if c in self.attempted):
-            number = self.numbers.get(cell, None if number is None else number + 1)
+        for cell in own:
             if cell in cells or cell in self.forgiven[shard]:
-                clock = number
+                clock = self.numbers[cell]
         return clock
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a worker knows of one shard when it computes: the cells, and who took part."""
+    """The clocks that the weights of one shard show of each worker that takes part since."""
 
-    cells: set[int]
-    clocks: dict[str, int | None]
+    clocks: dict[str, tuple[int, int | None]]
 
 
 class CountingWorker:
@@ -118,7 +115,8 @@ class CountingWorker:
         self.name = name
         self.process, self.client = world.client(name, self._acked)
         self._world = world
-        self._current = -1
+        self._cell_of: dict[int, int] = {}
+        self._incarnation = 0
         self._tally = tally
         self._linear = linear
         self._lead = lead
@@ -129,7 +127,7 @@ class CountingWorker:
     async def train(self, random: Random, think: float, over: asyncio.Event) -> None:
         """Enter, push with pauses of up to `think` seconds until the faults are over, and leave."""
         await self.client.enter(self.process.address, self.name)
-        self._tally.entered(self.name)
+        self._note_entered()
         cells = cells_of(self.name)
         for i, cell in enumerate(cells):
             await asyncio.sleep(random.uniform(0, think))
@@ -148,12 +146,11 @@ class CountingWorker:
             await self._read()
         known = [set(of_shard) for of_shard in self._tally.seen]
         self._tally.attempted.add(cell)
-        self._current = cell
-        incarnation = self.client.incarnation
+        number = self._tally.numbers[cell] = self.client.next_seq
+        self._cell_of[number] = cell
         computed_from, self._readings = self._readings, []
-        number = await self._in_time(self.client.push(self._gradient(cell), pull))
-        self._tally.numbers[cell] = number
-        if self.client.incarnation == incarnation:
+        await self._in_time(self.client.push(self._gradient(cell), pull))
+        if not self._note_entered():
             self._check_lead(number, computed_from)
         if pull:
             self._check_read(known)
@@ -163,16 +160,24 @@ class CountingWorker:
     async def _read(self) -> None:
         known = [set(of_shard) for of_shard in self._tally.seen]
         await self._in_time(self.client.pull())
+        self._note_entered()
         self._check_read(known)
 
-    async def _in_time(self, request: Awaitable[int | None]) -> int:
+    def _note_entered(self) -> bool:
+        """Take note if the worker has entered anew; return whether it has."""
+        if self.client.incarnation == self._incarnation:
+            return False
+        self._incarnation = self.client.incarnation
+        self._tally.entered(self.name)
+        return True
+
+    async def _in_time(self, request: Awaitable[object]) -> None:
         loop = asyncio.get_running_loop()
         self._tally.operations += 1
         began = loop.time() - self.process.stood
-        result = await request
+        await request
         took = loop.time() - self.process.stood - began
         require(took <= self._limit, "deadline", f"{self.name}: a request took {took:g} s")
-        return result or 0
 
     def _gradient(self, cell: int) -> dict[str, np.ndarray]:
         gradients = {}
@@ -194,8 +199,9 @@ class CountingWorker:
             text = f"{what}: {sorted(missing)} was there, is gone"
             require(not (self._linear and missing), "stale read", text)
             tally.seen[shard] |= found
-            clocks = {w: tally.clock(w, shard, found) for w in tally.active}
-            readings.append(_Reading(found, clocks))
+            active = tally.active.items()
+            clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active}
+            readings.append(_Reading(clocks))
         self._readings = readings
 
     def _check_lead(self, number: int, computed_from: list[_Reading]) -> None:
@@ -203,8 +209,8 @@ class CountingWorker:
         if self._lead is None:
             return
         for shard, reading in enumerate(computed_from):
-            for worker, clock in reading.clocks.items():
-                if worker in self._tally.active and clock is not None:
+            for worker, (since, clock) in reading.clocks.items():
+                if self._tally.active.get(worker) == since and clock is not None:
                     require(
                         number - 1 - clock <= self._lead,
                         "too far ahead",
@@ -213,11 +219,14 @@ class CountingWorker:
                     )
 
     def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
+        cell, tally = self._cell_of[seq], self._tally
         if outcome == "buffered":
-            self._tally.buffered[shard].add(self._current)
-        elif outcome in ("applied", "duplicate"):
-            self._tally.acked[shard].add(self._current)
-            self._tally.seen[shard].add(self._current)
+            tally.buffered[shard].add(cell)
+        elif outcome == "dropped":
+            tally.buffered[shard].discard(cell)
+        else:
+            tally.acked[shard].add(cell)
+            tally.seen[shard].add(cell)
 
 
 def check_counts(what: str, values: np.ndarray, version: int) -> None:

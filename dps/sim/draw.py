@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 
 from dps.core.recovery import Checkpoint
-from dps.protocol.group import Timings
 from dps.sim.cases import Case
 from dps.sim.faults import Fault, Kind, Role, Schedule, Trigger, Whom
 from dps.sim.network import Weather
@@ -15,8 +14,6 @@ DELAYS = ((0.0002, 0.005), (0.002, 0.02))
 LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
 WORK = (0.02, 0.2)
 THINK = (0.03, 0.12)
-LEASES = "lease" in Timings.__slots__
-NEVER_LOST = () if LEASES else ("Ping", "Ping reply")
 
 Story = Callable[["Draw"], list[Fault]]
 
@@ -28,15 +25,23 @@ def schedule(case: Case, seed: int) -> Schedule:
     return Schedule(
         case,
         seed,
-        Weather(
-            weather.choice(DELAYS), LOSSES if lossy else {}, 0.1 if twice else 0.0, NEVER_LOST
-        ),
+        Weather(weather.choice(DELAYS), LOSSES if lossy else {}, 0.1 if twice else 0.0),
         tuple(Draw(case, Random(f"{case.name}/{seed}/faults")).faults()),
         think=0.01 if case.busy else weather.choice(THINK),
         work=weather.choice(WORK),
         inline=weather.random() < 0.5,
         skewed=weather.random() < 0.5,
+        extra=_extra(case, weather),
+        told=weather.random() < 0.85,
     )
+
+
+def _extra(case: Case, random: Random) -> tuple[str, ...]:
+    """Spares that can take over at once, and a node of the mailboxes' own."""
+    spares = tuple(f"spare-{i}" for i in range(random.choice((0, 0, 1, 2))))
+    if case.recovery.needs_store and random.random() < 0.5:
+        return (*spares, "mailbox-0")
+    return spares
 
 
 class Draw:
@@ -58,10 +63,7 @@ class Draw:
     def stories(self) -> list[Story]:
         """The stories that this case has the nodes for."""
         stories: list[Story] = [one, one_after_another, during_return, stalled, late_worker]
-        if LEASES or self.case.fenced:
-            stories += [zombie]
-        if LEASES:
-            stories += [frozen, cut_off]
+        stories += [zombie, frozen, cut_off, suspected]
         if self.replicas > 1:
             stories += [newcomer, behind]
         if self.replicas > 2:
@@ -100,7 +102,7 @@ class Draw:
         return Fault("crash", whom, self.seconds(within), after, lasts)
 
     def pause(self, whom: Whom, within: float, after: Trigger = "before") -> Fault:
-        longest = 0.5 if self.random.random() < 0.5 or not LEASES else 3.0
+        longest = 0.5 if self.random.random() < 0.5 else 3.0
         return Fault("pause", whom, self.seconds(within), after, 0.01 + self.seconds(longest))
 
 
@@ -116,16 +118,23 @@ def one_after_another(d: Draw) -> list[Fault]:
 
 
 def zombie(d: Draw) -> list[Fault]:
-    """Have a head taken for lost that lives and serves, and a worker that does not hear of it."""
-    shard = d.shard()
-    deaf = Fault(
-        "one-way cut", Whom("scheduler"), d.seconds(0.3), lasts=1.0, other=Whom("worker", 1)
-    )
+    """Cut a head off that lives and serves, and a worker that does not hear of it; lose the next.
+
+    The worker goes on to ask it.
+    """
+    head, scheduler = Whom("head", d.shard()), Whom("scheduler")
+    lasts = 0.8 + d.seconds(0.8)
     return [
-        deaf,
-        Fault("suspicion", Whom("head", shard), 0.0, lasts=0.02 + d.seconds(0.2)),
-        d.crash(Whom("head", shard), 0.8),
+        Fault("one-way cut", scheduler, d.seconds(0.3), lasts=lasts, other=Whom("worker", 1)),
+        Fault("partition", head, 0.0, lasts=lasts, other=scheduler),
+        d.crash(head, 1.5),
     ]
+
+
+def suspected(d: Draw) -> list[Fault]:
+    """Have a node taken for lost that lives and serves, then lose one."""
+    shard = d.shard()
+    return [Fault("suspicion", d.replica(shard), d.seconds(0.4)), d.crash(d.replica(shard), 0.4)]
 
 
 def frozen(d: Draw) -> list[Fault]:
@@ -218,11 +227,13 @@ def torn_by_crash(d: Draw) -> list[Fault]:
 
 
 def store_out(d: Draw) -> list[Fault]:
-    """Have the store or a mailbox stand still or out of reach, and lose a server meanwhile."""
+    """Have the store or a mailbox fail, stand still or be out of reach, and lose a server too."""
     shard = d.shard()
     roles: list[Role] = ["store", "mailbox"]
-    whom = Whom(d.random.choice(roles), shard)
-    if d.random.random() < 0.5:
+    whom, dice = Whom(d.random.choice(roles), shard), d.random.random()
+    if dice < 0.4:
+        out = d.crash(whom, 0.4)
+    elif dice < 0.7:
         out = Fault("pause", whom, d.seconds(0.3), lasts=d.seconds(0.8))
     else:
         out = Fault("partition", whom, d.seconds(0.3), "before", d.seconds(0.8), Whom("head", shard))
@@ -250,7 +261,8 @@ def _any_crash(d: Draw, after: Trigger) -> Fault:
 
 
 def _any_pause(d: Draw, after: Trigger) -> Fault:
-    return d.pause(d.host(d.shard()), 0.3, after)
+    whom = d.host(d.shard()) if d.random.random() < 0.9 else Whom("scheduler")
+    return d.pause(whom, 0.3, after)
 
 
 def _any_slow(d: Draw, after: Trigger) -> Fault:
@@ -263,8 +275,6 @@ def _any_link(d: Draw, after: Trigger) -> Fault:
     ends = [d.host(shard), d.worker() if d.random.random() < 0.5 else d.host(shard)]
     if d.random.random() < 0.3:
         ends[1] = Whom("scheduler")
-        if not LEASES:
-            ends[0] = d.worker()
     d.random.shuffle(ends)
     kind = d.random.choice(kinds)
     return Fault(kind, ends[0], d.seconds(0.3), after, d.seconds(1.2), ends[1])

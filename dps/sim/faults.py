@@ -169,6 +169,10 @@ class Schedule:
         The longest time that work in an executor takes.
     inline
         Whether the update rule runs in the event loop and not in an executor.
+    extra
+        Nodes besides those that the group needs.
+    told
+        Whether the coordinator is told of connections that break.
     skewed
         Whether the processes' clocks differ.
     chosen
@@ -182,6 +186,8 @@ class Schedule:
     think: float = 0.05
     work: float = 0.02
     inline: bool = True
+    extra: tuple[str, ...] = ()
+    told: bool = True
     skewed: bool = False
     chosen: tuple[int, ...] | None = field(default=None)
 
@@ -205,6 +211,10 @@ class Schedule:
             lines.insert(0, "messages are lost now and then")
         if self.weather.duplicated:
             lines.insert(0, "some requests arrive twice")
+        if not self.told:
+            lines.insert(0, "nobody tells the coordinator of connections that break")
+        if self.extra:
+            lines.insert(0, f"there are more nodes than needed: {', '.join(self.extra)}")
         if self.skewed:
             lines.insert(0, "clocks run at different speeds")
         return lines

@@ -49,15 +49,12 @@ class Injector:
     ----------
     struck
         How many faults of each kind were carried out; one that found nobody to hit was not.
-    lost
-        Names of the nodes that crashed.
     """
 
     def __init__(
         self, world: World, disk: SimDisk, schedule: Schedule, join: Callable[[], None]
     ) -> None:
         self.struck: Counter[str] = Counter()
-        self.lost: set[str] = set()
         self._world = world
         self._network = world.network
         self._disk = disk
@@ -65,6 +62,7 @@ class Injector:
         self._random = Random(f"{schedule.case.name}/{schedule.seed}/bursts")
         self._join = join
         self._touched: set[str] = set()
+        self._touched_names: set[str] = set()
         self._troubled: Counter[str] = Counter()
         self._victim = ""
         self._copy = ("", "")
@@ -76,6 +74,10 @@ class Injector:
     def touched(self, process: Process) -> bool:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
         return bool(self._schedule.weather.loss) or process.address in self._touched
+
+    def has_touched(self, *roles: str) -> bool:
+        """Whether a fault has touched a node of one of these roles."""
+        return any(name.partition("-")[0] in roles for name in self._touched_names)
 
     async def run(self) -> None:
         """Carry out one fault after the other; return when all that end have ended."""
@@ -140,8 +142,10 @@ class Injector:
                 name = self._copy[whom.role == "newcomer"]
             case "scheduler":
                 name = "scheduler"
-            case "store" | "mailbox":
+            case "store":
                 name = self._named(self._world.table.store)
+            case "mailbox":
+                name = self._named(self._world.table.mailbox)
             case _:
                 name = self._named(self._member(whom))
         return name if self._world.process(name) is not None else ""
@@ -161,6 +165,7 @@ class Injector:
             process = self._world.process(name)
             if process is not None:
                 self._touched.add(process.address)
+                self._touched_names.add(name)
 
     # -- how -------------------------------------------------------------------------------------
 
@@ -192,7 +197,7 @@ class Injector:
                 part = f"shard-{fault.whom.number}/"
                 self._disk.crash_after(part, steps, lambda: self._crash(name, fault.lasts))
             case "suspicion":
-                self._world.disown(name, fault.lasts)
+                self._world.suspect(name)
             case "pause":
                 self._network.pause(process)
                 self._at_the_end(fault, lambda: self._network.resume(process))
@@ -204,7 +209,6 @@ class Injector:
         if self._world.process(name) is None:
             return
         self._victim = name
-        self.lost.add(name)
         if not name.startswith("worker"):
             self._world.crash(name, back_after)
             self._endings.append(asyncio.create_task(asyncio.sleep(back_after or 0)))

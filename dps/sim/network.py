@@ -45,18 +45,11 @@ class Weather:
         connection, and the caller learns of it; of the others it only sees that no reply comes.
     duplicated
         The fraction of requests that arrive twice.
-    never_lost
-        Names of messages that are not lost.
     """
 
     delays: tuple[float, float] = (0.0002, 0.005)
     loss: dict[str, float] = field(default_factory=dict)
     duplicated: float = 0.0
-    never_lost: tuple[str, ...] = ()
-
-    def fraction_lost(self, link: str, name: str) -> float:
-        """How likely it is that a message of that link kind and name is lost."""
-        return 0.0 if name in self.never_lost else self.loss.get(link, 0.0)
 
 
 class _Link:
@@ -84,6 +77,8 @@ class Network:
         Called with each line of the trace as it is written, but its time.
     bugs
         Errors that ended a task and are not dps's own.
+    on_answer
+        Called with a process, a request of a client's that it has carried out, and the reply.
     broken
         The first promise that is seen to be broken.
     """
@@ -92,6 +87,7 @@ class Network:
         self.trace: list[Line] = []
         self.watchers: list[Callable[[str, str, str, str], None]] = []
         self.bugs: list[BaseException] = []
+        self.on_answer: Callable[[Process, Any, wire.Frames], None] = _unheard
         self.weather = weather
         self._seed = random.getrandbits(64)
         self._loop = asyncio.get_running_loop()
@@ -179,11 +175,12 @@ class Network:
     # -- messages --------------------------------------------------------------------------------
 
     async def ask(
-        self, source: Process, to: Endpoint, link: str, name: str, frames: wire.Frames
+        self, source: Process, to: Endpoint, link: str, message: Any, frames: wire.Frames
     ) -> wire.Frames:
         """Bring a request to its service and the reply back; may never return."""
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
+        name = type(message).__name__
         target = self._processes[to.address]
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
         target.expected[reply] = None
@@ -196,6 +193,8 @@ class Network:
 
         def answer(serving: asyncio.Task[wire.Frames]) -> None:
             if not serving.cancelled() and serving.exception() is None:
+                if link == "train":
+                    self.on_answer(target, message, serving.result())
                 back = partial(_fulfil, reply, _sealed(serving.result()))
                 self._send(target, source, f"{name} reply", link, reply, back)
 
@@ -226,7 +225,7 @@ class Network:
         ends = (source.name, target.name)
         link = self._link(*ends)
         delay = link.delay()
-        lost = max(self.weather.fraction_lost(kind, name), self._lossy.get(ends, 0.0))
+        lost = max(self.weather.loss.get(kind, 0.0), self._lossy.get(ends, 0.0))
         if self._cut[ends] > 0:
             self.note("cut", *ends, name)
             return False
@@ -297,20 +296,20 @@ class SimTransport:
 
     async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
         """Send a message and return the reply."""
-        name = type(message).__name__
         frames = _sealed(wire.encode(message))
         latest = self._loop.time() - self._process.stood + deadline
         try:
             async with asyncio.timeout(deadline):
-                reply = await self._network.ask(self._process, to, link, name, frames)
+                reply = await self._network.ask(self._process, to, link, message, frames)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"{name} to {to.key} at {to.address}: no reply in {deadline:g} s"
+                f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"
             ) from None
         finally:
             late = self._loop.time() - self._process.stood - latest
             if late > ROUNDING:
-                text = f"{self._process.name}: {name} took {late:g} s more than its deadline"
+                what = f"{self._process.name}: {type(message).__name__}"
+                text = f"{what} took {late:g} s more than its deadline"
                 self._network.report(Violation("deadline", text))
         return wire.decode(reply)
 
@@ -326,6 +325,10 @@ async def _serve(process: Process, key: str, frames: wire.Frames) -> wire.Frames
         return wire.encode(await process.services[key](wire.decode(frames)))
     except DpsError as error:
         return wire.encode(error)
+
+
+def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:
+    pass
 
 
 def _sealed(frames: wire.Frames) -> wire.Frames:

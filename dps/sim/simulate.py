@@ -15,7 +15,6 @@ from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import TIMINGS
 from dps.sim.counting import CELLS, CountingWorker, Tally, counters, zeros
 from dps.sim.disk import SCHEME, SimDisk, disk
-from dps.sim.draw import LEASES
 from dps.sim.faults import Schedule
 from dps.sim.injector import Injector
 from dps.sim.loop import Deadlock, run
@@ -86,9 +85,10 @@ class _Run:
         self._network.watchers.append(self._watch)
         self._clocks = self._stream("clocks")
         self._world = World(group, zeros(layout), self._network, self._stream("notices"))
+        self._world.tells = schedule.told
         self._tally = Tally(case.shards)
         self._injector = Injector(self._world, files, schedule, self._join)
-        self._auditor = Auditor(self._world, case, self._tally, self._injector.touched)
+        self._auditor = Auditor(self._world, case, self._tally, self._injector)
         self._over = asyncio.Event()
         self._training: list[asyncio.Task[None]] = []
         self._workers = 0
@@ -108,7 +108,7 @@ class _Run:
                 self._record.operations = self._tally.operations
 
     async def _all(self) -> None:
-        await self._world.start()
+        await self._world.start(self._schedule.extra)
         for _ in range(self._case.workers):
             self._join()
         await self._injector.run()
@@ -117,7 +117,6 @@ class _Run:
         await self._ended(HORIZON)
         await self._push_once_more()
         table = await settled(self._world, HORIZON)
-        self._auditor.lost_mail = "store-0" in self._injector.lost
         self._auditor.check(table)
 
     def _join(self) -> None:
@@ -128,8 +127,8 @@ class _Run:
     def _worker(self) -> asyncio.Task[None]:
         name = f"worker-{self._workers}"
         self._workers += 1
-        lead, linear = self._case.lead, self._linear
-        worker = CountingWorker(self._world, name, self._tally, linear, lead)
+        case = self._case
+        worker = CountingWorker(self._world, name, self._tally, case.linear, case.lead)
         training = worker.train(self._stream(name), self._schedule.think, self._over)
         task = worker.process.run(training)
         task.add_done_callback(self._ended_well)
@@ -142,11 +141,6 @@ class _Run:
             self._network.report(error)
         elif error is not None:
             self._network.report(Violation("failed", f"a worker failed: {error!r}"))
-
-    @property
-    def _linear(self) -> bool:
-        """Whether a read shows all that was known before: not if a worker reads its own copy."""
-        return self._case.waits and LEASES
 
     async def _push_once_more(self) -> None:
         """When all is well again, a worker that comes gets its updates in."""

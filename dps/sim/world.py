@@ -15,10 +15,11 @@ import numpy as np
 
 from dps.core.shard import ShardState
 from dps.events import Event
-from dps.protocol.client import Client, OnAck
+from dps.protocol.client import Client
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.host import Host
+from dps.protocol.lane import OnAck
 from dps.protocol.messages import AddHosts, HostInfo, Table, View
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
@@ -51,6 +52,8 @@ class World:
         What the group recorded, in order, each with the name of the process it comes from.
     watchers
         Called with each event as it is recorded, and the process that it comes from.
+    tells
+        Whether the coordinator is told of connections that break; if not, it has to find out.
     hosts
         The host on each node, dead ones included, by the address of its process.
     """
@@ -58,6 +61,7 @@ class World:
     def __init__(
         self, group: Group, initial: Sequence[np.ndarray], network: Network, random: Random
     ) -> None:
+        self.tells = True
         self.group = group
         self.network = network
         self.events: list[tuple[str, Event]] = []
@@ -76,9 +80,9 @@ class World:
             Seeder(group, initial, self._transport, self._router).run()
         )
 
-    async def start(self) -> None:
-        """Bring up every node that the group needs; return when all shards are fully served."""
-        await self.bring_up(node_names(self.group))
+    async def start(self, extra: Sequence[str] = ()) -> None:
+        """Bring up every node that the group needs, and others; return when all is served."""
+        await self.bring_up([*node_names(self.group), *extra])
         async with asyncio.timeout(START_SECONDS):
             await self.complete()
 
@@ -89,16 +93,15 @@ class World:
 
     def crash(self, name: str, back_after: float | None = None) -> None:
         """Crash a node; a fresh one takes its place after so many seconds (None: never)."""
-        process = self._nodes[name]
-        self.disown(name, back_after)
-        self.network.crash(process)
-
-    def disown(self, name: str, back_after: float | None = None) -> None:
-        """Have a node taken for lost, as in `crash`; if it is alive, it goes on regardless."""
-        process = self._nodes.pop(name)
-        self._scheduler.run(self._notice(process))
+        if self.tells:
+            self.suspect(name)
+        self.network.crash(self._nodes.pop(name))
         if back_after is not None:
             self._driver.run(self._bring_back(name, back_after))
+
+    def suspect(self, name: str) -> None:
+        """Have the coordinator told that a node is lost, whether it is or not."""
+        self._scheduler.run(self._notice(self._nodes[name]))
 
     def is_up(self, name: str) -> bool:
         """Whether there is a live node of that name."""
@@ -123,6 +126,10 @@ class World:
     def table(self) -> Table:
         """The routing table that the coordinator would give now."""
         return self._coordinator._table()
+
+    def view(self, shard: int) -> View:
+        """Who serves a shard, as the coordinator knows it now."""
+        return self._coordinator._tenders[shard].view
 
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""
@@ -163,6 +170,7 @@ class World:
         transport = SimTransport(self.network, process)
         host = Host(self.group, name, me, transport, SimClock(process), self._sink(process))
         process.services[me.key] = host.handle
+        process.do(host.start)
         self.hosts[process.address] = host
         role, _, rest = name.partition("-")
         home = int(rest.partition("-")[0]) if role in ("server", "replica") else -1
