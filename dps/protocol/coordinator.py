@@ -15,7 +15,7 @@ from typing import Any
 from dps.core.recovery import Chain, SharedStore
 from dps.core.updates import UpdateId
 from dps.errors import DpsError
-from dps.events import Detected, Sink, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.members import Members
@@ -184,6 +184,11 @@ class Coordinator:
         async with self._published:
             self._version += 1
             self._published.notify_all()
+
+    def decided(self, view: View, head: Endpoint, how: str) -> None:
+        """Record how a shard is to go on after a change of its members."""
+        node = next((info.node for info in self.members.hosts if info.host == head), "")
+        self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     def load(self, host: Endpoint) -> int:
         """How many replicas a host has, or is about to have."""

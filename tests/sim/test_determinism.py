@@ -138,7 +138,7 @@ def with_pair(
 
 def test_what_arrives_is_a_copy_that_cannot_be_written_to() -> None:
     async def scenario(pair: Pair) -> None:
-        sent = Weights(1, 2.0, np.arange(4, dtype=np.uint8))
+        sent = Weights(1, 2.0, -1, np.arange(4, dtype=np.uint8))
         call = pair.call(sent)
         sent.values[:] = 9
         got = await call
