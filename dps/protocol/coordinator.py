@@ -187,7 +187,8 @@ class Coordinator:
 
     def decided(self, view: View, head: Endpoint, how: str) -> None:
         """Record how a shard is to go on after a change of its members."""
-        node = next((info.node for info in self.members.hosts if info.host == head), "")
+        info = self.members.hosts.get(head)
+        node = info.node if info is not None else ""
         self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     def load(self, host: Endpoint) -> int:
