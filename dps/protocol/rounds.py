@@ -133,6 +133,12 @@ def is_evicted(state: ShardState, update: UpdateId) -> bool:
     return known is not None and not known.active and known.incarnation == update.incarnation
 
 
+def is_superseded(state: ShardState, update: UpdateId) -> bool:
+    """Whether the worker has entered again since, or left in a later incarnation."""
+    known = state.workers.get(update.worker)
+    return known is not None and known.incarnation > update.incarnation
+
+
 def evicted(update: UpdateId) -> Evicted:
     """The error that a worker is told which nobody waits for."""
     return Evicted(
