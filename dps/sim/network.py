@@ -282,8 +282,11 @@ class Network:
     def _ended(self, process: Process, task: asyncio.Task[Any]) -> None:
         del process.tasks[task]
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, DpsError):
+        if isinstance(error, Violation):
+            self.report(error)
+        elif error is not None and not isinstance(error, DpsError):
             self.bugs.append(error)
+            self.report(Violation("bug", f"in {process.name}: {error!r}"))
 
 
 class SimTransport:

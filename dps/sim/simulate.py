@@ -62,8 +62,8 @@ def simulate(schedule: Schedule) -> Record:
         run(lambda: _Run(schedule, files, record).to_the_end(), random, schedule.work)
     except Violation as violation:
         record.violation = violation
-    except Deadlock as error:
-        record.violation = Violation("deadlock", str(error))
+    except (Deadlock, TimeoutError) as error:
+        record.violation = Violation("stuck", str(error) or "the group did not start")
     finally:
         replica.INLINE_BYTES = threshold
         files.erase()
