@@ -37,6 +37,7 @@ from dps.protocol.messages import (
     Seed,
     Seeded,
     Table,
+    View,
 )
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
