@@ -80,13 +80,16 @@ class Tally:
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
 
-        What a failure took back counts, as the worker will not push it again.
+        After a failure took some of it back the shard's clocks are behind the worker's own, until
+        its next update.
         """
         clock = None
         own = cells_of(worker)[self.active[worker] :]
         for cell in own:
-            if cell in cells or cell in self.forgiven[shard]:
+            if cell in cells:
                 clock = self.numbers[cell]
+            elif cell in self.forgiven[shard]:
+                clock = None
         return clock
 
 

@@ -68,10 +68,10 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def flip(self, part: str, which: float) -> bool:
         """Flip a bit of a published file; `which`, from 0 to 1, says where. False: there is none.
 
-        It is one of the newest checkpoint: names sort by age.
+        It is one of the newest checkpoint (names sort by age), if there is an older one.
         """
         published = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
-        if not published:
+        if len({posixpath.splitext(path)[0] for path in published}) < 2:
             return False
         newest = posixpath.splitext(published[-1])[0]
         chosen = [path for path in published if path.startswith(newest)]
