@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dps.core.consistency import ASP
 from dps.core.recovery import Chain
-from dps.core.updates import UpdateId
+from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.group import Group
@@ -29,6 +30,7 @@ from dps.protocol.messages import (
     ExitWorker,
     GetTable,
     HostInfo,
+    Push,
     Renewed,
     RenewLease,
     RenewWorker,
@@ -261,6 +263,22 @@ class Coordinator:
         return last and isinstance(self._group.recovery.durability, Chain)
 
     # -- workers -----------------------------------------------------------------------------------
+
+    async def admit_present(self, view: View, host: Endpoint) -> None:
+        """Enter every worker in the clock table of a shard before it is served again.
+
+        What was restored may be older than a worker's own join, and nobody would wait for it.
+        """
+        if isinstance(self._group.consistency, ASP):
+            return
+        timings = self._group.timings
+        ids = [UpdateId(name, w.incarnation, 0) for name, w in self._workers.items() if w.active]
+        joins = [
+            Push(view.shard, view.epoch, Operation("join", id), False, timings.patience)
+            for id in ids
+        ]
+        calls = (self._transport.call(host, join, timings.call) for join in joins)
+        await asyncio.gather(*calls)
 
     async def evict_absent(self, shard: int) -> None:
         """Take workers that are gone out of the shard's clock table, wherever that comes from."""

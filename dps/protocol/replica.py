@@ -34,7 +34,7 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
-from dps.protocol.rounds import Rounds, evicted, is_evicted, is_replaced
+from dps.protocol.rounds import Rounds, evicted, is_evicted, is_superseded
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # Below this many bytes a step of the update rule is quicker than handing it to a thread.
@@ -377,9 +377,13 @@ class Replica:
             raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
 
     def _must_be_active(self, update: UpdateId) -> None:
-        """Refuse a worker that nobody waits for, where what it computed may be too stale."""
-        bounded = not isinstance(self._group.consistency, ASP)
-        if is_replaced(self.state, update) or (bounded and is_evicted(self.state, update)):
+        """Refuse a worker that nobody waits for, where what it computed may be too stale.
+
+        One that has been replaced by a later incarnation is always refused: its updates cannot be
+        told from those that are here already, and must not be acked as if they were.
+        """
+        gated = not isinstance(self._group.consistency, ASP)
+        if is_superseded(self.state, update) or (gated and is_evicted(self.state, update)):
             raise evicted(update)
 
 

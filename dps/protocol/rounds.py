@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dps.core.blocks import ShardLayout
 from dps.core.replay import summed
-from dps.core.shard import ShardState, Step
+from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
 
@@ -101,15 +101,18 @@ class Rounds:
     def _refused(self, held: _Held) -> bool:
         """Refuse the update of a worker that was evicted while it waited."""
         update = held.operation.id
-        if not is_evicted(self._state(), update):
+        if not is_evicted(self._state(), update) and not is_superseded(self._state(), update):
             return False
         _refuse(held, evicted(update))
         return True
 
     async def _apply_summed(self, ready: Sequence[_Held]) -> None:
-        gradients = [held.operation for held in ready if held.operation.kind == "gradient"]
-        ticks = [held.operation for held in ready if held.operation.kind == "tick"]
-        for op in (*summed(self._layout, gradients), *ticks):
+        # One that was sent again may have been applied while it was held: it must not be summed.
+        alone, fresh = [], []
+        for op in (held.operation for held in ready):
+            summable = op.kind == "gradient" and not is_duplicate(self._state(), op.id)
+            (fresh if summable else alone).append(op)
+        for op in (*summed(self._layout, fresh), *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
             theirs = [held for held in ready if held.operation.id in ids]
             try:
@@ -133,8 +136,8 @@ def is_evicted(state: ShardState, update: UpdateId) -> bool:
     return known is not None and not known.active and known.incarnation == update.incarnation
 
 
-def is_replaced(state: ShardState, update: UpdateId) -> bool:
-    """Whether the worker has entered again since: whether the update was applied is not known."""
+def is_superseded(state: ShardState, update: UpdateId) -> bool:
+    """Whether the worker has entered again since, or left in a later incarnation."""
     known = state.workers.get(update.worker)
     return known is not None and known.incarnation > update.incarnation
 

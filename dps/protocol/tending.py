@@ -47,6 +47,10 @@ class Surroundings(Protocol):
         """Let everybody know of a change."""
         ...
 
+    async def admit_present(self, view: View, host: Endpoint) -> None:
+        """Have a restored shard wait for workers that its state does not know."""
+        ...
+
     async def evict_absent(self, shard: int) -> None:
         """Take workers that are gone out of the shard's clock table."""
         ...
@@ -172,6 +176,7 @@ class Tender:
         served = False
         try:
             await self._bring_back(view, host)
+            await self._around.admit_present(view, host)
             served = host in self._around.members
         finally:
             self.reserved = None
