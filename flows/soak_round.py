@@ -125,6 +125,7 @@ class Result:
     pushed: int
     acked: int
     lost: int
+    dropped: int
     duplicates: int
     recoveries: Sequence[FaultTimes]
 
@@ -164,7 +165,7 @@ class Round:
             while len(self._struck) < self._faults and time.monotonic() < until:
                 self._trouble()
             self._finish()
-            lost = [self._check(view.shard) for view in self._table().views]
+            lost = sum(self._check(view.shard) for view in self._table().views)
         self._check_events()
         notes, record = self._notes(), self.watch.record
         return Result(
@@ -173,7 +174,8 @@ class Round:
             len(record.of(FaultMissed)),
             SHARDS * len(notes.pushed),
             SHARDS * len(notes.safe),
-            sum(lost),
+            max(0, lost - self._dropped()),
+            self._dropped(),
             ledger(record).duplicates,
             [t for t in fault_times(record) if t.rto_seconds is not None],
         )
@@ -400,13 +402,16 @@ class Round:
             anew = [e for e in restorations if e.source == "initial"]
             require(not anew, f"shard {shard} began anew: {anew}")
         workers = sum(s.part == "worker" for s in self._struck)
-        dropped = sum(
-            outcome == "dropped" and of == shard
-            for event in record.of(Acked)
+        by_restoring = self.case.interval * len(restorations) if restorations else 0
+        return by_restoring + self.case.kept_by_worker * workers + self._dropped(shard)
+
+    def _dropped(self, shard: int | None = None) -> int:
+        """How many updates workers know to be dropped, as their weights came from another life."""
+        return sum(
+            outcome == "dropped" and shard in (None, of)
+            for event in self.watch.record.of(Acked)
             for of, outcome in zip(event.shards, event.outcomes, strict=True)
         )
-        by_restoring = self.case.interval * len(restorations) if restorations else 0
-        return by_restoring + self.case.kept_by_worker * workers + dropped
 
     def _check_events(self) -> None:
         """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""

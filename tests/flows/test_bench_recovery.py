@@ -96,5 +96,7 @@ def test_what_a_chain_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert none.sent["replicate"] == 0
     assert chain.sent["replicate"] >= 3.25e6
     assert chain.memory > none.memory
+    summed = bench_cost.sums_table({"chain(2)": [chain], "sums of 4": [chain]})
+    assert summed.splitlines()[-1].split()[:5] == ["sums", "of", "4", f"{chain.rate:.1f}", "1.00"]
     lines = bench_cost.table(turns).splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["none", "chain(2)"]

@@ -91,11 +91,11 @@ def test_the_table_sums_by_strategy() -> None:
 
     struck = [Struck("kill", "head", "spare-0"), Struck("pause", "worker", "worker-1")]
     times = [recovery("kill", 0.25), recovery("kill", 0.5), recovery("pause", 1.5)]
-    one = Result("chain(2)", struck, 0, 100, 90, 0, 3, times)
-    text = table([one, one, Result("none", struck[:1], 1, 10, 10, 5, 0, [])])
+    one = Result("chain(2)", struck, 0, 100, 90, 0, 1, 3, times)
+    text = table([one, one, Result("none", struck[:1], 1, 10, 10, 5, 0, 0, [])])
     lines = {line.split("  ")[0]: line.split() for line in text.splitlines()}
-    assert lines["chain(2)"][1:7] == ["2", "4", "200", "180", "0", "6"]
-    assert lines["chain(2)"][7:] == ["0.375", "s", "0.500", "s", "1.500", "s", "1.500", "s"]
-    assert lines["none"] == ["none", "1", "1", "10", "10", "5", "0", "–", "–"]
-    assert lines["all"][1:7] == ["3", "5", "210", "190", "5", "6"]
+    assert lines["chain(2)"][1:8] == ["2", "4", "200", "180", "0", "2", "6"]
+    assert lines["chain(2)"][8:] == ["0.375", "s", "0.500", "s", "1.500", "s", "1.500", "s"]
+    assert lines["none"] == ["none", "1", "1", "10", "10", "5", "0", "0", "–", "–"]
+    assert lines["all"][1:8] == ["3", "5", "210", "190", "5", "2", "6"]
     assert text.endswith("faults: 3 × kill head, 2 × pause worker; missed: 1")
