@@ -174,7 +174,7 @@ class Round:
             len(record.of(FaultMissed)),
             SHARDS * len(notes.pushed),
             SHARDS * len(notes.safe),
-            max(0, lost - self._dropped()),
+            lost,
             self._dropped(),
             ledger(record).duplicates,
             [t for t in fault_times(record) if t.rto_seconds is not None],
@@ -206,12 +206,12 @@ class Round:
         futures = self._ps.run(partial(_dispatch, self._tasks(WORKERS)), workers=WORKERS)
         self._workers = {f"worker-{i}": future for i, future in enumerate(futures)}
 
-    def _start_again(self, name: str) -> None:
+    def _start_again(self, name: str, node: str) -> None:
         """Start a worker that was lost as another incarnation, once Dask has given it up."""
         future = self._workers[name]
         eventually(future.done, f"end of the lost {name}", PATIENCE)
         require(future.status == "error", f"{name} was lost, and yet it is {future.status}")
-        (self._workers[name],) = self._ps.run(partial(_dispatch, self._tasks(1)), again=[name])
+        self._workers[name] = self._ps.run_again(partial(_dispatch, self._tasks(1)), name, node)
 
     def _tasks(self, number: int) -> list[Task]:
         tasks = []
@@ -315,19 +315,21 @@ class Round:
 
     def _mend(self) -> None:
         """Replace what was killed, let go on what was paused, start lost workers again."""
-        fresh = set()
+        fresh = {}
         for name in sorted(self._hurt - self._paused.keys()):
             time.sleep(self._random.choice([0.0, 0.0, 0.5]))
-            fresh.add(self._pool.replace(name))
+            fresh[name] = self._pool.replace(name)
         while self._paused:
             name, (_, until) = min(self._paused.items(), key=lambda entry: entry[1][1])
             time.sleep(max(0.0, until - time.monotonic()))
             self._resume(name)
         eventually(
-            lambda: fresh <= {node.name for node in self._ps.nodes}, "start of nodes", PATIENCE
+            lambda: set(fresh.values()) <= {node.name for node in self._ps.nodes},
+            "start of nodes",
+            PATIENCE,
         )
         for node in self._lost_workers:
-            self._start_again(self._places()[node])
+            self._start_again(self._places()[node], fresh[node])
         self._lost_workers.clear()
 
     def _resume(self, name: str) -> None:
@@ -403,15 +405,12 @@ class Round:
             require(not anew, f"shard {shard} began anew: {anew}")
         workers = sum(s.part == "worker" for s in self._struck)
         by_restoring = self.case.interval * len(restorations) if restorations else 0
-        return by_restoring + self.case.kept_by_worker * workers + self._dropped(shard)
+        return by_restoring + self.case.kept_by_worker * workers
 
-    def _dropped(self, shard: int | None = None) -> int:
-        """How many updates workers know to be dropped, as their weights came from another life."""
-        return sum(
-            outcome == "dropped" and shard in (None, of)
-            for event in self.watch.record.of(Acked)
-            for of, outcome in zip(event.shards, event.outcomes, strict=True)
-        )
+    def _dropped(self) -> int:
+        """How many updates were refused as too stale, of workers that were away for too long."""
+        acked = self.watch.record.of(Acked)
+        return sum(event.outcomes.count("dropped") for event in acked)
 
     def _check_events(self) -> None:
         """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""
