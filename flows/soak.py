@@ -161,7 +161,8 @@ def _round(number: int, case: Case, seed: int, faults: int, pool: Pool, folder: 
     within = f"recovered in {min(times):.3f} to {max(times):.3f} s" if times else "–"
     print(
         f"{name:<48} {len(result.struck):>2} faults {result.acked:>6} acked {result.lost:>4} lost "
-        f"{result.duplicates:>3} refused  {within}  ({time.monotonic() - began:.0f} s)",
+        f"{result.dropped:>2} dropped {result.duplicates:>3} refused  {within}  "
+        f"({time.monotonic() - began:.0f} s)",
         flush=True,
     )
     return result
@@ -172,7 +173,8 @@ def table(results: Sequence[Result]) -> str:
     lines = [
         "",
         f"{'strategy':<25} {'rounds':>6} {'faults':>6} {'pushed':>8} {'acked':>8} {'lost':>6} "
-        f"{'refused':>7} {'kill: median':>13} {'longest':>8} {'pause: median':>14} {'longest':>8}",
+        f"{'dropped':>7} {'refused':>7} {'kill: median':>13} {'longest':>8} {'pause: median':>14} "
+        f"{'longest':>8}",
     ]
     for name in dict.fromkeys(result.case for result in results):
         lines.append(_sum(name, [result for result in results if result.case == name]))
@@ -196,7 +198,8 @@ def _sum(name: str, results: Sequence[Result]) -> str:
     pushed, acked = sum(r.pushed for r in results), sum(r.acked for r in results)
     return (
         f"{name:<25} {len(results):>6} {sum(len(r.struck) for r in results):>6} {pushed:>8} "
-        f"{acked:>8} {sum(r.lost for r in results):>6} {sum(r.duplicates for r in results):>7} "
+        f"{acked:>8} {sum(r.lost for r in results):>6} {sum(r.dropped for r in results):>7} "
+        f"{sum(r.duplicates for r in results):>7} "
         f"{times('kill'):>22} {times('pause'):>23}"
     )
 

@@ -125,6 +125,7 @@ class Result:
     pushed: int
     acked: int
     lost: int
+    dropped: int
     duplicates: int
     recoveries: Sequence[FaultTimes]
 
@@ -164,7 +165,7 @@ class Round:
             while len(self._struck) < self._faults and time.monotonic() < until:
                 self._trouble()
             self._finish()
-            lost = [self._check(view.shard) for view in self._table().views]
+            lost = sum(self._check(view.shard) for view in self._table().views)
         self._check_events()
         notes, record = self._notes(), self.watch.record
         return Result(
@@ -173,7 +174,8 @@ class Round:
             len(record.of(FaultMissed)),
             SHARDS * len(notes.pushed),
             SHARDS * len(notes.safe),
-            sum(lost),
+            lost,
+            self._dropped(),
             ledger(record).duplicates,
             [t for t in fault_times(record) if t.rto_seconds is not None],
         )
@@ -204,12 +206,12 @@ class Round:
         futures = self._ps.run(partial(_dispatch, self._tasks(WORKERS)), workers=WORKERS)
         self._workers = {f"worker-{i}": future for i, future in enumerate(futures)}
 
-    def _start_again(self, name: str) -> None:
+    def _start_again(self, name: str, node: str) -> None:
         """Start a worker that was lost as another incarnation, once Dask has given it up."""
         future = self._workers[name]
         eventually(future.done, f"end of the lost {name}", PATIENCE)
         require(future.status == "error", f"{name} was lost, and yet it is {future.status}")
-        (self._workers[name],) = self._ps.run(partial(_dispatch, self._tasks(1)), again=[name])
+        self._workers[name] = self._ps.run_again(partial(_dispatch, self._tasks(1)), name, node)
 
     def _tasks(self, number: int) -> list[Task]:
         tasks = []
@@ -313,19 +315,21 @@ class Round:
 
     def _mend(self) -> None:
         """Replace what was killed, let go on what was paused, start lost workers again."""
-        fresh = set()
+        fresh = {}
         for name in sorted(self._hurt - self._paused.keys()):
             time.sleep(self._random.choice([0.0, 0.0, 0.5]))
-            fresh.add(self._pool.replace(name))
+            fresh[name] = self._pool.replace(name)
         while self._paused:
             name, (_, until) = min(self._paused.items(), key=lambda entry: entry[1][1])
             time.sleep(max(0.0, until - time.monotonic()))
             self._resume(name)
         eventually(
-            lambda: fresh <= {node.name for node in self._ps.nodes}, "start of nodes", PATIENCE
+            lambda: set(fresh.values()) <= {node.name for node in self._ps.nodes},
+            "start of nodes",
+            PATIENCE,
         )
         for node in self._lost_workers:
-            self._start_again(self._places()[node])
+            self._start_again(self._places()[node], fresh[node])
         self._lost_workers.clear()
 
     def _resume(self, name: str) -> None:
@@ -400,13 +404,13 @@ class Round:
             anew = [e for e in restorations if e.source == "initial"]
             require(not anew, f"shard {shard} began anew: {anew}")
         workers = sum(s.part == "worker" for s in self._struck)
-        dropped = sum(
-            outcome == "dropped" and of == shard
-            for event in record.of(Acked)
-            for of, outcome in zip(event.shards, event.outcomes, strict=True)
-        )
         by_restoring = self.case.interval * len(restorations) if restorations else 0
-        return by_restoring + self.case.kept_by_worker * workers + dropped
+        return by_restoring + self.case.kept_by_worker * workers
+
+    def _dropped(self) -> int:
+        """How many updates were refused as too stale, of workers that were away for too long."""
+        acked = self.watch.record.of(Acked)
+        return sum(event.outcomes.count("dropped") for event in acked)
 
     def _check_events(self) -> None:
         """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""

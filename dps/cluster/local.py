@@ -50,6 +50,8 @@ DASK_SETTINGS = {
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.allowed-failures": 0,
     "distributed.worker.profile.enabled": False,
+    # Logs for Dask's developers: each connection would keep its last 1,000 messages.
+    "distributed.admin.low-level-log-length": 50,
     "distributed.admin.system-monitor.gil.enabled": False,
 }
 

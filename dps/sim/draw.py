@@ -220,9 +220,7 @@ def torn_by_crash(d: Draw) -> list[Fault]:
     whom, faults = Whom("head", d.shard()), []
     for _ in range(d.random.randint(1, 2)):
         which, back = round(d.random.random(), 3), 0.02 + d.seconds(0.3)
-        faults.append(
-            Fault("crash in a write", whom, d.seconds(0.3), lasts=back, which=which)
-        )
+        faults.append(Fault("crash in a write", whom, d.seconds(0.3), lasts=back, which=which))
     return faults
 
 
@@ -236,7 +234,9 @@ def store_out(d: Draw) -> list[Fault]:
     elif dice < 0.7:
         out = Fault("pause", whom, d.seconds(0.3), lasts=d.seconds(0.8))
     else:
-        out = Fault("partition", whom, d.seconds(0.3), "before", d.seconds(0.8), Whom("head", shard))
+        out = Fault(
+            "partition", whom, d.seconds(0.3), "before", d.seconds(0.8), Whom("head", shard)
+        )
     return [out, d.crash(Whom("head", shard), 0.5)]
 
 
@@ -288,4 +288,14 @@ def _any_worker(d: Draw, after: Trigger) -> Fault:
     return d.crash(whom, 0.3, after) if dice < 0.6 else d.pause(whom, 0.3, after)
 
 
-MIXED = (_any_crash, _any_crash, _any_crash, _any_pause, _any_pause, _any_slow, _any_link, _any_link, _any_worker)
+MIXED = (
+    _any_crash,
+    _any_crash,
+    _any_crash,
+    _any_pause,
+    _any_pause,
+    _any_slow,
+    _any_link,
+    _any_link,
+    _any_worker,
+)
