@@ -111,7 +111,8 @@ class Rounds:
 
     async def _apply_summed(self, ready: Sequence[_Held]) -> None:
         # One that was sent again may have been applied while it was held: it must not be summed.
-        alone, fresh = [], []
+        alone: list[Operation] = []
+        fresh: list[Operation] = []
         for op in (held.operation for held in ready):
             summable = op.kind == "gradient" and not is_duplicate(self._state(), op.id)
             (fresh if summable else alone).append(op)

@@ -132,7 +132,9 @@ class Auditor:
         """Only who was touched by a fault is taken for lost."""
         members = self._shards[event.shard].members
         named = [process for process in members.values() if process.name == event.node]
-        unfit = [process for process in named if not process.alive or self._injector.touched(process)]
+        unfit = [
+            process for process in named if not process.alive or self._injector.touched(process)
+        ]
         text = f"shard {event.shard}: {event.node} was given up, but nothing was wrong with it"
         require(bool(unfit) or not named, "given up", text)
         for process in unfit:

@@ -103,7 +103,9 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         folder = self._strip_protocol(path)
         if folder in self.files:
             return [self.info(folder)] if detail else [folder]
-        inside = [p[len(folder) + 1 :].split("/")[0] for p in self.files if p.startswith(f"{folder}/")]
+        inside = [
+            p[len(folder) + 1 :].split("/")[0] for p in self.files if p.startswith(f"{folder}/")
+        ]
         if not inside:
             raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
         names = [posixpath.join(folder, name) for name in dict.fromkeys(inside)]

@@ -1,5 +1,4 @@
-"""Owns the carrying out of a schedule's faults: it waits until each is due, and finds whom it hits.
-"""
+"""Owns the carrying out of faults: it waits until each is due, and finds out whom it hits."""
 
 from __future__ import annotations
 
@@ -177,7 +176,7 @@ class Injector:
         if fault.whom.role == "disk":
             return self._strike_disk(fault)
         name = self._name(fault.whom)
-        if not name or name == "scheduler" and fault.kind in ("crash", "suspicion"):
+        if not name or (name == "scheduler" and fault.kind in ("crash", "suspicion")):
             return False
         if fault.other is not None:
             other = self._name(fault.other)
@@ -278,5 +277,3 @@ class Injector:
             await asyncio.sleep(self._random.uniform(*STANDSTILL))
             self._network.resume(process)
             await asyncio.sleep(self._random.uniform(*BURST))
-
-
