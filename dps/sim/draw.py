@@ -1,4 +1,4 @@
-"""Owns the drawing of schedules: stories of what may go wrong together, and free mixes of faults."""
+"""Owns the drawing of schedules: stories of what goes wrong together, and mixes of faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from dps.core.recovery import Checkpoint
-from dps.sim.cases import Case
+from dps.sim.cases import CASES, Case
 from dps.sim.faults import Fault, Kind, Role, Schedule, Trigger, Whom
 from dps.sim.network import Weather
 
@@ -14,6 +14,7 @@ DELAYS = ((0.0002, 0.005), (0.002, 0.02))
 LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
 WORK = (0.02, 0.2)
 THINK = (0.03, 0.12)
+SERIES = 1_000_000  # seeds of one series
 
 Story = Callable[["Draw"], list[Fault]]
 
@@ -34,6 +35,12 @@ def schedule(case: Case, seed: int) -> Schedule:
         extra=_extra(case, weather),
         told=weather.random() < 0.85,
     )
+
+
+def numbered(number: int, series: int = 0) -> Schedule:
+    """One of a series of schedules that goes through all cases in turn, seed by seed."""
+    seed, which = divmod(number, len(CASES))
+    return schedule(list(CASES.values())[which], series * SERIES + seed)
 
 
 def _extra(case: Case, random: Random) -> tuple[str, ...]:

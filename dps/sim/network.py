@@ -60,7 +60,7 @@ class _Link:
     def __init__(self, random: Random, delays: tuple[float, float]) -> None:
         shortest, longest = delays
         self.random = random
-        self.mean = shortest * (longest / shortest) ** random.random()
+        self.mean: float = shortest * (longest / shortest) ** random.random()
 
     def delay(self) -> float:
         return self.mean * (0.5 + self.random.expovariate(2.0))

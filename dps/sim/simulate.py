@@ -99,11 +99,12 @@ class _Run:
         with accepting(self._auditor.accepted):
             work = asyncio.create_task(self._all())
             broken = self._network.broken
+            broken.add_done_callback(lambda _: work.cancel())
             try:
-                await asyncio.wait({work, broken}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([work])
                 if broken.done():
                     raise broken.result()
-                await work
+                work.result()
             finally:
                 self._record.operations = self._tally.operations
 

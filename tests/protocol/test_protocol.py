@@ -1,7 +1,6 @@
-"""What each recovery strategy promises, under many seeded schedules of crashes and lost messages.
+"""What clients are promised: no update twice, bounded buffers, bounded waiting; and membership.
 
-Also what clients are promised: no update twice, refusals that leave no trace, bounded buffers and
-bounded waiting.
+Under random faults all of it is tried by `tests/sim/test_schedules.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,9 @@ from dps.protocol.lane import Outcome
 from dps.protocol.messages import Evict, Extend, Install, Push, PutState, ReplayBuffered
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather
-from tests.protocol.cases import CASES
-from tests.protocol.schedules import simulate
 from tests.protocol.worlds import TIMINGS, Setting, in_world
 
-SCHEDULES = 25
 ONES = {"w": np.ones(40)}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_promises_hold_under_random_faults(name: str) -> None:
-    for seed in range(SCHEDULES):
-        simulate(name, CASES[name], seed)
 
 
 # -- exactly once ----------------------------------------------------------------------------------
