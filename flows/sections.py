@@ -171,10 +171,14 @@ ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discr
 
 
 class ServerSection(Section):
-    """The parameter server: its shards, and nodes kept idle and warm for a loss."""
+    """The parameter server: its shards, and nodes kept idle and warm for a loss.
+
+    `lease` is for how many seconds a node or worker that is not heard of is counted on.
+    """
 
     shards: PositiveInt = 2
     spares: NonNegativeInt = 0
+    lease: PositiveFloat = 1.0
 
 
 class NoDurabilitySection(Section):
@@ -206,10 +210,13 @@ class ChainSection(Section):
 
     kind: Literal["chain"]
     replicas: PositiveInt = 2
+    reads: Literal["tail", "any"] = "tail"
+    aggregate: PositiveInt = 1
+    linger: PositiveFloat = 0.01
 
     def build(self) -> dps_recovery.Durability:
         """Return the choice of durability."""
-        return dps_recovery.Chain(self.replicas)
+        return dps_recovery.Chain(self.replicas, self.reads, self.aggregate, self.linger)
 
 
 class SharedStoreSection(Section):

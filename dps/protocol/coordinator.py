@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Chain, SharedStore
+from dps.core.recovery import Chain
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
@@ -49,6 +49,7 @@ from dps.protocol.transport import Clock, Endpoint, Transport
 class _Worker:
     incarnation: int
     address: str
+    token: str
     active: bool
 
 
@@ -164,8 +165,10 @@ class Coordinator:
 
     async def _enter_worker(self, m: EnterWorker) -> Entered:
         before = self._workers.get(m.worker)
+        if before is not None and before.token == m.token:
+            return Entered(before.incarnation)
         incarnation = before.incarnation + 1 if before else 1
-        self._workers[m.worker] = _Worker(incarnation, m.address, active=True)
+        self._workers[m.worker] = _Worker(incarnation, m.address, m.token, active=True)
         self._worker_leases.grant(m.worker)
         self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
         return Entered(incarnation)
@@ -236,17 +239,21 @@ class Coordinator:
         self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
 
     def _appoint_keepers(self) -> None:
-        """Choose who keeps states and mail; a new store is filled by the servers, in new epochs."""
-        hosts = self.members.hosts
+        """Choose who keeps states and mail.
+
+        When that changes, the shards enter a new epoch: their servers fill a new store, and close a
+        new mailbox.
+        """
+        hosts, before = self.members.hosts, (self.store, self.mailbox)
         if self.store not in self.members:
             self.store = _first(hosts, "store")
-            if self.store is not None and self._keeps_states:
-                for tender in self._tenders:
-                    if tender.view.chain:
-                        tender.unsettle()
-                        tender.interrupt()
-        if self.mailbox not in self.members or self.mailbox == self.store:
+        if self.mailbox not in self.members or self.mailbox == before[0]:
             self.mailbox = _first(hosts, "mailbox") or self.store
+        if (self.store, self.mailbox) != before and self._group.recovery.needs_store:
+            for tender in self._tenders:
+                if tender.view.chain:
+                    tender.unsettle()
+                    tender.interrupt()
 
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
@@ -254,10 +261,6 @@ class Coordinator:
             return any(tender.begun and not tender.view.serving for tender in self._tenders)
         last = any(tender.view.chain == (host,) for tender in self._tenders)
         return last and isinstance(self._group.recovery.durability, Chain)
-
-    @property
-    def _keeps_states(self) -> bool:
-        return isinstance(self._group.recovery.durability, SharedStore)
 
     # -- workers -----------------------------------------------------------------------------------
 

@@ -202,8 +202,10 @@ class Host:
 
     async def _restore(self, m: Restore) -> Done:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
-        keeper = self._durability(m.shard)
+        keeper, life = self._durability(m.shard), self._life
         state = await keeper.restore(m.epoch)
+        if life != self._life:
+            raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
         return Done()
 

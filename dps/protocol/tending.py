@@ -31,11 +31,6 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def mailbox(self) -> Endpoint | None:
-        """Who keeps buffered gradients."""
-        ...
-
-    @property
     def seeds(self) -> dict[int, Seed]:
         """The shards that are to be given their initial values; published with the table."""
         ...
@@ -212,7 +207,8 @@ class Tender:
 
     @property
     def _lacks_store(self) -> bool:
-        return self._group.recovery.needs_store and self._around.mailbox is None
+        kept = isinstance(self._group.recovery.durability, SharedStore)
+        return kept and self._around.store is None
 
     async def _have_seeded(self, seed: Seed) -> None:
         """Ask whoever has the initial values to install them, and wait until that is done."""
