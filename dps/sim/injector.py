@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -68,7 +69,7 @@ class Injector:
         self._waiting: dict[Trigger, asyncio.Future[None]] = {}
         self._endings: list[asyncio.Task[None]] = []
         self._network.watchers.append(self._watch)
-        disk.on_write = lambda path: self._network.note("write", path, "", "")
+        disk.on_write = self._note_write
 
     def touched(self, process: Process) -> bool:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
@@ -115,6 +116,10 @@ class Injector:
             if table.complete and all(self._world.name_of(member) for member in members):
                 return
             await asyncio.sleep(GLANCE)
+
+    def _note_write(self, path: str) -> None:
+        """Some files have names that are never the same; their folders do."""
+        self._network.note("write", posixpath.basename(posixpath.dirname(path)), "", "")
 
     def _watch(self, what: str, source: str, target: str, message: str) -> None:
         if message == "Install" and what == "sent":

@@ -145,15 +145,11 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float 
         It waits for something that can never happen.
     """
     loop = VirtualLoop(random, work)
-
-    async def released() -> T:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
-            return await main()
+            return runner.run(main())
         finally:
             loop.resume_all()  # so that everything can be cancelled
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(released())
 
 
 def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:

@@ -283,6 +283,7 @@ def test_a_copy_to_a_newcomer_is_whole_though_another_copy_fails_meanwhile() -> 
     """The operations that come during the one copy must outlive the end of the other."""
 
     async def scenario(s: Setting) -> None:
+        await s.world.bring_up(["spare-0", "spare-1"])
         _, client = await s.enter("worker-0")
         view = (await s.world.complete()).views[0]
         first, second = (s.world.endpoint(name) for name in ("spare-0", "spare-1"))
@@ -305,10 +306,7 @@ def test_a_copy_to_a_newcomer_is_whole_though_another_copy_fails_meanwhile() -> 
         assert states[0].version == 6
         assert [state.version for state in states] == [6, 6]
 
-    async def bring_spares_up(s: Setting) -> None:
-        await s.world.bring_up(["spare-0", "spare-1"])
-
-    in_world(scenario, meanwhile=bring_spares_up)
+    in_world(scenario)
 
 
 def test_a_loss_during_a_long_copy_is_dealt_with_at_once() -> None:
