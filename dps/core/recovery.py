@@ -6,10 +6,13 @@ A `Recovery` only says what is wanted; `dps.protocol` carries it out.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from dps.errors import ConfigurationError
+
+CHECKPOINT_EVERY = 100
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -31,24 +34,40 @@ class Checkpoint:
     Parameters
     ----------
     every
-        The promise, in updates: no more than `every` acked updates are ever at risk.
+        The promise, in updates: no more than `every` acked updates are ever at risk. If neither
+        this nor `seconds` is given, it is 100.
     mode
-        "sync" writes before the ack of every `every`-th update. "async" starts a write after half
-        as many updates and acks go on meanwhile; they wait only if `every` would be exceeded.
+        "sync" has the acks wait for every write that is due. "async" starts a write when half of
+        the interval is over and acks go on meanwhile; they wait only if the promise would be
+        broken.
     path
         Any fsspec path that all server nodes can reach. None: a folder of the run's own.
     keep
         How many checkpoints of each shard to keep.
+    seconds
+        The promise, in time: an acked update is saved within so many seconds, by a timer if no
+        other update follows. While the path cannot be written to, nothing more is acked than came
+        within that time.
     """
 
-    every: int = 100
+    every: int | None = None
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: int = 2
+    seconds: float | None = None
     replicas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _require(self.every >= 1, f"checkpoint: every={self.every}, expected at least 1 update")
+        if self.every is None and self.seconds is None:
+            object.__setattr__(self, "every", CHECKPOINT_EVERY)
+        _require(
+            self.every is None or self.every >= 1,
+            f"checkpoint: every={self.every}, expected at least 1 update",
+        )
+        _require(
+            self.seconds is None or 0 < self.seconds < math.inf,
+            f"checkpoint: seconds={self.seconds}, expected more than 0",
+        )
         _require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
         _require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
 

@@ -2,7 +2,8 @@
 
 A checkpoint is a safetensors file and, beside it, a JSON manifest with its checksum and the state's
 numbers. The manifest is renamed into place last, so a checkpoint either is there whole or not at
-all; one whose bytes do not match its manifest is passed over. Paths are any that fsspec knows.
+all; one whose bytes do not match its manifest is passed over. Paths are any that fsspec knows. A
+server that has been replaced neither outranks nor touches what its successor wrote.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ from typing import Any
 
 import fsspec
 import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import load, save
 
 from dps.core.shard import Progress, ShardState
-from dps.errors import CheckpointCorrupt, StoreUnavailable
+from dps.errors import (
+    CheckpointCorrupt,
+    ConfigurationError,
+    DpsError,
+    StaleEpoch,
+    StoreUnavailable,
+)
 
 FORMAT = 1
 
@@ -61,6 +70,8 @@ class CheckpointFiles:
 
         Raises
         ------
+        StaleEpoch
+            A server of a later epoch has written here: this one has been replaced.
         StoreUnavailable
             The path cannot be written; what was there before is still there.
         """
@@ -69,10 +80,13 @@ class CheckpointFiles:
         manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
         try:
             self._fs.makedirs(self._folder, exist_ok=True)
+            self._refuse_if_replaced(epoch)
             self._publish(f"{name}.safetensors", data)
             self._publish(f"{name}.json", manifest)
-            self._prune()
-        except OSError as error:
+            self._prune(epoch)
+        except DpsError:
+            raise
+        except Exception as error:
             self._discard(name)
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
         return len(data) + len(manifest)
@@ -81,7 +95,7 @@ class CheckpointFiles:
         """The published checkpoints, newest first."""
         try:
             files = self._files()
-        except OSError as error:
+        except Exception as error:
             raise StoreUnavailable(f"checkpoints in {self._folder}: {error}") from error
         published = [Found(p, *number) for p, number in files.items() if p.endswith(".json")]
         return sorted(published, key=lambda f: (f.epoch, f.index), reverse=True)
@@ -102,9 +116,15 @@ class CheckpointFiles:
             if _sealed(manifest, data) != manifest or manifest["format"] != FORMAT:
                 raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
             return _state(manifest, load(data))
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
-        except OSError as error:
+        except FileNotFoundError as error:
+            if not self._fs.exists(found.manifest):
+                raise StoreUnavailable(f"{found.manifest} was removed meanwhile") from error
+            raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
+        except CheckpointCorrupt:
+            raise
+        except Exception as error:
             raise StoreUnavailable(f"{found.manifest}: {error}") from error
 
     def _files(self) -> dict[str, tuple[int, int]]:
@@ -117,6 +137,11 @@ class CheckpointFiles:
         named = [(path, _NAME.fullmatch(posixpath.basename(path))) for path in sorted(paths)]
         return {path: (int(name[1]), int(name[2])) for path, name in named if name}
 
+    def _refuse_if_replaced(self, epoch: int) -> None:
+        newest = max((number for number, _ in self._files().values()), default=0)
+        if newest > epoch:
+            raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
+
     def _publish(self, name: str, data: bytes) -> None:
         target = posixpath.join(self._folder, name)
         scratch = f"{target}.{uuid.uuid4().hex}.tmp"
@@ -126,7 +151,8 @@ class CheckpointFiles:
                 file.flush()
                 _sync(file)
             self._fs.mv(scratch, target)
-        except OSError:
+            _sync_folder(self._fs, self._folder)
+        except Exception:
             if self._fs.exists(scratch):
                 self._fs.rm(scratch)
             raise
@@ -134,19 +160,50 @@ class CheckpointFiles:
     def _discard(self, name: str) -> None:
         """Remove the data of a checkpoint that was not published."""
         stem = posixpath.join(self._folder, name)
-        with suppress(OSError):
+        with suppress(Exception):  # the failure itself is what is told of
             if not self._fs.exists(f"{stem}.json"):
                 self._fs.rm(f"{stem}.safetensors")
 
-    def _prune(self) -> None:
-        """Remove what is older than the last `keep`, also what a writer that died left there."""
+    def _prune(self, epoch: int) -> None:
+        """Remove what is older than the last `keep`, also what a writer that died left there.
+
+        What a later epoch wrote is not ours to remove, whatever it is.
+        """
         kept = self.found()[: self._keep]
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
         # By name, the manifest goes first: without it the data file is no checkpoint.
         for path, number in self._files().items():
-            if number < oldest:
+            if number < oldest and number[0] <= epoch:
                 with suppress(FileNotFoundError):
                     self._fs.rm(path)
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same in every working directory.
+
+    Raises
+    ------
+    ConfigurationError
+        It is one of which fsspec knows nothing.
+    """
+    fs, bare = _resolved(path)
+    return str(bare) if isinstance(fs, LocalFileSystem) else path
+
+
+def in_memory(path: str) -> bool:
+    """Whether files there are seen only by the process that writes them."""
+    fs, _ = _resolved(path)
+    while hasattr(fs, "fs"):  # a cache in front of another one, or a folder in it
+        fs = fs.fs
+    return isinstance(fs, MemoryFileSystem)
+
+
+def _resolved(path: str) -> tuple[Any, str]:
+    try:
+        fs, bare = fsspec.url_to_fs(path)
+    except Exception as error:
+        raise ConfigurationError(f"checkpoints cannot be written to {path!r}: {error}") from error
+    return fs, bare
 
 
 def _sync(file: Any) -> None:
@@ -156,6 +213,16 @@ def _sync(file: Any) -> None:
     except (AttributeError, io.UnsupportedOperation):
         return  # it is in memory, or on another machine
     os.fsync(descriptor)
+
+
+def _sync_folder(fs: Any, folder: str) -> None:
+    """Have the names in a folder reach the disk, if that is where it is."""
+    if isinstance(fs, LocalFileSystem):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _manifest(name: str, epoch: int, state: ShardState, data: bytes) -> dict[str, Any]:

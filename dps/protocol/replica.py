@@ -88,6 +88,7 @@ class Replica:
         """Refuse everything from now on and stop the tasks."""
         self._closed = True
         self._committer.cancel()
+        await self._durability.close()
         await self._notify()
         self.ledger.flush()
 

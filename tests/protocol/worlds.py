@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from dps.sim.world import COORDINATOR, World
 T = TypeVar("T")
 
 HORIZON = 600.0
+_numbers = count()
 TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0)
 
 
@@ -88,8 +90,9 @@ def in_world(
     random = Random(str(seed))
     params = params if params is not None else {"w": np.zeros(40)}
     layout = Layout.of(params, shards)
+    name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
     group = Group(
-        "g", layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
+        name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
     )
 
     async def main() -> T:
