@@ -245,8 +245,22 @@ class SharedStoreSection(Section):
         return dps_recovery.SharedStore(self.every)
 
 
+class WorkerCacheSection(Section):
+    """Shard state is rebuilt from the freshest copy that workers hold."""
+
+    kind: Literal["worker_cache"]
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.WorkerCache()
+
+
 DurabilitySection = Annotated[
-    NoDurabilitySection | CheckpointSection | ChainSection | SharedStoreSection,
+    NoDurabilitySection
+    | CheckpointSection
+    | ChainSection
+    | SharedStoreSection
+    | WorkerCacheSection,
     Field(discriminator="kind"),
 ]
 

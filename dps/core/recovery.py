@@ -98,6 +98,17 @@ class SharedStore:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerCache:
+    """Shard state lives on in what workers read of it; a lost shard is rebuilt from the freshest.
+
+    Updates that nobody has read since are lost, and the optimizer's state starts anew. If no
+    worker that takes part holds a copy, the shard restarts from its initial values.
+    """
+
+    replicas: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """A worker whose shard is down waits until it is back."""
 
@@ -149,7 +160,7 @@ class Replay:
         )
 
 
-Durability = NoDurability | Checkpoint | Chain | SharedStore
+Durability = NoDurability | Checkpoint | Chain | SharedStore | WorkerCache
 Outage = Wait | Continue
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dps.core.blocks import Arrays
-from dps.core.recovery import Continue
+from dps.core.recovery import Continue, WorkerCache
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
@@ -42,6 +42,7 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
+from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.transport import Transport
 
@@ -287,6 +288,8 @@ class Client:
         self.incarnation = 0
         self.router = Router(group, transport)
         self._group = group
+        self._transport = transport
+        self._copies: Copies | None = None
         self._seq = 0
         self._lanes = [
             Lane(shard, group, transport, self.router, on_ack or _ignore)
@@ -298,6 +301,7 @@ class Client:
         request = EnterWorker(self.worker, address, node)
         reply = await self.router.ask(request)
         self.incarnation = reply.incarnation
+        await self._offer_copies()
         await self._all_lanes(lambda lane: lane.push(self._operation("join"), pull=False))
         self._seq = max(lane.clock for lane in self._lanes)
 
@@ -312,6 +316,8 @@ class Client:
 
     async def close(self) -> None:
         """End the client's tasks; it is of no use afterwards."""
+        if self._copies is not None:
+            await self._copies.close()
         await self._all_lanes(lambda lane: lane.close())
         await self.router.close()
 
@@ -359,6 +365,17 @@ class Client:
     def versions(self) -> tuple[int, ...]:
         """The version of each shard's weights that were read last; -1 where none were."""
         return tuple(lane.base.version if lane.base else -1 for lane in self._lanes)
+
+    async def _offer_copies(self) -> None:
+        """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""
+        if self._copies is not None:
+            await self._copies.close()
+        if isinstance(self._group.recovery.durability, WorkerCache):
+            donor = donor_name(self.worker, self.incarnation)
+            lanes = self._lanes
+            self._copies = Copies(
+                self._group, self._transport, self.router, donor, lambda s: lanes[s].base
+            )
 
     def _operation(self, kind: Literal["gradient", "join"]) -> Operation:
         return Operation(kind, UpdateId(self.worker, self.incarnation, self._seq))

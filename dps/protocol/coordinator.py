@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dps.core.recovery import Chain, NoDurability
+from dps.core.recovery import Chain, NoDurability, WorkerCache
 from dps.core.updates import UpdateId
-from dps.errors import DpsError, TransportError
-from dps.events import Detected, Sink, WorkerJoined, WorkerLeft
+from dps.errors import DpsError, NotServing, TransportError
+from dps.events import Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     AddHosts,
@@ -30,6 +30,7 @@ from dps.protocol.messages import (
     Extend,
     GetTable,
     HostInfo,
+    Offer,
     Ping,
     ReportFailure,
     Restore,
@@ -37,7 +38,9 @@ from dps.protocol.messages import (
     Seeded,
     Table,
     View,
+    Wanted,
 )
+from dps.protocol.rebuild import Offers, donor_name
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # A client's report is checked with patience: a busy host must not be taken for a dead one.
@@ -93,6 +96,7 @@ class Coordinator:
             _Shard(View(shard, 0, (), False)) for shard in range(len(group.layout.shards))
         ]
         self._seeds: dict[int, Seed] = {}
+        self._offers = Offers()
         self._version = 0
         self._closed = False
         self._published = asyncio.Condition()
@@ -102,6 +106,7 @@ class Coordinator:
             ReportFailure: self._report_failure,
             AddHosts: self._add_hosts,
             Seeded: self._seeded,
+            Offer: self._offer,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -159,6 +164,10 @@ class Coordinator:
             shard.seeded.set()
         return Done()
 
+    async def _offer(self, m: Offer) -> Done:
+        await self._offers.take(m)
+        return Done()
+
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
         await self._publish()
@@ -180,8 +189,8 @@ class Coordinator:
     def _table(self) -> Table:
         views = tuple(shard.view for shard in self._shards)
         complete = all(v.serving and len(v.chain) == self._group.replicas for v in views)
-        seeds = tuple(self._seeds.values())
-        return Table(self._version, views, self._store, seeds, complete, self._closed)
+        seeds, wanted = tuple(self._seeds.values()), tuple(self._offers.wanted.values())
+        return Table(self._version, views, self._store, seeds, complete, self._closed, wanted)
 
     async def _publish(self) -> None:
         async with self._published:
@@ -302,17 +311,49 @@ class Coordinator:
         durability = self._group.recovery.durability
         if not shard.begun or isinstance(durability, NoDurability | Chain):
             await self._have_seeded(shard, Seed(view.shard, view.epoch, host))
+        elif isinstance(durability, WorkerCache):
+            await self._rebuild(shard, view, host)
         else:
             await self._call(host, Restore(view.shard, view.epoch, host))
 
-    async def _have_seeded(self, shard: _Shard, seed: Seed) -> None:
-        """Ask whoever has the initial values to install them, and wait until that is done."""
+    async def _rebuild(self, shard: _Shard, view: View, host: Endpoint) -> None:
+        """Have the worker with the freshest copy install it; without any, start from the first."""
+        self._offers.ask(Wanted(view.shard, view.epoch, host))
+        try:
+            await self._publish()
+            offer = await self._offers.best(view.shard, self._donors)
+            seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
+            await self._have_seeded(shard, seed, offer)
+        finally:
+            self._offers.close(view.shard)
+        if offer is not None:
+            now = self._clock.now()
+            age = now - offer.at
+            self._emit(Rebuilt(now, view.shard, view.epoch, offer.donor, offer.version, age))
+
+    def _donors(self) -> set[str]:
+        """The workers that take part."""
+        active = {name: worker for name, worker in self._workers.items() if worker.active}
+        return {donor_name(name, worker.incarnation) for name, worker in active.items()}
+
+    async def _have_seeded(self, shard: _Shard, seed: Seed, offer: Offer | None = None) -> None:
+        """Ask whoever has the state to install it, and wait until that is done.
+
+        Raises
+        ------
+        NotServing
+            It was a worker's, which left, or does not offer it any more.
+        """
         shard.seeded = asyncio.Event()
         self._seeds[seed.shard] = seed
         await self._publish()
         try:
-            while not await _is_set(shard.seeded, self._group.timings.call):
-                await self._check(seed.host, "coordinator")
+            while not await _is_set(shard.seeded, self._group.timings.call if not offer else 0.05):
+                if offer is None:
+                    await self._check(seed.host, "coordinator")
+                elif not (self._offers.stands(offer) and offer.donor in self._donors()):
+                    await self._check(seed.host, "coordinator")
+                    raise NotServing(f"shard {seed.shard}: {offer.donor} cannot give its copy")
         finally:
             shard.seeded = None
             del self._seeds[seed.shard]

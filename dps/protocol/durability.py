@@ -54,7 +54,7 @@ class Durability(Protocol):
 
 
 class Nowhere:
-    """State survives only in the replicas of the shard, if there are several."""
+    """State survives only in the replicas of the shard, if there are several, or in workers."""
 
     source = "initial"
     immediate = True
@@ -129,5 +129,5 @@ def durability(
             return Checkpoints(shard, wanted, group.name, clock, emit)
         case recovery.SharedStore() as wanted:
             return Stored(shard, wanted, group, transport, store)
-        case recovery.NoDurability() | recovery.Chain():
+        case recovery.NoDurability() | recovery.Chain() | recovery.WorkerCache():
             return Nowhere()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.core.shard import ShardState
+from dps.core.shard import Progress, ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
@@ -31,7 +31,21 @@ class View:
 @message
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A shard that must be given its initial values, by whoever has them, at `host`."""
+    """A shard that must be given a state at `host`.
+
+    `donor` is the worker whose copy is to be used; "" asks whoever has the initial values.
+    """
+
+    shard: int
+    epoch: int
+    host: Endpoint
+    donor: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A lost shard of which copies are wanted at `host`: every worker answers with an `Offer`."""
 
     shard: int
     epoch: int
@@ -53,6 +67,7 @@ class Table:
     seeds: tuple[Seed, ...]
     complete: bool
     closed: bool
+    wanted: tuple[Wanted, ...] = ()
 
 
 @message
@@ -111,6 +126,22 @@ class Seeded:
 
 @message
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
+
+    The version is -1 if the worker holds none, or cannot give it any more. Reply: Done.
+    """
+
+    shard: int
+    epoch: int
+    donor: str
+    based_on: int
+    version: int
+    at: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class CloseGroup:
     """Let every client know that the group is being taken down. Reply: Done."""
 
@@ -164,12 +195,27 @@ class Push:
 
 @message
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a shard's state is besides its weights, and the epoch in which they were read."""
+
+    epoch: int
+    index: int
+    steps: int
+    workers: dict[str, Progress]
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """A shard's values at `version`, read at `at` (seconds since the Unix epoch)."""
+    """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
+
+    `beside` is there if lost shards are rebuilt from what workers hold.
+    """
 
     version: int
     at: float
     values: np.ndarray
+    beside: Beside | None = None
 
 
 @message

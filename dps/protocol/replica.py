@@ -35,6 +35,7 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
+from dps.protocol.rebuild import weights
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # Below this many bytes a step of the update rule is quicker than handing it to a thread.
@@ -110,16 +111,16 @@ class Replica:
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.duplicates += 1
         version = step.updates[-1].version if step.updates else step.state.version
-        weights = await self._readable(op.id.worker, until) if m.pull else None
+        read = await self._readable(op.id.worker, until) if m.pull else None
         clock = step.state.workers[op.id.worker].clock
-        return Pushed(step.outcome, version, clock, weights)
+        return Pushed(step.outcome, version, clock, read)
 
     async def pull(self, m: Pull) -> Weights | Waiting:
         """Return the committed weights, when the consistency model lets this worker read them."""
         self._must_be_head(m.epoch)
-        weights = await self._readable(m.worker, _now() + m.patience)
+        read = await self._readable(m.worker, _now() + m.patience)
         self._must_be_head(m.epoch)
-        return weights if weights is not None else Waiting()
+        return read if read is not None else Waiting()
 
     async def replay(self, epoch: int, buffered: Sequence[Operation]) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.
@@ -355,7 +356,7 @@ class Replica:
     async def _readable(self, worker: str, until: float) -> Weights | None:
         if not await self._until(lambda: self._may_read(worker), until):
             return None
-        return Weights(self._visible.version, self._clock.now(), self._visible.values)
+        return weights(self._visible, self.epoch, self._clock.now(), self._group)
 
     def _may_read(self, worker: str) -> bool:
         known = self._visible.workers.get(worker)

@@ -125,6 +125,14 @@ def test_checkpoints_go_where_all_nodes_see_them(config: Path, path: str, reason
     assert "recovery.durability.path" in str(caught.value)
 
 
+def test_a_shard_may_be_rebuilt_from_the_copies_of_workers(config: Path) -> None:
+    trial = only(
+        config, "recovery.durability={kind: worker_cache}", "recovery.outage.kind=continue"
+    )
+    assert trial.build_recovery() == Recovery(dps.WorkerCache(), Continue())
+    assert trial.recovery.name == "custom"
+
+
 def test_a_preset_may_be_adjusted(config: Path) -> None:
     trial = only(config, "recovery=checkpoint", "recovery.durability.every=7")
     assert trial.build_recovery() == Recovery(Checkpoint(7))

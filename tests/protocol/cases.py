@@ -11,6 +11,7 @@ from dps.core.recovery import (
     Recovery,
     Replay,
     SharedStore,
+    WorkerCache,
 )
 from tests.protocol.schedules import Case
 
@@ -29,6 +30,8 @@ CASES = {
     ),
     "checkpoint + mailbox": Case(Recovery(Checkpoint(every=4), Continue(limit=3), Replay("each"))),
     "shared store + wait": Case(Recovery(SharedStore(every=4))),
+    "worker cache": Case(Recovery(WorkerCache())),
+    "worker cache + continue": Case(Recovery(WorkerCache(), Continue(limit=3, buffer="worker"))),
     "none, BSP": Case(Recovery(NoDurability()), BSP()),
     "checkpoint, BSP": Case(Recovery(Checkpoint(every=4)), BSP()),
     "stateless, BSP": Case(Recovery(SharedStore(every=4), Continue()), BSP()),

@@ -26,6 +26,7 @@ from dps.core.recovery import (
     Replay,
     SharedStore,
     Wait,
+    WorkerCache,
 )
 from dps.events import Replayed
 from tests.protocol.worlds import Setting, in_world
@@ -44,6 +45,7 @@ DURABILITIES: dict[str, Durability] = {
     "chain(2)": Chain(2),
     "chain(3)": Chain(3),
     "shared_store": SharedStore(4),
+    "worker_cache": WorkerCache(),
 }
 OUTAGES: dict[str, Outage] = {
     "wait": Wait(),
