@@ -47,6 +47,17 @@ class NotServing(DpsError):
     """The node does not hold what was asked for (any more, or yet); fetch the new table."""
 
 
+class LeaseExpired(NotServing):
+    """The node's lease has run out: others may serve in its place, so it answers nobody."""
+
+
+class Evicted(DpsError):
+    """The worker was not heard of for longer than a lease, and nobody waits for it any more.
+
+    What it computed meanwhile may be too stale for the consistency model; it must enter again.
+    """
+
+
 class MailboxClosed(DpsError):
     """The shard's server is back: push to it directly instead of to its mailbox."""
 

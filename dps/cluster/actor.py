@@ -39,7 +39,7 @@ class HostActor:
         me = Endpoint(dask_worker.address, key)
         self._host = Host(group, node, me, transport, clock, self._recorder)
         self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
-        dask_worker.loop.add_callback(self._start_recording)
+        dask_worker.loop.add_callback(self._start)
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
         """Carry out one message; returns the frames of its reply, which may carry an error."""
@@ -52,7 +52,8 @@ class HostActor:
         self._recorder(self._sample())
         self._recorder.send()
 
-    def _start_recording(self) -> None:
+    def _start(self) -> None:
+        self._host.start()
         self._recording = asyncio.ensure_future(
             record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
         )

@@ -19,9 +19,10 @@ async def audit(
         if not view.serving:
             return None
         async with asyncio.timeout(None) as scope:
-            with router.while_head(view, scope):
+            head = view.chain[0]
+            with router.while_asked(view, head, scope):
                 request = Audit(shard, view.epoch)
-                reply: AuditReply = await transport.call(view.chain[0], request, deadline)
+                reply: AuditReply = await transport.call(head, request, deadline)
     except (DpsError, TimeoutError):
         return None
     return reply

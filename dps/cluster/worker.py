@@ -23,8 +23,9 @@ from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
 from dps.core.consistency import ASP
 from dps.events import Acked, NodeJoined, Reported, ResourceSampled
-from dps.protocol.client import Client, Outcome
+from dps.protocol.client import Client
 from dps.protocol.group import Group
+from dps.protocol.lane import Outcome
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")

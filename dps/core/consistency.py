@@ -1,12 +1,12 @@
 """Owns the consistency models as data: how far workers may run ahead of one another.
 
-The gates themselves are enforced at the shard (`dps.protocol.replica`) on the workers' clocks,
-which are part of the shard's state (`dps.core.shard`). A worker's clock is the number of its last
-applied update.
+The gates are enforced at the shard (`dps.protocol.replica`) on the workers' clocks, which are part
+of the shard's state (`dps.core.shard`). A worker's clock is the number of its last applied update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dps.errors import ConfigurationError
@@ -42,3 +42,22 @@ class ASP:
 
 
 Consistency = BSP | SSP | ASP
+
+
+def slack(consistency: Consistency, clocks: Mapping[str, int], worker: str) -> int | None:
+    """How many more gradients than one a worker may compute before it reads weights again.
+
+    Parameters
+    ----------
+    clocks
+        The clock of each active worker in these weights.
+
+    Returns
+    -------
+    slack
+        Negative: the worker is too far ahead to read at all. None: there is no bound for it.
+    """
+    if isinstance(consistency, ASP) or worker not in clocks:
+        return None
+    tau = consistency.tau if isinstance(consistency, SSP) else 0
+    return tau - (clocks[worker] - min(clocks.values()))

@@ -74,12 +74,32 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Shard state lives on a chain of `replicas` nodes; an update is acked when the tail has it."""
+    """Shard state lives on a chain of `replicas` nodes; an update is acked when the tail has it.
+
+    Parameters
+    ----------
+    reads
+        Who serves pulls: the "tail", or "any" replica, which then answers with what it knows to be
+        committed, and with nothing older than that worker has seen.
+    aggregate
+        How many updates are summed into one before they go down the chain (replication after
+        aggregation, OSDI 2014, 3.5). Fewer are, when no more come within `linger` seconds.
+    linger
+        How long an update waits for others to be summed with, in seconds.
+    """
 
     replicas: int = 2
+    reads: Literal["tail", "any"] = "tail"
+    aggregate: int = 1
+    linger: float = 0.01
 
     def __post_init__(self) -> None:
         _require(self.replicas >= 1, f"chain: replicas={self.replicas}, expected at least 1")
+        _require(self.reads in ("tail", "any"), f"chain: reads={self.reads!r} is unknown")
+        _require(
+            self.aggregate >= 1, f"chain: aggregate={self.aggregate}, expected at least 1 update"
+        )
+        _require(self.linger > 0, f"chain: linger={self.linger}, expected more than 0 s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,15 @@ def plan(policy: Replay, layout: ShardLayout, version: int, buffered: Sequence[O
         The rule of "Training Through Failure": the sum; over 50 gradients, a tenth of the
         learning rate.
     """
-    ops = [replace(op, replayed=True) for op in _each_once(buffered)]
+    once = _each_once(buffered)
+    ops = [replace(op, replayed=True) for op in once if op.kind == "gradient"]
+    planned = _plan(policy, layout, version, ops)
+    # Ticks only move clocks on; one that comes after a later update of its worker changes nothing.
+    ticks = tuple(op for op in once if op.kind == "tick")
+    return replace(planned, operations=(*planned.operations, *ticks))
+
+
+def _plan(policy: Replay, layout: ShardLayout, version: int, ops: list[Operation]) -> Plan:
     match policy.policy:
         case "each":
             return Plan(tuple(ops))
@@ -55,18 +63,16 @@ def plan(policy: Replay, layout: ShardLayout, version: int, buffered: Sequence[O
             return Plan(tuple(scaled))
         case "drop_older":
             fresh = [op for op in ops if _staleness(version, op) <= policy.drop_older_than]
-            return Plan(_summed(layout, fresh), len(ops) - len(fresh))
+            return Plan(summed(layout, fresh), len(ops) - len(fresh))
         case "mean":
-            return Plan(tuple(_times(layout, op, 1 / _count(op)) for op in _summed(layout, ops)))
+            return Plan(tuple(_times(layout, op, 1 / _count(op)) for op in summed(layout, ops)))
         case "clip":
-            return Plan(
-                tuple(_clipped(layout, op, policy.clip_norm) for op in _summed(layout, ops))
-            )
+            return Plan(tuple(_clipped(layout, op, policy.clip_norm) for op in summed(layout, ops)))
         case "published":
             scale = PUBLISHED_SCALE if len(ops) > PUBLISHED_QUEUE else 1.0
-            return Plan(tuple(replace(op, scale=scale) for op in _summed(layout, ops)))
+            return Plan(tuple(replace(op, scale=scale) for op in summed(layout, ops)))
         case "sum":
-            return Plan(_summed(layout, ops))
+            return Plan(summed(layout, ops))
 
 
 def _each_once(buffered: Sequence[Operation]) -> list[Operation]:
@@ -89,8 +95,11 @@ def _count(op: Operation) -> int:
     return 1 + len(op.merged)
 
 
-def _summed(layout: ShardLayout, ops: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Merge runs of gradients that cover the same pieces into one operation each."""
+def summed(layout: ShardLayout, ops: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Merge runs of gradients that cover the same pieces into one operation each.
+
+    The updates keep their identity: the first gives the operation its own, the others are `merged`.
+    """
     merged: list[Operation] = []
     for op in ops:
         last = merged[-1] if merged else None

@@ -121,7 +121,9 @@ def apply(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operatio
     if is_duplicate(state, op.id):
         return Step("duplicate", state)
     if op.kind == "join":
-        return Step("applied", _entered(state, op.id, applied=0))
+        return Step("applied", _entered(state, op.id, min(state.clocks.values(), default=0)))
+    if op.kind == "tick":
+        return Step("applied", _entered(state, op.id, op.id.seq))
     return _gradient(layout, rule, state, op)
 
 
@@ -144,11 +146,10 @@ def _leave(state: ShardState, op: Operation) -> Step:
     return Step("applied", replace(state, index=state.index + 1, workers=workers))
 
 
-def _entered(state: ShardState, update: UpdateId, applied: int) -> ShardState:
-    """Record an operation of a worker. One that joins starts at the slowest active clock."""
+def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) -> ShardState:
+    """Record an operation of a worker, after which its clock shows `clock`."""
     known = state.workers.get(update.worker)
     active = known.active if known and known.incarnation == update.incarnation else True
-    clock = update.seq if applied else min(state.clocks.values(), default=0)
     total = applied + (known.applied if known else 0)
     progress = Progress(update.incarnation, update.seq, clock, total, active)
     workers = {**state.workers, update.worker: progress}
@@ -162,7 +163,7 @@ def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Oper
     for update, based_on, based_at in ((op.id, op.based_on, op.based_at), *op.merged):
         # Weights from before a rollback may have a higher version than the shard has now.
         staleness = max(0, following.version - based_on)
-        following = _entered(following, update, applied=1)
+        following = _entered(following, update, update.seq, applied=1)
         following = replace(following, version=following.version + 1)
         updates.append(AppliedUpdate(update, following.version, staleness, based_at, op.replayed))
     after = replace(

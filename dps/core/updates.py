@@ -32,7 +32,8 @@ class Operation:
     Attributes
     ----------
     kind
-        "gradient", or "join" and "leave", which only change the table of workers' clocks.
+        "gradient", or "join", "leave" and "tick", which only change the table of workers' clocks.
+        A tick stands for an update that changes nothing on this shard.
     id
         Identity of the update. A join has seq 0; a leave repeats the worker's last seq.
     based_on, based_at
@@ -41,7 +42,7 @@ class Operation:
     pieces
         Indices of the shard's pieces that the gradient covers; empty: all.
     gradient
-        uint8 buffer of those pieces; None for join and leave.
+        uint8 buffer of those pieces; None for the other kinds.
     replayed
         Whether it comes out of a buffer after an outage.
     scale
@@ -50,7 +51,7 @@ class Operation:
         Further updates whose gradients are summed into this one (replay after an outage).
     """
 
-    kind: Literal["gradient", "join", "leave"]
+    kind: Literal["gradient", "join", "leave", "tick"]
     id: UpdateId
     based_on: int = 0
     based_at: float = 0.0

@@ -30,6 +30,11 @@ class Timings:
         How long a client waits for a shard that is down before it gives up.
     flush
         How often recorded events are sent on.
+    lease
+        How long a host or worker that is not heard of is counted on.
+    last_copy
+        How long a host that is not heard of, but may live, is waited for if it holds the only copy
+        of a state that must not be lost.
     """
 
     call: float = 5.0
@@ -38,6 +43,8 @@ class Timings:
     retry: float = 0.05
     unavailable: float = 120.0
     flush: float = 0.25
+    lease: float = 1.0
+    last_copy: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

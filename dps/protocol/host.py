@@ -1,20 +1,22 @@
 """Owns the services of one server node: its replicas of shards, or the state store and mailboxes.
 
-A host is handed every message that reaches its node and gives it to the part that it is for. It
-also brings a shard into service on its node, from initial values, a checkpoint or the store, and
-then applies what workers left in the shard's mailbox meanwhile.
+A host is handed every message that reaches its node and gives it to the part that it is for, as
+long as it holds a lease. It also brings a shard into service on its node, from initial values, a
+checkpoint or the store, and then applies what workers left in the shard's mailbox meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dps.core.shard import ShardState
-from dps.errors import NotServing, StaleEpoch
+from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
 from dps.protocol.durability import Durability, durability
 from dps.protocol.group import Group
+from dps.protocol.lease import Lease
 from dps.protocol.messages import (
     Audit,
     AuditReply,
@@ -28,13 +30,14 @@ from dps.protocol.messages import (
     GetState,
     GetTable,
     Install,
-    Ping,
     Pull,
     Push,
     PutState,
+    RenewLease,
     ReplayBuffered,
     Replicate,
     Restore,
+    Table,
     TakeMail,
 )
 from dps.protocol.replica import Replica
@@ -57,7 +60,9 @@ class Host:
         self._replicas: dict[int, Replica] = {}
         self._states = StateStore()
         self._mailboxes = Mailboxes()
-        self._store: Endpoint | None = None
+        self._lease = Lease(group.timings, clock)
+        self._life = 0
+        self._renewing: asyncio.Task[None] | None = None
         self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: self._push,
             Pull: self._pull,
@@ -70,7 +75,6 @@ class Host:
             Extend: self._extend,
             Audit: self._audit,
             Flush: self._flush,
-            Ping: self._ping,
             PutState: _at_once(self._states.put),
             GetState: _at_once(self._states.get),
             Deposit: _at_once(self._mailboxes.deposit),
@@ -83,9 +87,23 @@ class Host:
         """Bytes that this node keeps for others, as a state store and mailbox."""
         return self._states.nbytes + self._mailboxes.nbytes
 
+    def start(self) -> None:
+        """Ask for a lease, and renew it from now on."""
+        self._renewing = asyncio.create_task(self._lease.renew_forever(self._renew))
+
     async def handle(self, message: Any) -> Any:
-        """Carry out one message and return its reply; raises `DpsError` to be sent back."""
-        return await self._services[type(message)](message)
+        """Carry out one message and return its reply; raises `DpsError` to be sent back.
+
+        Who was paused may be in the midst of anything when its lease ends: that is looked at before
+        and after.
+        """
+        try:
+            self._must_hold_lease(message)
+            reply = await self._services[type(message)](message)
+            self._must_hold_lease(message)
+        except DpsError as error:
+            raise type(error)(f"{_described(message)}: {error}") from error
+        return reply
 
     def flush(self) -> None:
         """Emit the events of what was applied since the last flush."""
@@ -94,7 +112,34 @@ class Host:
 
     async def close(self) -> None:
         """Stop serving."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
         for replica in self._replicas.values():
+            await replica.close()
+
+    # -- the right to serve ----------------------------------------------------------------------
+
+    def _must_hold_lease(self, message: Any) -> None:
+        if not self._lease.held and not isinstance(message, Flush):
+            raise LeaseExpired(f"the lease of {self._node} is over")
+
+    async def _renew(self, deadline: float) -> bool:
+        life = self._life
+        request = RenewLease(self._me, life)
+        reply = await self._transport.call(self._group.coordinator, request, deadline)
+        if not reply.granted and life == self._life:
+            await self._start_over()
+        return bool(reply.granted) and life == self._life
+
+    async def _start_over(self) -> None:
+        """Drop everything: this host was given up, and others may have taken its place."""
+        self._life += 1
+        self._lease.end()
+        dropped, self._replicas = self._replicas, {}
+        self._states.clear()
+        self._mailboxes.clear_all()
+        for replica in dropped.values():
             await replica.close()
 
     # -- messages for a replica that is here -----------------------------------------------------
@@ -106,7 +151,7 @@ class Host:
         return await self.replica(m.shard).pull(m)
 
     async def _replay(self, m: ReplayBuffered) -> Done:
-        await self.replica(m.shard).replay(m.epoch, m.operations)
+        await self.replica(m.shard).replay(m.epoch, m.operations, late=True)
         return Done()
 
     async def _replicate(self, m: Replicate) -> Done:
@@ -122,6 +167,7 @@ class Host:
     async def _configure(self, m: Configure) -> Done:
         replica = self.replica(m.shard)
         done = await replica.configure(m)
+        await replica.make_durable(m.epoch)
         if replica.is_head:
             await self._take_mail(replica, m.epoch)
         return done
@@ -133,9 +179,6 @@ class Host:
 
     async def _flush(self, m: Flush) -> Done:
         self.flush()
-        return Done()
-
-    async def _ping(self, m: Ping) -> Done:
         return Done()
 
     def replica(self, shard: int) -> Replica:
@@ -202,16 +245,16 @@ class Host:
 
         The replica may enter a later epoch meanwhile; the mail of that one is not touched.
         """
-        store = await self._store_endpoint() if self._group.recovery.needs_store else None
-        if store is None:
+        mailbox = (await self._table()).mailbox if self._group.recovery.needs_store else None
+        if mailbox is None:
             return
         deadline = self._group.timings.copy
         take = TakeMail(replica.shard, epoch)
-        mail = await self._transport.call(store, take, deadline, "store")
+        mail = await self._transport.call(mailbox, take, deadline, "store")
         if mail.operations:
             await replica.replay(epoch, mail.operations)
             clear = ClearMail(replica.shard, epoch)
-            await self._transport.call(store, clear, deadline, "store")
+            await self._transport.call(mailbox, clear, deadline, "store")
 
     def _durability(self, shard: int) -> Durability:
         return durability(
@@ -219,19 +262,27 @@ class Host:
         )
 
     async def _required_store(self) -> Endpoint:
-        store = await self._store_endpoint()
+        store = (await self._table()).store
         if store is None:
             raise NotServing("the group has no node for the state store")
         return store
 
-    async def _store_endpoint(self) -> Endpoint | None:
-        if self._store is None:
-            deadline = self._group.timings.call
-            table = await self._transport.call(
-                self._group.coordinator, GetTable(-1, deadline), deadline
-            )
-            self._store = table.store
-        return self._store
+    async def _table(self) -> Table:
+        """The table as it is now: which nodes keep states and mail may have changed."""
+        deadline = self._group.timings.call
+        request = GetTable(-1, deadline)
+        table: Table = await self._transport.call(self._group.coordinator, request, deadline)
+        return table
+
+
+def _described(message: Any) -> str:
+    """What was to be done, to which shard, in which epoch."""
+    what = type(message).__name__
+    if hasattr(message, "operation"):
+        what = f"{what} of {'/'.join(map(str, message.operation.id))}"
+    if hasattr(message, "epoch"):
+        what = f"{what} (shard {message.shard}, epoch {message.epoch})"
+    return what
 
 
 def _at_once(service: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:

@@ -57,13 +57,15 @@ class Wanted:
 class Table:
     """The routing table; `version` grows with every change.
 
-    `complete` says that every shard is served by all its replicas, `closed` that the group is
-    being taken down: nobody may ask for anything any more.
+    `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
+    by all its replicas, `closed` that the group is being taken down: nobody may ask for anything
+    any more.
     """
 
     version: int
     views: tuple[View, ...]
     store: Endpoint | None
+    mailbox: Endpoint | None
     seeds: tuple[Seed, ...]
     complete: bool
     closed: bool
@@ -98,8 +100,47 @@ class ReportFailure:
 
 @message
 @dataclass(frozen=True, slots=True)
+class ReportLink:
+    """A replica cannot reach its successor, and has not for longer than a lease. Reply: Done."""
+
+    shard: int
+    epoch: int
+    successor: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """A host asks to be counted on for another while; `life` is how often it has started over."""
+
+    host: Endpoint
+    life: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RenewWorker:
+    """A worker asks to be waited for. Reply: Renewed."""
+
+    worker: str
+    incarnation: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Whether the lease goes on. If not, whoever asked was given up and has to start over."""
+
+    granted: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class HostInfo:
-    """A host. `role` is "server", "replica", "spare" or "store"; `home` is a shard, or -1."""
+    """A host. `role` is "server", "replica", "spare", "store" or "mailbox".
+
+    `home` is the shard that it is meant for, or -1.
+    """
 
     host: Endpoint
     node: str
@@ -122,22 +163,6 @@ class Seeded:
 
     shard: int
     epoch: int
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
-
-    The version is -1 if the worker holds none, or cannot give it any more. Reply: Done.
-    """
-
-    shard: int
-    epoch: int
-    donor: str
-    based_on: int
-    version: int
-    at: float
 
 
 @message
@@ -174,7 +199,7 @@ class ExitWorker:
     reason: str
 
 
-# -- to a shard's head -------------------------------------------------------------------------
+# -- to a shard's head; a pull to the replica that serves reads ----------------------------------
 
 
 @message
@@ -209,11 +234,14 @@ class Beside:
 class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
-    `beside` is there if lost shards are rebuilt from what workers hold.
+    `slack` is how many further gradients the consistency model lets the worker compute from them,
+    after the first, without reading again; -1: any number. `beside` is there if lost shards are
+    rebuilt from what workers hold.
     """
 
     version: int
     at: float
+    slack: int
     values: np.ndarray
     beside: Beside | None = None
 
@@ -241,11 +269,17 @@ class Waiting:
 @message
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read the weights; `worker` waits as the consistency model says, "" never waits."""
+    """Read the weights; `worker` waits as the consistency model says, "" never waits.
+
+    `seen` is the version that the client has read before: it is not shown an older one, unless
+    that one is lost.
+    """
 
     shard: int
     epoch: int
     worker: str
+    incarnation: int
+    seen: int
     patience: float
 
 
@@ -344,12 +378,6 @@ class AuditReply:
     version: int
     applied: dict[str, int]
     duplicates: int
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Ask whether the host is alive. Reply: Done."""
 
 
 @message

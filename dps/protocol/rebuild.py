@@ -9,7 +9,9 @@ installs it. If it cannot, the shard is down in another epoch and everybody is a
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,10 @@ from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import DpsError
 from dps.protocol.group import Group
-from dps.protocol.messages import Beside, Install, Offer, Seed, Seeded, Table, Wanted, Weights
+from dps.protocol.messages import Beside, Install, Seed, Seeded, Table, Wanted, Weights
 from dps.protocol.router import Router
 from dps.protocol.transport import Endpoint, Transport
+from dps.protocol.wire import message
 
 # Workers are asked at once, but the freshest copy may be one that is told of a little later.
 OFFER_SECONDS = 0.2
@@ -31,17 +34,35 @@ ATTEMPTS = 3  # after which a worker takes a host for out of its reach
 NOTHING = -1  # the version that a worker offers that holds no copy
 
 
+@message
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
+
+    The version is -1 if the worker holds none; `failures` is how often it was to give one to this
+    host and could not. Reply: Done.
+    """
+
+    shard: int
+    epoch: int
+    donor: str
+    based_on: int
+    version: int
+    at: float
+    failures: int
+
+
 def donor_name(worker: str, incarnation: int) -> str:
     """What a worker is called as the holder of a copy."""
     return f"{worker}/{incarnation}"
 
 
-def weights(state: ShardState, epoch: int, at: float, group: Group) -> Weights:
+def weights(state: ShardState, epoch: int, at: float, slack: int, group: Group) -> Weights:
     """What a worker gets to read of a state, with what a copy has to be rebuilt from if need be."""
     beside = None
     if isinstance(group.recovery.durability, WorkerCache):
         beside = Beside(epoch, state.index, state.steps, state.workers)
-    return Weights(state.version, at, state.values, beside)
+    return Weights(state.version, at, slack, state.values, beside)
 
 
 def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
@@ -80,7 +101,7 @@ class Copies:
         self._held = held
         self._offered: dict[int, tuple[int, Weights | None]] = {}
         self._accepted: set[Seed] = set()
-        self._out_of_reach: set[Endpoint] = set()
+        self._failures: Counter[Endpoint] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         router.listen(self._heard)
 
@@ -94,9 +115,8 @@ class Copies:
     def _heard(self, table: Table) -> None:
         for wanted in table.wanted:
             if self._offered.get(wanted.shard, (0, None))[0] < wanted.epoch:
-                copy = None if wanted.host in self._out_of_reach else self._held(wanted.shard)
-                self._offered[wanted.shard] = (wanted.epoch, copy)
-                self._start(self._offer(wanted.shard, wanted.epoch, copy))
+                self._offered[wanted.shard] = (wanted.epoch, self._held(wanted.shard))
+                self._start(self._offer(wanted.shard, wanted.host))
         for seed in table.seeds:
             if seed.donor == self._donor and seed not in self._accepted:
                 self._accepted.add(seed)
@@ -107,11 +127,13 @@ class Copies:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _offer(self, shard: int, epoch: int, copy: Weights | None) -> None:
-        if copy is None or copy.beside is None:
-            offer = Offer(shard, epoch, self._donor, 0, NOTHING, 0.0)
-        else:
-            offer = Offer(shard, epoch, self._donor, copy.beside.epoch, copy.version, copy.at)
+    async def _offer(self, shard: int, host: Endpoint) -> None:
+        epoch, copy = self._offered[shard]
+        based_on, version, at = 0, NOTHING, 0.0
+        if copy is not None and copy.beside is not None:
+            based_on, version, at = copy.beside.epoch, copy.version, copy.at
+        failures = self._failures[host]
+        offer = Offer(shard, epoch, self._donor, based_on, version, at, failures)
         await self._router.ask(offer)
 
     async def _install(self, seed: Seed) -> None:
@@ -129,14 +151,26 @@ class Copies:
                 await asyncio.sleep(timings.retry)
             else:
                 return
-        self._out_of_reach.add(seed.host)
-        await self._offer(seed.shard, seed.epoch, None)  # somebody else's will have to do
+        self._failures[seed.host] += 1  # somebody else's copy may have to do
+        await self._offer(seed.shard, seed.host)
 
 
 class Offers:
-    """The coordinator's part: which shards copies are wanted of, and what was offered."""
+    """The coordinator's part: which shards copies are wanted of, and what was offered.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    donors
+        Returns the workers that take part.
+
+    Attributes
+    ----------
+    wanted
+        What is published in the table.
+    """
+
+    def __init__(self, donors: Callable[[], set[str]]) -> None:
+        self._donors = donors
         self.wanted: dict[int, Wanted] = {}
         self._made: dict[int, dict[str, Offer]] = {}
         self._news = asyncio.Condition()
@@ -160,10 +194,11 @@ class Offers:
         self._made.pop(shard, None)
 
     def stands(self, offer: Offer) -> bool:
-        """Whether the worker still offers this."""
-        return self._made.get(offer.shard, {}).get(offer.donor) == offer
+        """Whether the worker still takes part, and offers this."""
+        made = self._made.get(offer.shard, {}).get(offer.donor)
+        return made == offer and offer.donor in self._donors()
 
-    async def best(self, shard: int, active: Callable[[], set[str]]) -> Offer | None:
+    async def best(self, shard: int) -> Offer | None:
         """The freshest copy that active workers hold, None if they hold none.
 
         One that does not answer is not waited for longer than a moment if there is another's copy,
@@ -171,7 +206,7 @@ class Offers:
         """
 
         def answered() -> bool:
-            return active() <= self._made[shard].keys()
+            return self._donors() <= self._made[shard].keys()
 
         patience = OFFER_SECONDS
         while True:
@@ -180,10 +215,17 @@ class Offers:
                     await self._news.wait_for(answered)
             except TimeoutError:
                 pass
-            here = [o for o in self._made[shard].values() if o.donor in active()]
+            here = [o for o in self._made[shard].values() if o.donor in self._donors()]
             copies = [o for o in here if o.version != NOTHING]
             if copies:
-                # A copy of a later epoch belongs to the history that the others went on from.
-                return max(copies, key=lambda o: (o.based_on, o.version, o.donor))
+                return max(copies, key=_freshness)
             if answered():
                 return None
+
+
+def _freshness(offer: Offer) -> tuple[int, int, int, str]:
+    """How good an offer is: it must reach the host, and be of the history that others went on from.
+
+    A copy that was read in a later epoch is of a later history, whatever its version.
+    """
+    return -offer.failures, offer.based_on, offer.version, offer.donor

@@ -28,7 +28,7 @@ class Router:
         self._news = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._reports: dict[Endpoint, asyncio.Task[None]] = {}
-        self._calls: dict[asyncio.Timeout, View] = {}
+        self._calls: dict[asyncio.Timeout, tuple[int, Endpoint, bool]] = {}
         self._listeners: list[Callable[[Table], None]] = []
 
     async def close(self) -> None:
@@ -88,6 +88,10 @@ class Router:
                     raise
                 await asyncio.sleep(timings.retry)
 
+    async def ask_once(self, request: Any, deadline: float) -> Any:
+        """Ask the coordinator, without trying again."""
+        return await self._transport.call(self._group.coordinator, request, deadline)
+
     def report(self, host: Endpoint) -> None:
         """Tell the coordinator that a call to the host failed; what follows comes as a new table.
 
@@ -97,9 +101,12 @@ class Router:
             self._reports[host] = asyncio.create_task(self._report(host))
 
     @contextmanager
-    def while_head(self, view: View, scope: asyncio.Timeout) -> Iterator[None]:
-        """Have the scope time out as soon as the view's head is no longer the one to ask."""
-        self._calls[scope] = view
+    def while_asked(self, view: View, to: Endpoint, scope: asyncio.Timeout) -> Iterator[None]:
+        """Have the scope time out as soon as the replica is no longer the one to ask.
+
+        That is when it leaves the chain; for the head, also when another one is.
+        """
+        self._calls[scope] = view.shard, to, to == view.chain[0]
         try:
             yield
         finally:
@@ -134,9 +141,9 @@ class Router:
         news.set()
         for listener in self._listeners:
             listener(table)
-        for scope, view in self._calls.items():
-            now = table.views[view.shard]
-            replaced = table.closed or not now.serving or now.chain[0] != view.chain[0]
-            if replaced and not scope.expired():
+        for scope, (shard, to, as_head) in self._calls.items():
+            now = table.views[shard]
+            able = now.chain[:1] if as_head else now.chain
+            if (table.closed or not now.serving or to not in able) and not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
         return table

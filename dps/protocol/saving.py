@@ -76,7 +76,7 @@ class Checkpoints:
         while self._too_much_at_risk(state):
             self._must_not_be_refused(epoch)
             before = self._complete
-            await self._start_writing(epoch, state)
+            await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
                 raise StoreUnavailable(f"shard {self._shard}: checkpoints cannot be written")
 
@@ -126,7 +126,7 @@ class Checkpoints:
             if epoch <= self._refused:
                 return
             before = self._complete
-            await self._start_writing(epoch, state)
+            await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
                 await asyncio.sleep(RETRY_SECONDS)
 

@@ -48,6 +48,11 @@ class StateStore:
         self._fence(m.shard, m.epoch)
         return self._states[m.shard][1] if m.shard in self._states else None
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._states.clear()
+        self._epochs.clear()
+
     def _fence(self, shard: int, epoch: int) -> None:
         newest = self._epochs.get(shard, 0)
         if epoch < newest:
@@ -75,6 +80,11 @@ class Mailboxes:
             for _, op in mail
             if op.gradient is not None
         )
+
+    def clear_all(self) -> None:
+        """Forget everything."""
+        self._mail.clear()
+        self._closed.clear()
 
     def deposit(self, m: Deposit) -> Done:
         """Keep a gradient, once; raises `MailboxClosed` if a server has taken over since."""

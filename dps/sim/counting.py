@@ -16,7 +16,7 @@ import numpy as np
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.shard import ShardState
 from dps.events import Applied, Restored
-from dps.protocol.client import Outcome
+from dps.protocol.lane import Outcome
 from dps.protocol.messages import Table, View
 from dps.sim.world import World
 
@@ -65,6 +65,7 @@ class Tally:
         self.seen: list[set[int]] = [set() for _ in range(shards)]
         self.duplicates = 0
         self.buffered = 0
+        self.dropped = 0
 
 
 class CountingWorker:
@@ -83,7 +84,7 @@ class CountingWorker:
         self.process, self.client = world.client(name, self._acked)
         self._world = world
         self._cells = cells
-        self._current = -1
+        self._cell_of: dict[int, int] = {}
         self._tally = tally
         self._linear = linear
         self._limit = world.group.timings.unavailable
@@ -94,9 +95,9 @@ class CountingWorker:
         for cell in self._cells:
             await asyncio.sleep(random.uniform(0, think))
             self._tally.attempted.add(cell)
-            self._current = cell
             known = [set(of_shard) for of_shard in self._tally.seen]
             pull = random.random() < 0.5
+            self._cell_of[self.client.next_seq] = cell
             await self._in_time(self.client.push(self._gradient(cell), pull))
             if pull or random.random() < 0.5:
                 if not pull:
@@ -132,9 +133,14 @@ class CountingWorker:
             self._tally.seen[shard] |= cells_in(values)
 
     def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        self._tally.acked[shard].add(self._current)
-        if outcome != "buffered":
-            self._tally.seen[shard].add(self._current)
+        cell = self._cell_of[seq]
+        if outcome == "dropped":
+            self._tally.acked[shard].discard(cell)
+        else:
+            self._tally.acked[shard].add(cell)
+        if outcome in ("applied", "duplicate"):
+            self._tally.seen[shard].add(cell)
+        self._tally.dropped += outcome == "dropped"
         self._tally.duplicates += outcome == "duplicate"
         self._tally.buffered += outcome == "buffered"
 

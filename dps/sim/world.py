@@ -15,10 +15,11 @@ import numpy as np
 
 from dps.core.shard import ShardState
 from dps.events import Event
-from dps.protocol.client import Client, OnAck
+from dps.protocol.client import Client
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.host import Host
+from dps.protocol.lane import OnAck
 from dps.protocol.messages import AddHosts, HostInfo, Table, View
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
@@ -137,6 +138,7 @@ class World:
         transport = SimTransport(self.network, process)
         host = Host(self.group, name, me, transport, SimClock(), self._sink(process))
         process.services[me.key] = host.handle
+        process.do(host.start)
         self.hosts[process.address] = host
         role, _, rest = name.partition("-")
         home = int(rest.partition("-")[0]) if role in ("server", "replica") else -1

@@ -37,7 +37,6 @@ WORK = (0.02, 0.2)
 HORIZON = 60.0
 DELAYS = ((0.0002, 0.005), (0.002, 0.02))
 LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
-NEVER_LOST = ("Ping", "Ping reply")  # without leases, a host that does not answer one is given up
 
 Story = Callable[["Schedule"], Awaitable[None]]
 
@@ -73,7 +72,7 @@ class Schedule:
 
     def __init__(self, case: Case, group: Group, random: Random) -> None:
         lossy = random.random() < 0.4
-        weather = Weather(random.choice(DELAYS), LOSSES if lossy else {}, NEVER_LOST)
+        weather = Weather(random.choice(DELAYS), LOSSES if lossy else {})
         self.random = random
         self.case = case
         self.network = Network(random, weather)
@@ -190,9 +189,10 @@ async def zombie(s: Schedule) -> None:
     shard = s.shard()
     await s.pause(0.3)
     name = (await s.chain(shard))[0]
-    s.network.cut("scheduler", "worker-1")
-    s.world.disown(name, s.random.uniform(0.02, 0.2))
-    await s.pause(0.8)
+    for source, target in ((name, "scheduler"), ("scheduler", name), ("scheduler", "worker-1")):
+        s.network.cut(source, target)
+    await s.world.bring_up([f"spare-{shard}"])
+    await s.pause(3 * TIMINGS.lease)
     s.network.heal()
     s.crash((await s.chain(shard))[0])
 

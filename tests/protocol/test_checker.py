@@ -14,13 +14,15 @@ import pytest
 from dps.core import shard
 from dps.core.consistency import BSP, SSP
 from dps.core.shard import ShardState
-from dps.core.updates import UpdateId
+from dps.core.updates import Operation, UpdateId
 from dps.protocol import replica
 from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.commits import Commits
 from dps.protocol.durability import Checkpoints
 from dps.protocol.host import Host
 from dps.protocol.messages import ClearMail, Install, Push, Pushed, TakeMail
 from dps.protocol.replica import Replica
+from dps.protocol.rounds import Rounds
 from dps.protocol.store import StateStore
 from dps.sim.counting import Violation
 from tests.protocol import test_consistency as consistency
@@ -62,11 +64,11 @@ def never_a_duplicate(state: ShardState, update: UpdateId) -> bool:
 
 async def clear_before_replay(self: Host, on: Replica, epoch: int) -> None:
     """Empty the mailbox before what was in it is durable."""
-    store = await self._store_endpoint()
-    if store is not None and self._group.recovery.needs_store:
+    mailbox = (await self._table()).mailbox
+    if mailbox is not None and self._group.recovery.needs_store:
         take = TakeMail(on.shard, epoch)
-        mail = await self._transport.call(store, take, 1.0, "store")
-        await self._transport.call(store, ClearMail(on.shard, epoch), 1.0, "store")
+        mail = await self._transport.call(mailbox, take, 1.0, "store")
+        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
         await on.replay(epoch, mail.operations)
 
 
@@ -82,21 +84,21 @@ async def commit_regardless(self: Checkpoints, epoch: int, state: ShardState) ->
 
 async def read_uncommitted(self: Replica, worker: str, until: float) -> Any:
     """Serve weights that a failure may take back."""
-    return replica.Weights(self.state.version, self._clock.now(), self.state.values)
+    return replica.Weights(self.state.version, self._clock.now(), -1, self.state.values)
 
 
 async def extend_without_the_last(self: Replica, m: Any) -> replica.Done:
     """Copy the state to a newcomer, but not what was applied during the copy."""
     state = self.state
     install = Install(self.shard, m.epoch, (*self.chain, m.host), state, "replica")
-    await self._call(m.host, install, 3.0)
-    self._successor = m.host
+    await self._transport.call(m.host, install, 3.0, "replicate")
+    self._commits.successor = m.host
     return replica.Done()
 
 
 async def configure_and_forget(self: Replica, m: Any) -> replica.Done:
     """Enter a new epoch without what the old successor had not acknowledged."""
-    self._log.clear()
+    self._commits._log.clear()
     return await configure(self, m)
 
 
@@ -111,9 +113,9 @@ async def replicate_from_anyone(self: Replica, m: Any) -> replica.Done:
     return await replicate(self, replace(m, epoch=self.epoch))
 
 
-async def skip_uncommitted(self: Replica, successor: Any, after: int) -> None:
+async def skip_uncommitted(self: Commits, successor: Any, after: int) -> None:
     """Pass only the newest operation on."""
-    await pass_on(self, successor, max(after, self.state.index - 1))
+    await pass_on(self, successor, max(after, self._newest.index - 1))
 
 
 async def keep_the_dead(self: Replica, epoch: int, update: UpdateId) -> None:
@@ -122,30 +124,30 @@ async def keep_the_dead(self: Replica, epoch: int, update: UpdateId) -> None:
 
 def one_too_far(self: Replica, worker: str) -> bool:
     """Let a worker read that is one update further ahead than it may be."""
-    known = self._visible.workers.get(worker)
-    tau = self._group.consistency.tau  # type: ignore[union-attr]
-    return known is None or known.clock - min(self._visible.clocks.values()) <= tau + 1
+    left = self._slack(worker)
+    return left is None or left >= -1
 
 
-async def round_in_order_of_arrival(self: Replica) -> None:
+async def round_in_order_of_arrival(self: Rounds, complete: bool = False) -> None:
     """Apply a round's updates in the order in which they came."""
-    if self.state.clocks.keys() <= self._round.keys():
-        complete, self._round = self._round, {}
-        for held in complete.values():
-            held.step.set_result(self._accept(held.operation, await self._stepped(held.operation)))
+    if self._state().clocks.keys() <= self._held.keys():
+        complete_round, self._held = self._held, {}
+        for held in complete_round.values():
+            held.step.set_result(await self._apply(held.operation))
 
 
-def join_at_zero(state: ShardState, update: UpdateId, applied: int) -> ShardState:
+def join_at_zero(layout: Any, rule: Any, state: ShardState, op: Operation) -> shard.Step:
     """Have a newcomer start at clock 0, far behind the others."""
-    after: ShardState = entered(state, update, applied)
-    if update.worker in state.workers:
-        return after
-    progress = replace(after.workers[update.worker], clock=applied)
-    return replace(after, workers={**after.workers, update.worker: progress})
+    step: shard.Step = apply(layout, rule, state, op)
+    if op.kind != "join" or step.outcome == "duplicate":
+        return step
+    progress = replace(step.state.workers[op.id.worker], clock=0)
+    workers = {**step.state.workers, op.id.worker: progress}
+    return replace(step, state=replace(step.state, workers=workers))
 
 
 install, read, configure = Host._install, CheckpointFiles.read, Replica.configure
-replicate, pass_on, entered = Replica.replicate, Replica._pass_on, shard._entered
+replicate, pass_on, apply = Replica.replicate, Commits.pass_on, shard.apply
 
 
 def broken(target: Any, name: str, by: Any) -> Break:
@@ -192,7 +194,7 @@ MUTANTS = {
     "lost on promotion": Mutant(
         broken(Replica, "configure", configure_and_forget), "chain(3)", STUCK
     ),
-    "operations skipped": Mutant(broken(Replica, "_pass_on", skip_uncommitted), "chain(2)", STUCK),
+    "operations skipped": Mutant(broken(Commits, "pass_on", skip_uncommitted), "chain(2)", STUCK),
     "zombie's state stored": Mutant(broken(StateStore, "put", put_from_anyone), "stateless", LOST),
     "zombie's operations taken": Mutant(
         broken(Replica, "replicate", replicate_from_anyone), "chain(2)", LOST
@@ -227,12 +229,12 @@ def test_schedules_catch(name: str) -> None:
             id="dead workers waited for",
         ),
         pytest.param(
-            broken(Replica, "_finish_round", round_in_order_of_arrival),
+            broken(Rounds, "finish", round_in_order_of_arrival),
             lambda: consistency.test_bsp_is_the_sequential_computation_whatever_the_schedule(0),
             id="rounds in order of arrival",
         ),
         pytest.param(
-            broken(shard, "_entered", join_at_zero),
+            broken(replica, "apply", join_at_zero),
             lambda: consistency.test_a_worker_that_joins_starts_at_the_minimum(SSP(0)),
             id="newcomers start at zero",
         ),

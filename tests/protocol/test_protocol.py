@@ -17,7 +17,7 @@ from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DeadlineExceeded, NonFiniteGradient, ShardUnavailable, StaleEpoch
 from dps.events import Applied, Detected, Promoted, Replayed, Restored, WorkerLeft
-from dps.protocol.client import Outcome
+from dps.protocol.lane import Outcome
 from dps.protocol.messages import Evict, Extend, Install, Push, PutState, ReplayBuffered
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather

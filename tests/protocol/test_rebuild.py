@@ -13,9 +13,11 @@ from dps.core.recovery import Continue, Recovery, WorkerCache
 from dps.core.rules import SGD, Adam, UpdateRule
 from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
-from dps.protocol import rebuild, replica
+from dps.protocol import rebuild
 from dps.protocol.client import Client
-from dps.protocol.messages import Install, Offer, Weights
+from dps.protocol.commits import Commits
+from dps.protocol.messages import Install, Weights
+from dps.protocol.rebuild import Offer
 from dps.sim.network import Process, Weather
 from tests.core.builders import same_state
 from tests.protocol.worlds import Setting, in_world
@@ -29,13 +31,13 @@ States = dict[tuple[int, int, int], ShardState]
 def states(monkeypatch: pytest.MonkeyPatch) -> States:
     """Every state that clients could read, by shard, epoch and version."""
     seen: States = {}
-    become_visible = replica.Replica._set_committed
+    become_visible = Commits._set_committed
 
-    def note(self: replica.Replica, state: ShardState) -> None:
+    def note(self: Commits, state: ShardState) -> None:
         become_visible(self, state)
-        seen[self.shard, self.epoch, state.version] = state
+        seen[self._shard, self.epoch, state.version] = state
 
-    monkeypatch.setattr(replica.Replica, "_set_committed", note)
+    monkeypatch.setattr(Commits, "_set_committed", note)
     return seen
 
 
@@ -272,7 +274,7 @@ def test_nothing_is_lost_or_applied_twice_though_messages_are() -> None:
 def test_an_offer_that_nobody_wants_any_more_is_passed_over() -> None:
     async def scenario(s: Setting) -> None:
         table = await s.world.complete()
-        await s.ask(s.world.group.coordinator, Offer(0, table.views[0].epoch, "a/1", 1, 9, 0.0))
+        await s.ask(s.world.group.coordinator, Offer(0, table.views[0].epoch, "a/1", 1, 9, 0.0, 0))
         assert (await s.world.complete()).wanted == ()
         install = Install(0, 0, table.views[0].chain, (await s.states())[0], "worker")
         with pytest.raises(Exception, match="epoch"):

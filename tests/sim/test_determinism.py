@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dps.errors import DeadlineExceeded, NotServing, Unreachable
-from dps.protocol.messages import Done, Ping, Weights
+from dps.protocol.messages import Done, Weights
 from dps.protocol.transport import Endpoint
 from dps.sim.loop import Deadlock, run
 from dps.sim.network import Network, Process, SimTransport, Weather
@@ -137,7 +137,7 @@ def with_pair(
 
 def test_what_arrives_is_a_copy_that_cannot_be_written_to() -> None:
     async def scenario(pair: Pair) -> None:
-        sent = Weights(1, 2.0, np.arange(4, dtype=np.uint8))
+        sent = Weights(1, 2.0, -1, np.arange(4, dtype=np.uint8))
         call = pair.call(sent)
         sent.values[:] = 9
         got = await call
@@ -150,13 +150,13 @@ def test_what_arrives_is_a_copy_that_cannot_be_written_to() -> None:
 
 def test_a_crash_breaks_the_calls_to_a_process_and_later_ones_are_refused() -> None:
     async def scenario(pair: Pair) -> None:
-        call = pair.call(Ping())
+        call = pair.call(Done())
         await asyncio.sleep(0.5)
         pair.network.crash(pair.b)
         with pytest.raises(Unreachable):
             await call
         with pytest.raises(Unreachable):
-            await pair.call(Ping())
+            await pair.call(Done())
         assert asyncio.get_running_loop().time() < 1.0
 
     with_pair(scenario)
@@ -169,7 +169,7 @@ def test_a_crash_ends_the_calls_of_a_process_and_nothing_leaves_it() -> None:
             try:
                 await asyncio.sleep(10)
             finally:
-                await transport.call(Endpoint(pair.b.address, "echo"), Ping(), 1.0)
+                await transport.call(Endpoint(pair.b.address, "echo"), Done(), 1.0)
 
         task = pair.a.run(persistent(pair.a))
         await asyncio.sleep(0.5)
@@ -190,7 +190,7 @@ def test_tasks_that_a_service_starts_end_with_its_process() -> None:
             return Done()
 
         pair.b.services["echo"] = serve
-        await pair.call(Ping())
+        await pair.call(Done())
         pair.network.crash(pair.b)
         await asyncio.sleep(0.1)
         assert started[0].cancelled()
@@ -201,7 +201,7 @@ def test_tasks_that_a_service_starts_end_with_its_process() -> None:
 def test_no_call_outlives_its_deadline() -> None:
     async def scenario(pair: Pair) -> None:
         with pytest.raises(DeadlineExceeded):
-            await pair.call(Ping(), 0.25)
+            await pair.call(Done(), 0.25)
         assert asyncio.get_running_loop().time() == pytest.approx(0.25)
 
     with_pair(scenario)
@@ -211,12 +211,12 @@ def test_a_cut_link_loses_one_direction() -> None:
     async def scenario(pair: Pair) -> None:
         pair.network.cut("b", "a")
         with pytest.raises(DeadlineExceeded):
-            await pair.call(Ping())
+            await pair.call(Done())
         assert len(pair.served) == 1
         pair.network.heal()
         pair.network.cut("a", "b")
         with pytest.raises(DeadlineExceeded):
-            await pair.call(Ping())
+            await pair.call(Done())
         assert len(pair.served) == 1
 
     with_pair(scenario)
@@ -227,7 +227,7 @@ def test_lost_messages_break_the_connection_or_leave_it_silent() -> None:
         outcomes = set()
         for _ in range(50):
             try:
-                await pair.call(Ping())
+                await pair.call(Done())
             except (Unreachable, DeadlineExceeded) as error:
                 outcomes.add(type(error))
         assert outcomes == {Unreachable, DeadlineExceeded}
@@ -240,6 +240,6 @@ def test_a_process_without_the_service_says_so() -> None:
     async def scenario(pair: Pair) -> None:
         pair.b.services.clear()
         with pytest.raises(NotServing):
-            await pair.call(Ping())
+            await pair.call(Done())
 
     with_pair(scenario)

@@ -1,0 +1,325 @@
+"""Owns one client's requests to one shard, which follow one another in a lane.
+
+Updates of a worker reach a shard in order, so the shard can tell a duplicate by its number alone. A
+lane sends again what was not acknowledged, finds the new server by itself, and follows the group's
+outage policy while there is none. Nothing waits past its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+from dps.core.recovery import Chain, Continue
+from dps.core.shard import check_gradient
+from dps.core.updates import Operation, UpdateId
+from dps.errors import (
+    Evicted,
+    MailboxClosed,
+    NotServing,
+    ShardUnavailable,
+    StaleEpoch,
+    TransportError,
+)
+from dps.protocol.group import Group
+from dps.protocol.messages import (
+    Deposit,
+    Pull,
+    Push,
+    Pushed,
+    ReplayBuffered,
+    View,
+    Waiting,
+    Weights,
+)
+from dps.protocol.router import Router
+from dps.protocol.transport import Endpoint, Transport
+
+Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
+OnAck = Callable[[int, int, int, Outcome], None]
+
+
+class Lane:
+    """One client's requests to one shard, one after the other. Used from one event loop.
+
+    Attributes
+    ----------
+    evicted
+        Whether the shard has refused the worker, which must enter again.
+    """
+
+    def __init__(
+        self, shard: int, group: Group, transport: Transport, router: Router, on_ack: OnAck
+    ) -> None:
+        self._shard = shard
+        self._group = group
+        self._transport = transport
+        self._router = router
+        self._on_ack = on_ack
+        self._turn = asyncio.Lock()
+        self._base: Weights | None = None
+        self._held: list[Operation] = []
+        self._draining: asyncio.Task[None] | None = None
+        self._deposited = 0
+        self._since_read = 0
+        self._clock = 0
+        self.evicted = False
+
+    @property
+    def clock(self) -> int:
+        """The worker's clock on this shard when the last push was acknowledged."""
+        return self._clock
+
+    @property
+    def base(self) -> Weights | None:
+        """The weights that were read last."""
+        return self._base
+
+    async def push(self, op: Operation, pull: bool) -> None:
+        """Bring an operation to the shard, or to a buffer if the outage policy says so."""
+        async with self._turn:
+            if op.kind == "gradient" and self._base is not None:
+                op = replace(op, based_on=self._base.version, based_at=self._base.at)
+            self._since_read += op.kind != "join"
+            try:
+                await self._deliver(op, pull)
+            except Evicted:
+                self._drop([op])
+
+    async def pull(self, reader: UpdateId) -> None:
+        """Read the weights; during an outage the last ones may have to do."""
+        async with self._turn:
+            try:
+                await self._read(reader)
+            except Evicted:
+                self.evicted = True
+
+    async def drain(self) -> None:
+        """Wait until the gradients that are buffered in this worker are applied."""
+        async with self._turn:
+            with suppress(Evicted):
+                if self._held:
+                    await self._until_served("drain", self._flush_held)
+
+    async def close(self) -> None:
+        """Forget what is buffered in this worker."""
+        if self._draining is not None:
+            self._draining.cancel()
+            await asyncio.gather(self._draining, return_exceptions=True)
+
+    # -- one request ---------------------------------------------------------------------------
+
+    async def _deliver(self, op: Operation, pull: bool) -> None:
+        """Push until it is acknowledged, buffered, or too late."""
+        replies: list[Pushed] = []
+
+        async def attempt(view: View) -> bool:
+            await self._flush_held(view)
+            patience = self._group.timings.patience
+            request = Push(view.shard, view.epoch, op, pull, patience)
+            reply = await self._ask(view, view.chain[0], request)
+            if isinstance(reply, Waiting):
+                return False
+            replies.append(reply)
+            return True
+
+        buffer = None if op.kind == "join" else self._buffering(op)
+        await self._until_served(f"push of {op.id}", attempt, buffer)
+        for reply in replies:
+            self._acked(op, reply)
+        if pull and not any(reply.weights for reply in replies):
+            await self._read(op.id)
+
+    def _acked(self, op: Operation, reply: Pushed) -> None:
+        self._deposited = 0
+        self._clock = reply.clock
+        if reply.weights is not None:
+            self._keep(reply.weights)
+        if op.kind == "gradient":
+            outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
+            self._on_ack(self._shard, op.id.seq, reply.version, outcome)
+
+    def _keep(self, weights: Weights) -> None:
+        self._base = weights
+        self._since_read = 0
+
+    def _drop(self, ops: list[Operation]) -> None:
+        """The shard refuses what the worker computed while nobody waited for it."""
+        self.evicted = True
+        for op in ops:
+            if op.kind == "gradient":
+                self._on_ack(self._shard, op.id.seq, 0, "dropped")
+
+    async def _read(self, reader: UpdateId) -> None:
+        async def keep_last(view: View) -> bool:
+            """Compute from the last weights again, as far as the consistency model allows."""
+            base = self._base
+            return base is not None and (base.slack < 0 or self._since_read <= base.slack)
+
+        keep = isinstance(self._group.recovery.outage, Continue) and reader.worker
+        await self._until_served("pull", self._pull_as(reader), keep_last if keep else None)
+
+    def _pull_as(self, reader: UpdateId) -> Callable[[View], Awaitable[bool]]:
+        async def attempt(view: View) -> bool:
+            seen = self._base.version if self._base else 0
+            patience = self._group.timings.patience
+            request = Pull(
+                view.shard, view.epoch, reader.worker, reader.incarnation, seen, patience
+            )
+            reply = await self._ask(view, self._serving_reads(view, reader.worker), request)
+            if isinstance(reply, Weights):
+                self._keep(reply)
+            return isinstance(reply, Weights)
+
+        return attempt
+
+    def _serving_reads(self, view: View, worker: str) -> Endpoint:
+        durability = self._group.recovery.durability
+        if isinstance(durability, Chain) and durability.reads == "any":
+            return view.chain[zlib.crc32(worker.encode()) % len(view.chain)]
+        return view.chain[-1]
+
+    async def _ask(
+        self, view: View, to: Endpoint, request: Any, deadline: float | None = None
+    ) -> Any:
+        """Ask a replica, for as long as it is the one to ask; raises `TimeoutError` otherwise."""
+        timings = self._group.timings
+        deadline = deadline or timings.call + timings.patience
+        try:
+            async with asyncio.timeout(None) as scope:
+                with self._router.while_asked(view, to, scope):
+                    return await self._transport.call(to, request, deadline, "train")
+        except TransportError:
+            self._router.report(to)
+            raise
+
+    # -- outages -------------------------------------------------------------------------------
+
+    async def _until_served(
+        self,
+        what: str,
+        attempt: Callable[[View], Awaitable[bool]],
+        meanwhile: Callable[[View], Awaitable[bool]] | None = None,
+    ) -> None:
+        """Repeat `attempt` until it succeeds; while the shard is down, try `meanwhile` instead.
+
+        Raises
+        ------
+        ShardUnavailable
+            The shard stayed down for longer than the group's `unavailable` seconds.
+        """
+        limit = self._group.timings.unavailable
+        view = await self._router.view(self._shard)
+        try:
+            async with asyncio.timeout(limit):
+                while not await self._attempt(view, attempt, meanwhile or _never):
+                    view = await self._router.view(self._shard)
+        except TimeoutError:
+            raise ShardUnavailable(
+                f"{what}: shard {self._shard} (epoch {view.epoch}) was not served for {limit:g} s"
+            ) from None
+
+    async def _attempt(
+        self,
+        view: View,
+        attempt: Callable[[View], Awaitable[bool]],
+        meanwhile: Callable[[View], Awaitable[bool]],
+    ) -> bool:
+        """Try once; return False when it is time to try again with the view that is then known."""
+        try:
+            if not view.serving:
+                return await meanwhile(view) or await self._until_replaced(view)
+            return await attempt(view)
+        except TimeoutError:
+            return False
+        except (TransportError, StaleEpoch, NotServing, MailboxClosed):
+            return await self._until_replaced(view, self._group.timings.retry)
+
+    async def _until_replaced(self, view: View, patience: float = math.inf) -> Literal[False]:
+        """Wait until the table says something else of the shard, or for `patience` seconds."""
+        until = asyncio.get_running_loop().time() + patience
+        while (table := await self._router.table()).views[self._shard] == view:
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._router.newer(table.version)
+            except TimeoutError:
+                break
+        return False
+
+    def _buffering(self, op: Operation) -> Callable[[View], Awaitable[bool]] | None:
+        """What to do with a gradient while the shard is down; None: keep trying to push it."""
+        outage = self._group.recovery.outage
+        if not isinstance(outage, Continue):
+            return None
+
+        def check() -> None:
+            """No shard sees it now, and a bad one would keep the shard from coming back."""
+            if op.kind == "gradient":
+                check_gradient(self._group.layout.shards[self._shard], op)
+
+        def buffered() -> None:
+            if op.kind == "gradient":
+                self._on_ack(self._shard, op.id.seq, 0, "buffered")
+
+        async def keep(view: View) -> bool:
+            if len(self._held) >= outage.limit:
+                return False
+            check()
+            mine = op.gradient.copy() if op.gradient is not None else None  # it may be the caller's
+            self._held.append(replace(op, gradient=mine))
+            if self._draining is None or self._draining.done():
+                self._draining = asyncio.create_task(self._drain_when_served())
+            buffered()
+            return True
+
+        async def deposit(view: View) -> bool:
+            if self._deposited >= outage.limit:
+                return False
+            check()
+            mailbox = (await self._router.table()).mailbox
+            if mailbox is None:
+                return False
+            request = Deposit(self._shard, view.epoch, op)
+            try:
+                await self._transport.call(mailbox, request, self._group.timings.call, "store")
+            except TransportError:
+                self._router.report(mailbox)
+                raise
+            self._deposited += 1
+            buffered()
+            return True
+
+        return keep if outage.buffer == "worker" else deposit
+
+    async def _drain_when_served(self) -> None:
+        """Others may wait for what is held here, though this worker pushes nothing for long."""
+        while self._held:
+            view = await self._router.view(self._shard)
+            if view.serving:
+                async with self._turn:
+                    with suppress(Evicted):
+                        await self._attempt(view, self._flush_held, _never)
+            else:
+                await self._until_replaced(view)
+
+    async def _flush_held(self, view: View) -> bool:
+        """Have the gradients applied that were held back here; they come before newer ones."""
+        if self._held:
+            request = ReplayBuffered(self._shard, view.epoch, tuple(self._held))
+            try:
+                await self._ask(view, view.chain[0], request, self._group.timings.copy)
+            except Evicted:
+                self._drop(self._held)
+                self._held = []
+                raise
+            self._held.clear()
+        return True
+
+
+async def _never(view: View) -> bool:
+    return False

@@ -1,0 +1,116 @@
+"""Owns leases: the right to serve, or to be waited for, which lasts only while it is renewed.
+
+The holder counts from the moment at which it asked, on its own clock, and takes a tenth off; the
+coordinator counts from the moment at which it was asked. As long as the rates of their clocks
+differ by less than that tenth, a holder knows that its lease is over before the coordinator gives
+it up. A paused process finds its lease over when it runs again, whatever it was about to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from dps.errors import NotServing, TransportError
+from dps.protocol.group import Timings
+from dps.protocol.transport import Clock
+
+Holder = TypeVar("Holder", bound=Hashable)
+
+DRIFT = 0.1  # what a holder takes off, because clocks do not run at quite the same rate
+RENEWALS = 4  # how often a lease is renewed while it lasts, so that a lost message does not end it
+
+
+class Lease:
+    """The holder's side. Used from one event loop."""
+
+    def __init__(self, timings: Timings, clock: Clock) -> None:
+        self._seconds = timings.lease
+        self._clock = clock
+        self._until = -math.inf
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease is not over yet."""
+        return self._clock.monotonic() < self._until
+
+    async def renew_forever(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+        """Renew until cancelled.
+
+        Parameters
+        ----------
+        ask
+            Asks the coordinator, with a deadline in seconds; returns whether it was granted. It may
+            be called again before it has returned: an answer that is lost must not cost the lease.
+        """
+        await repeat_forever(self._seconds / RENEWALS, lambda: self._renew(ask))
+
+    def end(self) -> None:
+        """Give the lease up."""
+        self._until = -math.inf
+
+    async def _renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+        asked = self._clock.monotonic()
+        try:
+            granted = await ask(self._seconds)
+        except (TransportError, NotServing):
+            return  # the next one is on its way
+        if granted:
+            self._until = max(self._until, asked + self._seconds * (1 - DRIFT))
+
+
+async def repeat_forever(every: float, act: Callable[[], Awaitable[None]]) -> None:
+    """Do something every so many seconds, whether it has ended the last time or not."""
+
+    async def once() -> None:
+        await act()
+
+    async with asyncio.TaskGroup() as under_way:
+        while True:
+            under_way.create_task(once())
+            await asyncio.sleep(every)
+
+
+class Leases(Generic[Holder]):
+    """The coordinator's side: who holds a lease, and until when. Used from one event loop."""
+
+    def __init__(self, timings: Timings, clock: Clock) -> None:
+        self._seconds = timings.lease
+        self._clock = clock
+        self._until: dict[Holder, float] = {}
+
+    def grant(self, holder: Holder) -> None:
+        """Let a lease begin now, or begin anew."""
+        self._until[holder] = self._clock.monotonic() + self._seconds
+
+    def end(self, holder: Holder) -> None:
+        """Forget a holder."""
+        self._until.pop(holder, None)
+
+    def overdue(self, holder: Holder) -> float:
+        """For how many seconds the holder's lease has been over; negative while it is not."""
+        return self._clock.monotonic() - self._until.get(holder, -math.inf)
+
+    async def watch(self, on_over: Callable[[Holder], Awaitable[None]]) -> None:
+        """Call `on_over` for every holder whose lease is over, again and again until it is ended.
+
+        When this process itself stood still, what holders sent meanwhile has not been read yet:
+        they are all given time.
+        """
+        while True:
+            before = self._clock.monotonic()
+            pause = self._until_next(before)
+            await asyncio.sleep(pause)
+            now = self._clock.monotonic()
+            if now - before - pause > self._seconds / RENEWALS:
+                grace = now + self._seconds / 2
+                self._until = {holder: max(t, grace) for holder, t in self._until.items()}
+            for holder in [holder for holder, t in self._until.items() if t <= now]:
+                await on_over(holder)
+
+    def _until_next(self, now: float) -> float:
+        """Seconds until a lease may be over: no longer than the next renewal of all of them."""
+        first = min(self._until.values(), default=math.inf) - now
+        return min(max(first, self._seconds / 50), self._seconds / RENEWALS)

@@ -1,0 +1,179 @@
+"""Owns which hosts can be counted on.
+
+A host is given up at once when its process is proven to have ended, and otherwise when its lease is
+over. One that was given up, but lives, learns of it when it renews: it drops all that it held and
+starts over, in a new life, as fresh capacity. A host that holds the only copy of something is
+waited for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from dps.protocol.group import Group
+from dps.protocol.lease import Leases
+from dps.protocol.messages import HostInfo
+from dps.protocol.transport import Clock, Endpoint, Transport
+
+# A process that was killed may hold its port for a moment longer than its connections.
+FIRST_PROBE = 0.002
+LAST_PROBE = 0.05
+
+
+@dataclass(slots=True)
+class _Member:
+    """A host that has been heard of. `info` is None until it is known what it is for."""
+
+    life: int
+    info: HostInfo | None = None
+    given_up: bool = False
+    excluded: bool = False
+    silent: bool = False
+
+    @property
+    def listed(self) -> bool:
+        return self.info is not None and not self.given_up and not self.excluded
+
+
+class Members:
+    """The hosts of a group. All calls come from one event loop.
+
+    Parameters
+    ----------
+    holds_only_copy
+        Whether a host must be waited for, although its lease is over.
+    on_lost
+        Called with a host that is given up, and by whom it was noticed.
+    on_silent
+        Called with a host whose lease is over, but that is waited for.
+    on_found
+        Called when there is a new host, or one is heard of again.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        transport: Transport,
+        clock: Clock,
+        *,
+        holds_only_copy: Callable[[Endpoint], bool],
+        on_lost: Callable[[HostInfo, str], Awaitable[None]],
+        on_silent: Callable[[HostInfo], Awaitable[None]],
+        on_found: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._timings = group.timings
+        self._transport = transport
+        self._holds_only_copy = holds_only_copy
+        self._on_lost = on_lost
+        self._on_silent = on_silent
+        self._on_found = on_found
+        self._known: dict[Endpoint, _Member] = {}
+        self._leases = Leases[Endpoint](group.timings, clock)
+        self._ended: set[str] = set()
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._watching = asyncio.create_task(self._leases.watch(self._over))
+
+    async def close(self) -> None:
+        """Stop watching."""
+        tasks = [self._watching, *self._probes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def hosts(self) -> dict[Endpoint, HostInfo]:
+        """The hosts that can be counted on."""
+        return {h: m.info for h, m in self._known.items() if m.listed and m.info is not None}
+
+    def __contains__(self, host: Endpoint | None) -> bool:
+        member = self._known.get(host) if host is not None else None
+        return member is not None and member.listed
+
+    def is_silent(self, host: Endpoint) -> bool:
+        """Whether a host is waited for, although its lease is over."""
+        member = self._known.get(host)
+        return member is not None and member.silent
+
+    async def add(self, infos: Iterable[HostInfo]) -> None:
+        """Count on hosts, but for those that are known to have ended."""
+        for info in infos:
+            if info.host.address not in self._ended:
+                member = self._known.setdefault(info.host, _Member(life=0))
+                member.info = info
+                if not member.given_up:
+                    self._leases.grant(info.host)
+        await self._on_found()
+
+    async def renew(self, host: Endpoint, life: int) -> bool:
+        """Renew a lease; False: the host was given up and has to start over."""
+        if host.address in self._ended:
+            return False  # a message that was under way when the process ended
+        member = self._known.setdefault(host, _Member(life))
+        if life > member.life:
+            await self._started_over(host, member, life)
+        elif life < member.life or member.given_up or member.excluded:
+            return False
+        self._leases.grant(host)
+        if member.silent:
+            member.silent = False
+            await self._on_found()
+        return True
+
+    def suspect(self, address: str, by: str) -> None:
+        """Find out whether the process at an address has ended; if so, its hosts are given up."""
+        if address not in self._probes:
+            self._probes[address] = asyncio.create_task(self._probe(address, by))
+
+    def exclude(self, host: Endpoint) -> None:
+        """Make no more use of a host in this life of it: as soon as it knows, or its lease ends."""
+        if host in self:
+            self._known[host].excluded = True
+
+    # -- losses ----------------------------------------------------------------------------------
+
+    async def _started_over(self, host: Endpoint, member: _Member, life: int) -> None:
+        """Whatever the host held before is gone, so it need not be waited for."""
+        held = member.info is not None and not member.given_up
+        member.life, member.given_up, member.excluded, member.silent = life, False, False, False
+        if held and member.info is not None:
+            await self._on_lost(member.info, "host")
+        await self._on_found()
+
+    async def _probe(self, address: str, by: str) -> None:
+        pause = FIRST_PROBE
+        try:
+            while pause < self._timings.lease:  # later it is heard of, or its lease ends
+                if await self._transport.gone(address):
+                    await asyncio.shield(self._end(address, by))
+                    return
+                await asyncio.sleep(min(pause, LAST_PROBE))
+                pause *= 1.2
+        finally:
+            del self._probes[address]
+
+    async def _end(self, address: str, by: str) -> None:
+        self._ended.add(address)
+        for host in [host for host in self._known if host.address == address]:
+            member = self._known.pop(host)
+            self._leases.end(host)
+            if member.info is not None and not member.given_up:
+                await self._on_lost(member.info, by)
+
+    async def _over(self, host: Endpoint) -> None:
+        member = self._known.get(host)
+        if member is None or member.info is None or member.given_up:
+            self._leases.end(host)
+        elif self._must_wait_for(host):
+            if not member.silent:
+                member.silent = True
+                await self._on_silent(member.info)
+        else:
+            self._leases.end(host)
+            member.given_up, member.silent = True, False
+            await self._on_lost(member.info, "lease")
+
+    def _must_wait_for(self, host: Endpoint) -> bool:
+        overdue = self._leases.overdue(host)
+        return overdue < self._timings.last_copy and self._holds_only_copy(host)

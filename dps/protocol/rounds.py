@@ -1,0 +1,141 @@
+"""Owns updates that wait at a shard to be applied together with others.
+
+Under BSP a round waits until every active worker has sent an update. With aggregation, updates are
+summed before they go down the chain, so that one operation stands for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from dps.core.blocks import ShardLayout
+from dps.core.replay import summed
+from dps.core.shard import ShardState, Step
+from dps.core.updates import Operation, UpdateId
+from dps.errors import DpsError, Evicted, NonFiniteGradient
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An update that waits, and what will come of it."""
+
+    operation: Operation
+    step: asyncio.Future[Step]
+
+
+class Rounds:
+    """The updates that wait at one replica. Used from one event loop.
+
+    Parameters
+    ----------
+    aggregate
+        How many updates are summed; 1: they are applied one by one, in rounds.
+    state
+        Returns the shard's present state.
+    apply
+        Applies one operation to it; called with the replica's lock held.
+    """
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        aggregate: int,
+        state: Callable[[], ShardState],
+        apply: Callable[[Operation], Awaitable[Step]],
+    ) -> None:
+        self._layout = layout
+        self._aggregate = aggregate
+        self._state = state
+        self._apply = apply
+        self._held: dict[str, _Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, op: Operation) -> asyncio.Future[Step]:
+        """Have an update wait; what comes of it is the future's. One that is sent again waits on.
+
+        A worker sends one update after the other, so a later one of its own takes its place.
+        """
+        held = self._held.get(op.id.worker)
+        if held is None or held.operation.id != op.id:
+            held = _Held(op, asyncio.get_running_loop().create_future())
+            self._held[op.id.worker] = held
+        return held.step
+
+    async def finish(self, complete: bool = False) -> None:
+        """Apply the updates that have nothing more to wait for. The replica's lock must be held.
+
+        They are applied in the order of the workers' names, so that what comes of a round does not
+        depend on timing. With `complete`, aggregation does not wait for more.
+        """
+        if not self._held:
+            return
+        due = self._due(complete)
+        taken = [self._held.pop(name) for name in sorted(self._held) if name in due]
+        ready = [held for held in taken if not self._refused(held)]
+        if self._aggregate > 1:
+            await self._apply_summed(ready)
+        else:
+            for held in ready:
+                held.step.set_result(await self._apply(held.operation))
+
+    def _due(self, complete: bool) -> set[str]:
+        """The workers whose updates can be applied.
+
+        After the loss of a head some updates of a round may be in the state already. Their workers
+        are ahead: what they send next is for the next round. A worker that was evicted meanwhile
+        neither waits nor is waited for.
+        """
+        clocks = self._state().clocks
+        gone = self._held.keys() - clocks.keys()
+        if self._aggregate > 1:
+            enough = complete or len(self._held) >= min(self._aggregate, len(clocks))
+            return set(self._held) if enough else gone
+        slowest = min(clocks.values(), default=0)
+        awaited = {name for name, clock in clocks.items() if clock == slowest}
+        return gone | awaited if awaited <= self._held.keys() else gone
+
+    def _refused(self, held: _Held) -> bool:
+        """Refuse the update of a worker that was evicted while it waited."""
+        update = held.operation.id
+        if not is_evicted(self._state(), update):
+            return False
+        _refuse(held, evicted(update))
+        return True
+
+    async def _apply_summed(self, ready: Sequence[_Held]) -> None:
+        gradients = [held.operation for held in ready if held.operation.kind == "gradient"]
+        ticks = [held.operation for held in ready if held.operation.kind == "tick"]
+        for op in (*summed(self._layout, gradients), *ticks):
+            ids = {op.id, *(update for update, _, _ in op.merged)}
+            theirs = [held for held in ready if held.operation.id in ids]
+            try:
+                step = await self._apply(op)
+            except NonFiniteGradient as error:  # each was finite, but not their sum
+                for held in theirs:
+                    _refuse(held, error)
+            else:
+                for held in theirs:
+                    held.step.set_result(step)
+
+
+def _refuse(held: _Held, error: DpsError) -> None:
+    held.step.set_exception(error)
+    held.step.exception()  # whoever waited for it may have gone; asyncio need not complain
+
+
+def is_evicted(state: ShardState, update: UpdateId) -> bool:
+    """Whether nobody waits any more for the worker, in the incarnation of this update."""
+    known = state.workers.get(update.worker)
+    return known is not None and not known.active and known.incarnation == update.incarnation
+
+
+def evicted(update: UpdateId) -> Evicted:
+    """The error that a worker is told which nobody waits for."""
+    return Evicted(
+        f"{update.worker} (incarnation {update.incarnation}) was not heard of for a lease or more, "
+        "and must enter again"
+    )

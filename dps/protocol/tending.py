@@ -1,0 +1,336 @@
+"""Owns how one shard is brought to what is wanted: served by a chain of the wanted length.
+
+A task takes one step after another: have what is left of a chain enter a new epoch, else restore
+the shard on a free host, else lengthen its chain. Whatever fails is tried again with what is known
+then. Every change of a shard's members begins a new epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Protocol
+
+from dps.core.recovery import Chain, NoDurability, SharedStore, WorkerCache
+from dps.errors import DpsError, NotServing, TransportError
+from dps.protocol.group import Group
+from dps.protocol.members import Members
+from dps.protocol.messages import (
+    Configure,
+    Extend,
+    HostInfo,
+    Restore,
+    Seed,
+    View,
+    Wanted,
+)
+from dps.protocol.rebuild import Offer, Offers
+from dps.protocol.transport import Endpoint, Transport
+
+DONOR_SECONDS = 0.05  # how often to look whether a donor still takes part
+
+
+class Surroundings(Protocol):
+    """What a shard's tender needs to know, and to have done: the coordinator."""
+
+    @property
+    def members(self) -> Members: ...
+
+    @property
+    def store(self) -> Endpoint | None:
+        """Who keeps states."""
+        ...
+
+    @property
+    def mailbox(self) -> Endpoint | None:
+        """Who keeps buffered gradients."""
+        ...
+
+    @property
+    def seeds(self) -> dict[int, Seed]:
+        """The shards that are to be given their initial values; published with the table."""
+        ...
+
+    @property
+    def offers(self) -> Offers:
+        """Copies of lost shards that workers offer."""
+        ...
+
+    def rebuilt(self, offer: Offer) -> None:
+        """Take note that a shard was rebuilt from a copy."""
+        ...
+
+    def load(self, host: Endpoint) -> int:
+        """How many replicas a host has, or is about to have."""
+        ...
+
+    async def publish(self) -> None:
+        """Let everybody know of a change."""
+        ...
+
+    async def evict_absent(self, shard: int) -> None:
+        """Take workers that are gone out of the shard's clock table."""
+        ...
+
+
+class Tender:
+    """One shard's members, and the task that looks after them. Used from one event loop.
+
+    Attributes
+    ----------
+    view
+        Who serves the shard.
+    begun
+        Whether the shard has ever been served: its state is more than the initial values.
+    reserved
+        A host that is about to become a replica.
+    """
+
+    def __init__(
+        self, shard: int, group: Group, transport: Transport, surroundings: Surroundings
+    ) -> None:
+        self.view = View(shard, 0, (), serving=False)
+        self.begun = False
+        self.reserved: Endpoint | None = None
+        self._group = group
+        self._transport = transport
+        self._around = surroundings
+        self._last_epoch = 0
+        self._stored: Endpoint | None = None
+        self._avoided: dict[Endpoint, float] = {}
+        self._awake = asyncio.Event()
+        self._step: asyncio.Timeout | None = None
+        self._seeded: asyncio.Event | None = None
+        self._task = asyncio.create_task(self._tend())
+
+    async def close(self) -> None:
+        """Stop looking after the shard."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Look whether there is something to do."""
+        self._awake.set()
+
+    def interrupt(self) -> None:
+        """Have the step given up that is under way: it counts on what is no longer so."""
+        if self._step is not None and not self._step.expired():
+            self._step.reschedule(asyncio.get_running_loop().time())
+
+    def unsettle(self, without: Endpoint | None = None) -> None:
+        """Let nobody use the shard until what is left of its chain has entered a new epoch."""
+        chain = tuple(member for member in self.view.chain if member != without)
+        self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
+
+    def seeded(self, epoch: int) -> None:
+        """Take note that the initial values are installed."""
+        if self._seeded is not None and epoch == self.view.epoch:
+            self._seeded.set()
+
+    def _next_epoch(self) -> int:
+        """A number that no configuration of this shard has had."""
+        self._last_epoch += 1
+        return self._last_epoch
+
+    # -- step by step ----------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            try:
+                await self._advance_far()
+            except TimeoutError:
+                self.wake()
+            except DpsError:
+                # A host did not do as asked: it is going, or is not ready. Look again soon.
+                await asyncio.sleep(self._group.timings.retry)
+                self.wake()
+
+    async def _advance_far(self) -> None:
+        """Take every step there is to take; raises `TimeoutError` when it is interrupted."""
+        try:
+            async with asyncio.timeout(None) as self._step:
+                while await self._advance():
+                    pass
+                await self._around.evict_absent(self.view.shard)
+        finally:
+            self._step = None
+
+    async def _advance(self) -> bool:
+        """Take one step towards what is wanted; return whether there may be another to take."""
+        view = self.view
+        if view.chain and not view.serving:
+            return await self._reconfigure(view)
+        if not view.chain:
+            return await self._restore()
+        if len(view.chain) < self._group.replicas:
+            return await self._extend(view)
+        return False
+
+    async def _reconfigure(self, view: View) -> bool:
+        """Have what is left of a chain enter the new epoch, then serve."""
+        silent = any(self._around.members.is_silent(member) for member in view.chain)
+        if silent or self._lacks_store:
+            return False
+        store = self._around.store
+        await self._configure(view)
+        if self.view == view:
+            self.view, self._stored = replace(view, serving=True), store
+            await self._around.publish()
+        return True
+
+    async def _restore(self) -> bool:
+        """Bring a shard without any replica back on a free host."""
+        host = self._free_host()
+        if host is None or self._lacks_store:
+            return False
+        self.unsettle()
+        view, store = self.view, self._around.store
+        self.reserved = host
+        served = False
+        try:
+            await self._bring_back(view, host)
+            served = host in self._around.members
+        finally:
+            self.reserved = None
+            if served:
+                self.view = View(view.shard, view.epoch, (host,), serving=True)
+                self.begun, self._stored = True, store
+            else:
+                self.unsettle()  # the host may have closed the mailbox for its epoch
+            await self._around.publish()
+        return True
+
+    async def _bring_back(self, view: View, host: Endpoint) -> None:
+        if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
+            await self._rebuild(view, host)
+        elif self._is_kept:
+            await self._call(host, Restore(view.shard, view.epoch, host))
+        else:
+            await self._have_seeded(Seed(view.shard, view.epoch, host))
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the shard's state can be restored from where its durability keeps it."""
+        match self._group.recovery.durability:
+            case NoDurability() | Chain() | WorkerCache():
+                return False
+            case SharedStore():
+                return self.begun and self._stored == self._around.store
+            case _:
+                return self.begun
+
+    @property
+    def _lacks_store(self) -> bool:
+        return self._group.recovery.needs_store and self._around.mailbox is None
+
+    async def _rebuild(self, view: View, host: Endpoint) -> None:
+        """Have the worker with the freshest copy install it; without any, start from the first."""
+        offers = self._around.offers
+        offers.ask(Wanted(view.shard, view.epoch, host))
+        try:
+            await self._around.publish()
+            offer = await offers.best(view.shard)
+            seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
+            await self._have_seeded(seed, offer)
+        finally:
+            offers.close(view.shard)
+        if offer is not None:
+            self._around.rebuilt(offer)
+
+    async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> None:
+        """Ask whoever has the state to install it, and wait until that is done.
+
+        Raises
+        ------
+        NotServing
+            It was a worker's, which left, or does not offer it any more.
+        """
+        self._seeded = asyncio.Event()
+        self._around.seeds[seed.shard] = seed
+        await self._around.publish()
+        try:
+            patience = self._group.timings.call if offer is None else DONOR_SECONDS
+            while not await _is_set(self._seeded, patience):
+                stands = offer is None or self._around.offers.stands(offer)
+                if offer is None or not stands:
+                    self._around.members.suspect(seed.host.address, "coordinator")
+                if not stands:
+                    raise NotServing(f"shard {seed.shard}: {seed.donor} cannot give its copy")
+        finally:
+            self._seeded = None
+            del self._around.seeds[seed.shard]
+
+    async def _extend(self, view: View) -> bool:
+        """Add a replica at the tail of a chain that is too short."""
+        host = self._free_host()
+        if host is None:
+            return False
+        longer = View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
+        self.reserved = host
+        joined = False
+        try:
+            await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
+            await self._configure(longer)
+            joined = self.view == view and host in self._around.members
+        except DpsError:
+            self._around.members.suspect(host.address, "coordinator")
+            self._avoid(host)
+            raise
+        finally:
+            self.reserved = None
+            if joined:
+                self.view = longer
+            else:
+                self.unsettle()  # some members may count on the newcomer, or be in its epoch
+            await self._around.publish()
+        return True
+
+    async def _configure(self, view: View) -> None:
+        """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
+        for member in reversed(view.chain):
+            await self._call(member, Configure(view.shard, view.epoch, view.chain, member))
+
+    async def _call(self, host: Endpoint, request: Any) -> None:
+        try:
+            await self._transport.call(host, request, self._group.timings.copy)
+        except TransportError:
+            # It may have been lost before it was added, so that nobody will tell of it again.
+            self._around.members.suspect(host.address, "coordinator")
+            raise
+
+    # -- where to --------------------------------------------------------------------------------
+
+    def _free_host(self) -> Endpoint | None:
+        """The best host for one more replica: meant for this shard, else with the fewest."""
+        now = asyncio.get_running_loop().time()
+        candidates = [
+            info
+            for host, info in self._around.members.hosts.items()
+            if host not in self.view.chain
+            and info.home in (-1, self.view.shard)
+            and info.role not in ("store", "mailbox")
+            and self._avoided.get(host, now) <= now
+        ]
+        return min(candidates, key=self._rank).host if candidates else None
+
+    def _rank(self, info: HostInfo) -> tuple[bool, int, bool, str]:
+        for_any = info.home != self.view.shard
+        meant_for_other_role = (info.role == "replica") != bool(self.view.chain)
+        return for_any, self._around.load(info.host), meant_for_other_role, info.node
+
+    def _avoid(self, host: Endpoint) -> None:
+        """Try others before this host, which may be out of the chain's reach, for a while."""
+        loop, lease = asyncio.get_running_loop(), self._group.timings.lease
+        self._avoided[host] = loop.time() + lease
+        loop.call_later(lease, self.wake)
+
+
+async def _is_set(event: asyncio.Event, patience: float) -> bool:
+    """Wait until an event happens, for so many seconds at most."""
+    try:
+        async with asyncio.timeout(patience):
+            return await event.wait()
+    except TimeoutError:
+        return False
