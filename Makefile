@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SOAK_MINUTES ?= 30
+SOAK_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench clean
+.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench bench-recovery soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '%-10s %s\n' "$$name" "$$text"; done
+		printf '%-14s %s\n' "$$name" "$$text"; done
 
 setup: $(READY) ## make .venv and install dps with everything that it needs
 
@@ -57,6 +59,12 @@ report: setup ## write report.html of the demo again, from its records
 
 bench: setup ## time push and pull beside raw sockets and a plain Dask actor
 	$(BIN)/dps bench transport
+
+bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
+	$(BIN)/dps bench recovery
+
+soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
+	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
 	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info

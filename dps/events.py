@@ -179,6 +179,33 @@ class Killed(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class Paused(Event):
+    """A fault plan sent SIGSTOP to a node's process.
+
+    `stopped` tells whether the process was seen to be stopped afterwards (the proof that the fault
+    happened), `updates` is the number of updates applied when it was sent.
+    """
+
+    fault: int
+    node: str
+    pid: int
+    updates: int
+    stopped: bool
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """A paused process was sent SIGCONT; `running` tells whether it was seen to go on."""
+
+    fault: int
+    node: str
+    pid: int
+    running: bool
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class FaultMissed(Event):
     """A planned fault never happened, or without effect; it makes the trial invalid."""
 
@@ -210,6 +237,20 @@ class Detected(Event):
     node: str
     serving: bool
     by: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Decided(Event):
+    """The coordinator has chosen how a shard goes on after a loss, and now has it carried out.
+
+    `node` is to be the head; `how` is "reconfigure" (what is left of the chain) or "restore".
+    """
+
+    shard: int
+    epoch: int
+    node: str
+    how: str
 
 
 @recorded

@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -195,6 +196,21 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def soak(
+    minutes: Annotated[
+        float, typer.Option(min=0, help="How long; each strategy once at least.")
+    ] = 30,
+    seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
+    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
+    faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
+) -> None:
+    """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
+    from flows.soak import soak as run_soak
+
+    raise typer.Exit(run_soak(minutes, seed, only, faults))
+
+
 @bench.callback()
 def _bench() -> None:
     pass
@@ -206,6 +222,19 @@ def transport() -> None:
     from flows.bench import transport as measure
 
     print(measure())
+
+
+@bench.command()
+def recovery(
+    repeats: Annotated[int, typer.Option(min=1, help="Faults of each kind on each strategy.")] = 30,
+) -> None:
+    """Time recoveries from real faults, and what each strategy costs without any."""
+    from flows import bench_cost, bench_recovery
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    rows = bench_recovery.recovery_times(repeats, tell)
+    turns = bench_cost.costs(tell)
+    print(bench_recovery.table(rows), bench_cost.table(turns), sep="\n\n")
 
 
 def _console() -> Console:

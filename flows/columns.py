@@ -106,14 +106,14 @@ ACCURACY = (
         "accuracy_before",
         "before fault",
         "%",
-        "Last evaluation whose snapshot was read before the kill.",
+        "Last evaluation whose snapshot was read before the fault.",
         "fault/accuracy_before",
     ),
     Column(
         "accuracy_before_mean",
         "before fault, mean of 3",
         "%",
-        "Mean of the last 3 evaluations before the kill.",
+        "Mean of the last 3 evaluations before the fault.",
         "fault/accuracy_before_mean",
     ),
     Column(
@@ -142,8 +142,8 @@ ACCURACY = (
         "regain_seconds",
         "regained after",
         "s",
-        "From the kill to the first evaluation, after the shard served again, that is at least the "
-        "accuracy before the fault. As coarse as the interval between evaluations; empty when "
+        "From the fault to the first evaluation, after the shard served again, that is at least "
+        "the accuracy before the fault. As coarse as the interval between evaluations; empty when "
         "never reached.",
         "fault/regain_seconds",
     ),
@@ -158,28 +158,30 @@ ACCURACY = (
 )
 
 RECOVERY = (
-    Column("faults", "faults", "count", "Kills that were carried out.", "recovery/faults"),
-    Column("fault_node", "killed", "", "Node whose process was killed (the first fault)."),
+    Column("faults", "faults", "count", "Kills and pauses carried out.", "recovery/faults"),
+    Column("fault_kind", "fault", "", "“kill” (SIGKILL) or “pause” (SIGSTOP): the first fault."),
+    Column("fault_node", "node", "", "Node whose process the first fault hit."),
     Column(
         "fault_updates",
-        "killed at",
+        "fault at",
         "count",
-        "Updates that the shards had applied when SIGKILL was sent.",
-        "recovery/killed_at_updates",
+        "Updates that the shards had applied when it was sent.",
+        "recovery/fault_at_updates",
     ),
     Column("detected_by", "detected by", "", "Who noticed the loss: scheduler or client."),
     Column(
         "recovered_from",
         "recovered from",
         "",
-        "What the shard went on from: “promoted” (a replica took over), “checkpoint”, “store”, or "
-        "“initial” values.",
+        "What the shard went on from: “promoted” (a replica took over), “checkpoint”, “store”, "
+        "“initial” values, “others” (the head went on with the replicas left), or “resumed” (the "
+        "pause ended before the node was given up).",
     ),
     Column(
         "detect_seconds",
         "detect",
         "s",
-        "From SIGKILL until the coordinator knew of the loss.",
+        "From the fault until the coordinator knew of the loss.",
         "recovery/detect_seconds",
     ),
     Column(

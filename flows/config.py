@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency
-from dps.core.faults import Kill
+from dps.core.faults import FaultPlan
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
@@ -34,7 +34,7 @@ from flows.sections import (
     ConsistencySection,
     DatasetSection,
     EvaluationSection,
-    KillSection,
+    FaultSection,
     OptimizerSection,
     RecoverySection,
     Section,
@@ -59,7 +59,7 @@ class _Settings(Section):
     consistency: ConsistencySection = AspSection()
     server: ServerSection = ServerSection()
     recovery: RecoverySection = RecoverySection()
-    faults: Annotated[tuple[KillSection, ...], Field(strict=False)] = ()
+    faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
     evaluation: EvaluationSection = EvaluationSection()
     time_limit: PositiveFloat = 60.0
 
@@ -83,9 +83,12 @@ class TrialConfig(_Settings):
         for index, fault in in_order:
             if fault.target not in present:
                 reason = (
-                    f"there is no node {fault.target!r} to kill; {suggest(fault.target, present)}"
+                    f"there is no node {fault.target!r} to {fault.kind}; "
+                    f"{suggest(fault.target, present)}"
                 )
                 refuse(reason, key=f"faults.{index}.target")
+            if fault.kind == "pause":
+                continue  # it goes on under its name
             present.remove(fault.target)
             if fault.back_after is not None:
                 present.append(f"{fault.target}-b")
@@ -106,7 +109,7 @@ class TrialConfig(_Settings):
         )
 
     @property
-    def late_faults(self) -> tuple[KillSection, ...]:
+    def late_faults(self) -> tuple[FaultSection, ...]:
         """Faults that cannot happen, because the training ends before."""
         return tuple(f for f in self.faults if f.at_updates > self.training.updates)
 
@@ -122,7 +125,7 @@ class TrialConfig(_Settings):
         """Return the recovery strategy."""
         return self.recovery.build()
 
-    def build_faults(self) -> tuple[Kill, ...]:
+    def build_faults(self) -> FaultPlan:
         """Return the fault plan."""
         return tuple(fault.build() for fault in self.faults)
 

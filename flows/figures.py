@@ -141,7 +141,7 @@ class Gallery:
             colour = self.looks[outcome.identity.strategy].colour
             for fault in outcome.faults:
                 end = fault.serving if fault.serving is not None else _end(record)
-                span = [fault.killed - _start(record), end - _start(record)]
+                span = [fault.began - _start(record), end - _start(record)]
                 axes.plot(
                     span,
                     [0.03 + step * row] * 2,
@@ -153,7 +153,7 @@ class Gallery:
                 axes.plot(span[0], 0.03 + step * row, "|", color=colour, markersize=170 * step)
 
     def through_fault(self, strategy: str, condition: str, reference: str | None) -> Figure:
-        """Draw one strategy's accuracy around its first fault, on the time since the kill.
+        """Draw one strategy's accuracy around its first fault, on the time since the fault.
 
         The strategy's trials under the condition `reference` are drawn in grey, placed so that
         equal times since the start of training lie above one another.
@@ -161,27 +161,27 @@ class Gallery:
         figure, axes = _panel(height=2.6)
         look = self.looks[strategy]
         hit = [t for t in self._trials(condition, strategy) if t[1].faults]
-        kill = _mean([outcome.faults[0].killed - _start(record) for record, outcome in hit])
+        struck = _mean([outcome.faults[0].began - _start(record) for record, outcome in hit])
         for record, _ in self._trials(reference, strategy):
-            times, values = _accuracy_points(record, _start(record) + kill)
+            times, values = _accuracy_points(record, _start(record) + struck)
             axes.plot(times, values, color=REFERENCE, linewidth=1.1)
         for record, outcome in hit:
-            origin = outcome.faults[0].killed
+            origin = outcome.faults[0].began
             times, values = _accuracy_points(record, origin)
             axes.plot(times, values, ".-", color=look.colour, linewidth=1.2, markersize=4)
             for fault in outcome.faults:
                 _mark_fault(axes, fault, look, origin)
         first, last = self._around_fault(condition)
         _percent_axis(axes, self._lowest_accuracy(condition, first, last))
-        axes.set_xlabel("seconds since the kill")
+        axes.set_xlabel("seconds since the fault")
         axes.set_xlim(first, last)
         return figure
 
     def _around_fault(self, condition: str) -> tuple[float, float]:
-        """Return the span, in seconds since the kill, that the panels of all strategies share."""
+        """Return the span, in seconds since the fault, that the panels of all strategies share."""
         hit = [(r, o) for r, o in self._trials(condition) if o.faults]
-        before = max(o.faults[0].killed - _start(r) for r, o in hit)
-        after = max(_end(r) - o.faults[0].killed for r, o in hit)
+        before = max(o.faults[0].began - _start(r) for r, o in hit)
+        after = max(_end(r) - o.faults[0].began for r, o in hit)
         marks = [m for _, o in hit for m in (o.faults[0].rto_seconds, o.accuracy.regain_seconds)]
         longest = max((mark for mark in marks if mark is not None), default=after)
         return -min(before, 0.25 * longest + 0.75), min(after, 1.2 * longest + 0.5)
@@ -193,7 +193,7 @@ class Gallery:
             for record, outcome in self._trials(condition)
             if outcome.faults
             for score in evaluations(record)
-            if first <= score.t - outcome.faults[0].killed <= last
+            if first <= score.t - outcome.faults[0].began <= last
         ]
         return max(0.0, math.floor(10 * min(seen, default=0.0) - 0.3) / 10)
 
@@ -218,7 +218,7 @@ class Gallery:
             return [detect, wait, max(0.0, restore - wait), max(0.0, first)]
 
         groups = [group for group in self.groups if group.spread("rto_seconds")]
-        return self._stacked_bars(groups, parts, RECOVERY_PARTS, "seconds since the kill", 2)
+        return self._stacked_bars(groups, parts, RECOVERY_PARTS, "seconds since the fault", 2)
 
     def serving_cpu(self, condition: str) -> Figure:
         """Draw processor time of the nodes that serve, stacked by role: means over trials."""
@@ -373,9 +373,9 @@ def _accuracy_points(record: Record, origin: float) -> tuple[list[float], list[f
 
 
 def _mark_fault(axes: Axes, fault: FaultTimes, look: Look, origin: float) -> None:
-    """Shade the outage; mark kill (solid), detection (dotted) and return of service (dashed)."""
+    """Shade the outage; mark fault (solid), detection (dotted) and return of service (dashed)."""
     _shade_outage(axes, fault, look, origin)
-    axes.axvline(fault.killed - origin, color=INK, linewidth=1.1, label="killed")
+    axes.axvline(fault.began - origin, color=INK, linewidth=1.1, label="fault")
     for moment, name, colour, dashes in (
         (fault.detected, "detected", INK, (0, (1, 1.5))),
         (fault.serving, "serving again", look.colour, (0, (4, 2))),
@@ -387,7 +387,7 @@ def _mark_fault(axes: Axes, fault: FaultTimes, look: Look, origin: float) -> Non
 
 def _shade_outage(axes: Axes, fault: FaultTimes, look: Look, origin: float) -> None:
     if fault.serving is not None:
-        start, end = fault.killed - origin, fault.serving - origin
+        start, end = fault.began - origin, fault.serving - origin
         axes.axvspan(start, end, facecolor=look.colour, alpha=0.10, linewidth=0)
 
 

@@ -113,7 +113,7 @@ class Outcome:
     status, reason
         "valid", "invalid" (a planned fault did not happen) or "failed", and why.
     faults
-        The moments of each kill.
+        The moments of each fault.
     accuracy, staleness, ledger
         What it did to the model and to the updates.
     training_seconds
@@ -198,6 +198,7 @@ class Outcome:
         first = self.faults[0] if self.faults else None
         return {
             "faults": len(self.faults),
+            "fault_kind": first.kind if first else None,
             "fault_node": first.node if first else None,
             "fault_updates": first.updates if first else None,
             "detected_by": first.by if first else None,
@@ -282,7 +283,7 @@ def _status(record: Record) -> tuple[str, str]:
 
 def _accuracy(scores: Sequence[Evaluated], fault: FaultTimes | None) -> Accuracy:
     values = [score.accuracy for score in scores]
-    before = [s.accuracy for s in scores if fault and s.t < fault.killed]
+    before = [s.accuracy for s in scores if fault and s.t < fault.began]
     serving = fault.serving if fault else None
     after = [s for s in scores if serving is not None and s.t >= serving]
     return Accuracy(
@@ -301,7 +302,7 @@ def _regain(
 ) -> float | None:
     if fault is None or not before:
         return None
-    regained = (s.t - fault.killed for s in after if s.accuracy >= before[-1])
+    regained = (s.t - fault.began for s in after if s.accuracy >= before[-1])
     return next(regained, None)
 
 

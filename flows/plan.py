@@ -39,8 +39,8 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
         updates = trial.config.training.updates
         for fault in trial.config.late_faults:
             late = (
-                f"the kill of {fault.target} at {fault.at_updates} updates never comes, for the "
-                f"training ends after {updates}"
+                f"the {fault.kind} of {fault.target} at {fault.at_updates} updates never comes, "
+                f"for the training ends after {updates}"
             )
             affected[late].append(trial.name)
     return [f"{late}; will be marked invalid: {', '.join(n)}" for late, n in affected.items()]

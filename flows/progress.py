@@ -24,10 +24,12 @@ from dps.events import (
     Event,
     FaultMissed,
     Killed,
+    Paused,
     Promoted,
     Replayed,
     ReplicaAdded,
     Restored,
+    Resumed,
     TrainingStarted,
     WorkerLeft,
 )
@@ -199,6 +201,11 @@ def _told(event: Event) -> str | None:
         case Killed():
             proof = "" if event.gone else ", but its process is still there"
             return f"{event.node} killed after {event.updates} updates{proof}"
+        case Paused():
+            proof = "" if event.stopped else ", but its process is not stopped"
+            return f"{event.node} paused after {event.updates} updates{proof}"
+        case Resumed():
+            return f"{event.node} goes on" if event.running else f"{event.node} does not go on"
         case FaultMissed():
             return f"the fault on {event.target} did not happen: {event.reason}"
         case Detected():

@@ -377,7 +377,7 @@ def _accuracy_pictures(gallery: Gallery) -> Iterator[Picture]:
         hit = any(g.faulty for g in gallery.groups if g.condition == condition)
         note = "A thin line per seed; the marker is where a trial ended."
         if hit:
-            note += " Bars at the foot, one per trial: from the kill until the shard served again."
+            note += " Bars at the foot, one per trial: from the fault until the shard served again."
         figure = gallery.accuracy(condition)
         yield Picture(condition or "all trials", note, svg(figure, f"accuracy-{number}"))
 

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.faults import Kill
+from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
 from flows.complaints import suggest
@@ -173,10 +173,14 @@ ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discr
 
 
 class ServerSection(Section):
-    """The parameter server: its shards, and nodes kept idle and warm for a loss."""
+    """The parameter server: its shards, and nodes kept idle and warm for a loss.
+
+    `lease` is for how many seconds a node or worker that is not heard of is counted on.
+    """
 
     shards: PositiveInt = 2
     spares: NonNegativeInt = 0
+    lease: PositiveFloat = 1.0
 
 
 class NoDurabilitySection(Section):
@@ -228,10 +232,13 @@ class ChainSection(Section):
 
     kind: Literal["chain"]
     replicas: PositiveInt = 2
+    reads: Literal["tail", "any"] = "tail"
+    aggregate: PositiveInt = 1
+    linger: PositiveFloat = 0.01
 
     def build(self) -> dps_recovery.Durability:
         """Return the choice of durability."""
-        return dps_recovery.Chain(self.replicas)
+        return dps_recovery.Chain(self.replicas, self.reads, self.aggregate, self.linger)
 
 
 class SharedStoreSection(Section):
@@ -365,9 +372,28 @@ class KillSection(Section):
     at_updates: PositiveInt
     back_after: NonNegativeFloat | None = 1.0
 
-    def build(self) -> Kill:
+    def build(self) -> Fault:
         """Return the fault."""
         return Kill(self.target, self.at_updates, self.back_after)
+
+
+class PauseSection(Section):
+    """SIGSTOP to the process of a node once all shards have applied `at_updates` updates.
+
+    SIGCONT follows `seconds` later: the process then goes on where it was.
+    """
+
+    kind: Literal["pause"]
+    target: str
+    at_updates: PositiveInt
+    seconds: PositiveFloat = 2.0
+
+    def build(self) -> Fault:
+        """Return the fault."""
+        return Pause(self.target, self.at_updates, self.seconds)
+
+
+FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")]
 
 
 class EvaluationSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,11 +11,14 @@ from dps.events import (
     Acked,
     Applied,
     CapacityRestored,
+    Decided,
     Detected,
     Event,
     Killed,
+    Paused,
     Promoted,
     Restored,
+    Resumed,
     TrainingStarted,
 )
 from flows.record import Record
@@ -28,26 +32,33 @@ class FaultTimes:
 
     Attributes
     ----------
-    killed
-        SIGKILL was sent.
+    kind
+        "kill" or "pause".
+    began
+        SIGKILL, or SIGSTOP, was sent.
     detected
         The coordinator first learned that a shard had lost the node; `by` says from whom.
+    decided
+        The coordinator had chosen how the shard goes on, for the last time before it did.
     capacity
         A fresh node had taken the place of the lost one.
     serving
         The shard served again; `source` says from what: "promoted", "initial", "checkpoint" or
-        "store".
+        "store"; "others" if the head was not the one that was lost; "resumed" for a head whose
+        pause ended before anybody gave it up.
     first_applied
         The shard's head first applied an update after that.
     """
 
     fault: int
+    kind: str
     node: str
     updates: int
     shard: int | None
-    killed: float
+    began: float
     detected: float | None
     by: str | None
+    decided: float | None
     capacity: float | None
     serving: float | None
     source: str | None
@@ -55,8 +66,13 @@ class FaultTimes:
 
     @property
     def detect_seconds(self) -> float | None:
-        """From the kill until it was detected."""
-        return _between(self.killed, self.detected)
+        """From the fault until it was detected."""
+        return _between(self.began, self.detected)
+
+    @property
+    def decide_seconds(self) -> float | None:
+        """From detection until it was decided how the shard goes on, a part of the restoration."""
+        return _between(self.detected, self.decided)
 
     @property
     def restore_seconds(self) -> float | None:
@@ -79,8 +95,8 @@ class FaultTimes:
 
     @property
     def rto_seconds(self) -> float | None:
-        """From the kill until the first update applied after it."""
-        return _between(self.killed, self.first_applied)
+        """From the fault until the first update applied after recovery."""
+        return _between(self.began, self.first_applied)
 
 
 def _between(start: float | None, end: float | None) -> float | None:
@@ -97,44 +113,104 @@ def training_span(record: Record) -> tuple[float, float] | None:
 
 
 def fault_times(record: Record) -> tuple[FaultTimes, ...]:
-    """Return the moments of each kill that was carried out, in the order of the kills."""
-    kills = sorted(record.of(Killed), key=lambda kill: kill.t)
-    return tuple(_of_kill(record, kill) for kill in kills)
+    """Return the moments of each fault that was carried out, in the order of the faults."""
+    faults: list[Killed | Paused] = [*record.of(Killed), *record.of(Paused)]
+    return tuple(_moments(record, fault) for fault in sorted(faults, key=lambda fault: fault.t))
 
 
-def _of_kill(record: Record, kill: Killed) -> FaultTimes:
-    detected = _first([event for event in record.of(Detected) if event.node == kill.node])
-    serving = _serving_again(record, detected) if detected else None
-    capacity = _first([e for e in record.of(CapacityRestored) if e.fault == kill.fault])
+def _moments(record: Record, fault: Killed | Paused) -> FaultTimes:
+    resumed = _first([e for e in record.of(Resumed) if e.fault == fault.fault])
+    detected = _detected(record, fault)
+    if detected is None and resumed is not None:
+        return _undetected(record, fault, resumed)
+    serving, source, applied = _back(record, detected) if detected else (None, None, None)
+    capacity = _first([e for e in record.of(CapacityRestored) if e.fault == fault.fault])
     return FaultTimes(
-        fault=kill.fault,
-        node=kill.node,
-        updates=kill.updates,
+        fault=fault.fault,
+        kind=_kind(fault),
+        node=fault.node,
+        updates=fault.updates,
         shard=detected.shard if detected else None,
-        killed=kill.t,
+        began=fault.t,
         detected=detected.t if detected else None,
         by=detected.by if detected else None,
+        decided=_decided(record, detected, serving) if detected else None,
         capacity=capacity.t if capacity else None,
-        serving=serving.t if serving else None,
-        source=_source(serving) if serving else None,
-        first_applied=_first_applied(record, serving) if serving else None,
+        serving=serving,
+        source=source,
+        first_applied=applied,
     )
 
 
-def _serving_again(record: Record, detected: Detected) -> Promoted | Restored | None:
+def _kind(fault: Killed | Paused) -> str:
+    return "kill" if isinstance(fault, Killed) else "pause"
+
+
+def _detected(record: Record, fault: Killed | Paused) -> Detected | None:
+    """The loss that this fault brought about: a node can be paused several times."""
+    faults: list[Killed | Paused] = [*record.of(Killed), *record.of(Paused)]
+    later = [e.t for e in faults if e.node == fault.node and e.t > fault.t]
+    until = min(later, default=math.inf)
+    return _first(
+        [e for e in record.of(Detected) if e.node == fault.node and fault.t <= e.t < until]
+    )
+
+
+def _undetected(record: Record, fault: Killed | Paused, resumed: Resumed) -> FaultTimes:
+    """The moments of a pause that was over before anybody gave the node up."""
+    batches = [b for b in record.of(Applied) if b.head and b.node == fault.node]
+    last = max((b for b in batches if b.times[0] <= fault.t), key=lambda b: b.t, default=None)
+    after = [t for b in batches if last and b.shard == last.shard for t in b.times]
+    return FaultTimes(
+        fault=fault.fault,
+        kind=_kind(fault),
+        node=fault.node,
+        updates=fault.updates,
+        shard=last.shard if last else None,
+        began=fault.t,
+        detected=None,
+        by=None,
+        decided=None,
+        capacity=None,
+        serving=resumed.t if last else None,
+        source="resumed" if last else None,
+        first_applied=min((t for t in after if t > resumed.t), default=None),
+    )
+
+
+def _back(record: Record, detected: Detected) -> tuple[float | None, str | None, float | None]:
+    """When the shard served again, from what, and when its head next applied an update."""
     events: list[Promoted | Restored] = [*record.of(Promoted), *record.of(Restored)]
-    return _first([e for e in events if e.shard == detected.shard and e.epoch >= detected.epoch])
+    later = [e for e in events if e.shard == detected.shard and e.epoch >= detected.epoch]
+    serving = _first(later)
+    if serving is not None:
+        applied = _first_applied(record, detected.shard, serving.epoch)
+        return serving.t, _source(serving), applied
+    # The head is still there: it is known to serve again from what it applies.
+    applied = _first_applied(record, detected.shard, detected.epoch)
+    return applied, None if applied is None else "others", applied
+
+
+def _decided(record: Record, detected: Detected, serving: float | None) -> float | None:
+    """When the choice was made by which the shard serves again; others may have failed before."""
+    times = [
+        e.t
+        for e in record.of(Decided)
+        if e.shard == detected.shard and e.epoch >= detected.epoch
+        if serving is None or e.t <= serving
+    ]
+    return max(times, default=None)
 
 
 def _source(serving: Promoted | Restored) -> str:
     return serving.source if isinstance(serving, Restored) else "promoted"
 
 
-def _first_applied(record: Record, serving: Promoted | Restored) -> float | None:
+def _first_applied(record: Record, shard: int, epoch: int) -> float | None:
     times = [
         t
         for batch in record.of(Applied)
-        if batch.head and batch.shard == serving.shard and batch.epoch >= serving.epoch
+        if batch.head and batch.shard == shard and batch.epoch >= epoch
         for t in batch.times
     ]
     return min(times, default=None)

@@ -35,6 +35,7 @@ from dps.events import (
     TrialEnded,
     TrialStarted,
 )
+from dps.protocol.group import Timings
 from flows.config import TrialConfig
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
@@ -125,6 +126,7 @@ def _train(config: TrialConfig, folder: Path, record: Sink) -> str | None:
             consistency=config.build_consistency(),
             recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
             on_event=on_event,
+            timings=Timings(lease=config.server.lease),
         ) as ps:
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             injector = Injector(config.build_faults(), cluster, ps.audit, clock, record)

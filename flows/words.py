@@ -16,11 +16,14 @@ from flows.summary import Group
 # Evaluations of one model in training differ by about as much from one to the next.
 NOTABLE_DROP = 0.01
 
+_DONE = {"kill": "killed with SIGKILL", "pause": "paused with SIGSTOP"}
 _SOURCES = {
     "promoted": "a replica took over",
     "initial": "the shard went on from its initial values",
     "checkpoint": "the shard went on from its last checkpoint",
     "store": "the shard went on from the state store",
+    "others": "the head went on with the replicas left",
+    "resumed": "the pause was over before the node was given up",
 }
 
 
@@ -63,9 +66,10 @@ def plan(groups: Sequence[Group]) -> str:
     nodes = " or ".join(sorted({fault.node for fault in faults}))
     low, high = min(f.updates for f in faults), max(f.updates for f in faults)
     at = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    waits = [f.capacity - f.killed for f in faults if f.capacity is not None]
+    waits = [f.capacity - f.began for f in faults if f.capacity is not None]
     back = f" A fresh node was there {_seconds(waits)} later." if waits else ""
-    return f"{nodes} was killed with SIGKILL once the shards had applied {at} updates.{back}"
+    done = " or ".join(_DONE[kind] for kind in sorted({fault.kind for fault in faults}))
+    return f"{nodes} was {done} once the shards had applied {at} updates.{back}"
 
 
 def moments(group: Group) -> str:
@@ -73,7 +77,7 @@ def moments(group: Group) -> str:
     parts = [
         sentence.format(span(group, key, " s"))
         for sentence, key in (
-            ("detected {} after the kill", "detect_seconds"),
+            ("detected {} after the fault", "detect_seconds"),
             ("serving again {} later", "restore_seconds"),
             ("first update {} after that", "first_applied_seconds"),
         )
@@ -109,6 +113,8 @@ def baseline_of(groups: Sequence[Group]) -> Group | None:
 
 
 def _recovery(group: Group) -> str:
+    if all(trial.faults[0].shard is None for trial in group.trials if trial.faults):
+        return "No shard lost a replica."
     times = span(group, "rto_seconds", " s")
     if times is None:
         return "The shard did not come back."
@@ -119,7 +125,7 @@ def _recovery(group: Group) -> str:
     if waiting and waiting.mean > 0:
         of_which = f", of which {span(group, 'wait_capacity_seconds', ' s')} waiting for a node"
     return (
-        f"{how[:1].upper()}{how[1:]} and applied the next update {times} after the kill{of_which}."
+        f"{how[:1].upper()}{how[1:]} and applied the next update {times} after the fault{of_which}."
     )
 
 
@@ -140,7 +146,7 @@ def _regained(group: Group) -> str:
         return " and did not get back to where it was"
     if regained.count < trials:
         return f" and got back to where it was in {regained.count} of {trials} trials"
-    return f" and was back {span(group, 'regain_seconds', ' s')} after the kill"
+    return f" and was back {span(group, 'regain_seconds', ' s')} after the fault"
 
 
 def _updates(group: Group) -> str:

@@ -1,7 +1,8 @@
-"""Owns the injector: it waits for a fault's moment, kills, proves it, and brings capacity back.
+"""Owns the injector: it waits for each fault's moment, has it carried out, and undoes what it may.
 
 It runs in a thread of the driver, beside the training. What it does and sees is recorded as events;
-a fault that did not happen, or whose process is still there afterwards, is recorded as missed.
+a fault that did not happen, or had no effect, is recorded as missed. Killed nodes are replaced by
+fresh ones, paused ones go on, as the plan says.
 """
 
 from __future__ import annotations
@@ -10,26 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
 
-from dps.cluster.local import NodeSpec, is_gone
+from dps.chaos.strike import Nodes, Striker
+from dps.cluster.local import NodeSpec
 from dps.cluster.roles import resource_of
-from dps.core.faults import FaultPlan, Kill
-from dps.events import CapacityRestored, Event, FaultMissed, Killed, NodeJoined, Sink
+from dps.core.faults import Fault, FaultPlan, Kill, Pause
+from dps.events import CapacityRestored, Event, NodeJoined, Sink
 from dps.protocol.messages import AuditReply
 from dps.protocol.transport import Clock
 
-PROOF_SECONDS = 5.0
-SHORTEST_PAUSE = 0.002
-LONGEST_PAUSE = 0.1
-
-
-class Nodes(Protocol):
-    """What the injector needs of a cluster."""
-
-    def kill(self, name: str) -> int: ...
-
-    def start(self, node: NodeSpec) -> None: ...
+SHORTEST_WAIT = 0.002
+LONGEST_WAIT = 0.1
 
 
 def replacement(name: str) -> str:
@@ -39,6 +31,8 @@ def replacement(name: str) -> str:
 
 class Injector:
     """Carries out a fault plan while it is entered; leaving it ends the plan.
+
+    A node that is paused when the plan ends goes on at once.
 
     Parameters
     ----------
@@ -60,6 +54,7 @@ class Injector:
     ) -> None:
         self._plan = sorted(enumerate(plan), key=lambda numbered: numbered[1].at_updates)
         self._nodes = nodes
+        self._striker = Striker(nodes, clock, emit)
         self._audit = audit
         self._clock = clock
         self._emit = emit
@@ -67,6 +62,7 @@ class Injector:
         self._interrupted = False
         self._updates = 0
         self._awaited: dict[str, int] = {}
+        self._paused: dict[int, str] = {}
         self._timers: list[threading.Timer] = []
         self._thread = threading.Thread(target=self._carry_out, name="dps-injector", daemon=True)
 
@@ -86,6 +82,8 @@ class Injector:
         for timer in self._timers:
             timer.cancel()
             timer.join()  # one that has begun to start a node ends first
+        for number in list(self._paused):
+            self._resume(number)
 
     def note(self, event: Event) -> None:
         """Take note of an event of the group: nodes that joined in the place of killed ones."""
@@ -96,31 +94,31 @@ class Injector:
         left = deque(self._plan)
         try:
             while left:
-                number, kill = left[0]
-                if self._reached(kill.at_updates):
-                    self._kill(number, kill)
+                number, fault = left[0]
+                if self._reached(fault.at_updates):
+                    self._strike(number, fault)
                 elif not self._interrupted:
-                    self._missed(
+                    self._striker.miss(
                         number,
-                        kill,
+                        fault.target,
                         f"the training ended at {self._updates} updates, "
-                        f"before the fault at {kill.at_updates}",
+                        f"before the fault at {fault.at_updates}",
                     )
                 left.popleft()
         finally:
-            for number, kill in left:
-                self._missed(number, kill, "the injector failed")
+            for number, fault in left:
+                self._striker.miss(number, fault.target, "the injector failed")
 
     def _reached(self, updates: int) -> bool:
         """Wait until the shards have applied so many updates; False if the training ends first."""
-        began, pause = self._clock.now(), SHORTEST_PAUSE
-        while not self._over.wait(pause):
+        began, wait = self._clock.now(), SHORTEST_WAIT
+        while not self._over.wait(wait):
             if self._look() >= updates:
                 return True
             # Asking costs the servers a little: ask seldom until the moment is near.
             seconds_per_update = (self._clock.now() - began) / max(1, self._updates)
             left = (updates - self._updates) * seconds_per_update
-            pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, left / 4))
+            wait = min(LONGEST_WAIT, max(SHORTEST_WAIT, left / 4))
         if not self._interrupted:
             self._look()  # how far it came, for the record
         return False
@@ -132,26 +130,26 @@ class Injector:
             self._updates = min(reply.version for reply in replies if reply)
         return self._updates
 
-    def _kill(self, number: int, kill: Kill) -> None:
-        began = self._clock.now()
-        try:
-            pid = self._nodes.kill(kill.target)
-        except (KeyError, ProcessLookupError):
-            self._missed(number, kill, "there is no such process")
-            return
-        gone = is_gone(pid, PROOF_SECONDS)
-        self._emit(Killed(began, number, kill.target, pid, self._updates, gone))
-        if not gone:
-            self._missed(number, kill, f"process {pid} was still there {PROOF_SECONDS:g} s later")
-        if kill.back_after is not None:
-            timer = threading.Timer(kill.back_after, self._bring_back, (number, kill))
-            self._timers.append(timer)
-            timer.start()
+    def _strike(self, number: int, fault: Fault) -> None:
+        match fault:
+            case Kill(target, back_after=back_after):
+                struck = self._striker.kill(number, target, self._updates)
+                if struck and back_after is not None:
+                    self._later(back_after, self._bring_back, number, target)
+            case Pause(target, seconds=seconds):
+                if self._striker.pause(number, target, self._updates):
+                    self._paused[number] = target
+                    self._later(seconds, self._resume, number)
 
-    def _bring_back(self, number: int, kill: Kill) -> None:
-        name = replacement(kill.target)
+    def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
+        timer = threading.Timer(seconds, act, what)
+        self._timers.append(timer)
+        timer.start()
+
+    def _bring_back(self, number: int, target: str) -> None:
+        name = replacement(target)
         self._awaited[name] = number
         self._nodes.start(NodeSpec(name, resource_of(name)))
 
-    def _missed(self, number: int, kill: Kill, reason: str) -> None:
-        self._emit(FaultMissed(self._clock.now(), number, kill.target, reason))
+    def _resume(self, number: int) -> None:
+        self._striker.resume(number, self._paused.pop(number))

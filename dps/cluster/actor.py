@@ -16,6 +16,7 @@ from distributed import get_worker
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock, answer
+from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol import wire
 from dps.protocol.group import Group
@@ -44,6 +45,10 @@ class HostActor:
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
         """Carry out one message; returns the frames of its reply, which may carry an error."""
         return await answer(self._host.handle, self._meter, link, list(frames))
+
+    def states(self) -> dict[int, ShardState]:
+        """The state of each replica on this node, for checks."""
+        return self._host.states()
 
     async def finish(self) -> None:
         """Stop serving and send the last events; the actor is of no use afterwards."""

@@ -2,7 +2,8 @@
 
 Nodes are forked from one server process that has imported what they need, so a fresh node is up in
 a fraction of a second. There are no nannies: a process that dies stays dead until it is replaced.
-Everything listens on loopback only, and every process ends when the driver does, however it ends.
+Everything listens on loopback only, and every process ends when the driver does, however it ends:
+the scheduler's process sees to it that paused nodes end as well, and that no files are left.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -77,8 +79,8 @@ class LocalCluster:
 
     Notes
     -----
-    Use as a context manager; leaving it ends every process. Not thread-safe, but `kill` and
-    `start` may be called from another thread than the one that uses `client`.
+    Use as a context manager; leaving it ends every process. Not thread-safe, but `kill`,
+    `pause`, `resume` and `start` may be called from another thread than the one that uses `client`.
     """
 
     def __init__(self, nodes: Sequence[NodeSpec], preload: Sequence[str] = ()) -> None:
@@ -123,7 +125,7 @@ class LocalCluster:
         if running is not None and running.is_alive():
             raise ConfigurationError(f"there is a node named {node.name!r} already")
         arguments = (self.address, node.name, node.resource, self._scratch)
-        self._start_process(node.name, _run_node, arguments)
+        self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
 
     def kill(self, name: str) -> int:
         """Send SIGKILL to a node's process; return its pid.
@@ -133,28 +135,49 @@ class LocalCluster:
         ProcessLookupError
             It is gone already.
         """
-        pid = self.pids[name]
-        if is_gone(pid, 0.0):  # the system may know it still, until its parent has taken note
-            raise ProcessLookupError(f"process {pid} of {name} is gone already")
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        return self._signal(name, signal.SIGKILL)
+
+    def pause(self, name: str) -> int:
+        """Send SIGSTOP to a node's process; return its pid.
+
+        Raises
+        ------
+        ProcessLookupError
+            It is gone already.
+        """
+        return self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> int:
+        """Send SIGCONT to a node's process; return its pid.
+
+        Raises
+        ------
+        ProcessLookupError
+            It is gone already.
+        """
+        return self._signal(name, signal.SIGCONT)
 
     def close(self) -> None:
         """End every process of the cluster and wait until they are gone."""
         self._stack.close()
 
+    def _signal(self, name: str, number: int) -> int:
+        pid = self.pids[name]
+        if is_gone(pid, 0.0):  # the system may know it still, until its parent has taken note
+            raise ProcessLookupError(f"process {pid} of {name} is gone already")
+        os.kill(pid, number)
+        return pid
+
     def _start_scheduler(self) -> str:
         receive, send = self._context.Pipe(duplex=False)
-        self._start_process("scheduler", _run_scheduler, (send,))
+        self._start_process("scheduler", _run_and_clean_up, (self._scratch, send))
         send.close()
         if not receive.poll(START_SECONDS):
             raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
         return str(receive.recv())
 
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
-        process = self._context.Process(
-            target=_run_until_parent_ends, args=(target, arguments), name=f"dps-{name}"
-        )
+        process = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
         process.start()
         self._processes[name] = process
 
@@ -177,16 +200,35 @@ class LocalCluster:
 
 def is_gone(pid: int, deadline: float) -> bool:
     """Whether the process ends (or is a zombie) within `deadline` seconds."""
+    return _becomes(pid, lambda status: status in (None, psutil.STATUS_ZOMBIE), deadline)
+
+
+def is_stopped(pid: int, deadline: float) -> bool:
+    """Whether the process is stopped by a signal within `deadline` seconds."""
+    return _becomes(pid, lambda status: status == psutil.STATUS_STOPPED, deadline)
+
+
+def is_running(pid: int, deadline: float) -> bool:
+    """Whether the process is there and not stopped within `deadline` seconds."""
+    halted = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    return _becomes(pid, lambda status: status not in halted, deadline)
+
+
+def _becomes(pid: int, wanted: Callable[[str | None], bool], deadline: float) -> bool:
     until = time.monotonic() + deadline
-    while True:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
+    while not wanted(_status(pid)):
         if time.monotonic() > until:
             return False
         time.sleep(0.001)
+    return True
+
+
+def _status(pid: int) -> str | None:
+    """What the system says of a process; None if it knows none of this number."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _fork_context(preload: Sequence[str]) -> ForkServerContext:
@@ -227,23 +269,54 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 # -- what runs in the processes ------------------------------------------------------------------
 
 
-def _run_until_parent_ends(target: Any, arguments: tuple[Any, ...]) -> None:
+def _run_and_clean_up(scratch: str, send: Any) -> None:
+    """Be the scheduler, and the leader of the process group of all that belongs to the cluster."""
+    os.setpgid(0, 0)
+
+    def end() -> None:
+        others = [pid for pid in _group() if pid != os.getpid()]
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # paused nodes end by nothing else
+        for pid in others:
+            is_gone(pid, STOP_SECONDS)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    _run_until_parent_ends(_run_scheduler(scratch, send), end)
+
+
+def _run_in_group(leader: int, arguments: tuple[str, str, str, str]) -> None:
+    os.setpgid(0, leader)
+    _run_until_parent_ends(_run_node(*arguments), lambda: None)
+
+
+def _group() -> Iterator[int]:
+    """The processes of this process's group."""
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == os.getpgrp():
+                yield pid
+
+
+def _run_until_parent_ends(run: Coroutine[Any, Any, None], end: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(end,), daemon=True).start()
     dask.config.set(DASK_SETTINGS)
     # Losses are expected and recorded as events; what fails in a task comes with its future.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    asyncio.run(target(*arguments))
+    asyncio.run(run)
 
 
-def _exit_with_parent() -> None:
+def _exit_with_parent(end: Callable[[], None]) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    end()
     os._exit(1)
 
 
-async def _run_scheduler(send: Any) -> None:
+async def _run_scheduler(scratch: str, send: Any) -> None:
+    dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
     async with Scheduler(
         host=LOOPBACK, port=0, dashboard=False, dashboard_address=f"{LOOPBACK}:0"
     ) as scheduler:

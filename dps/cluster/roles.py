@@ -16,16 +16,17 @@ from dps.errors import CapacityError
 from dps.protocol.group import Group
 
 SERVING = ("server", "replica", "spare")
-HOSTING = (*SERVING, "store")
-RESOURCES = ("server", "store", "worker", "evaluator")
+HOSTING = (*SERVING, "store", "mailbox")
+RESOURCES = ("server", "store", "mailbox", "worker", "evaluator")
 _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Dask node and its role: "server", "replica", "spare", "store", "worker" or "evaluator".
+    """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator".
 
-    `home` is the shard that a server or replica is meant for, or -1.
+    A "store" keeps states, and mail too unless there is a "mailbox". `home` is the shard that a
+    server or replica is meant for, or -1.
     """
 
     address: str

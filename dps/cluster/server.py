@@ -155,7 +155,9 @@ class ParameterServer:
 
     # -- what a user does ------------------------------------------------------------------------
 
-    def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]:
+    def run(
+        self, train: Callable[[Worker], T], workers: int = 1, again: Sequence[str] = ()
+    ) -> list[Any]:
         """Run a training function on `workers` nodes.
 
         Parameters
@@ -165,6 +167,9 @@ class ParameterServer:
             `functools.partial`, as for `Client.submit`.
         workers
             How many to start. Each occupies a thread of a node until its function returns.
+        again
+            Names of workers to start instead, which have run before and were lost: each enters
+            again as another incarnation, which nothing of the one before is taken for.
 
         Returns
         -------
@@ -178,6 +183,7 @@ class ParameterServer:
         """
         if workers < 1:
             raise ConfigurationError(f"workers={workers}, expected at least 1")
+        workers = len(again) or workers
         self._require_open()
         nodes = [node for node in self.nodes if node.role == "worker"]
         threads = sum(node.threads for node in nodes)
@@ -186,8 +192,7 @@ class ParameterServer:
                 f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
                 "threads in all; start more Dask workers or ask for fewer"
             )
-        first, self._started_workers = self._started_workers, self._started_workers + workers
-        peers = [f"worker-{number}" for number in range(first, first + workers)]
+        peers = list(again) or self._new_names(workers)
         futures = [
             self._client.submit(
                 run_worker,
@@ -196,7 +201,7 @@ class ParameterServer:
                 peers,
                 index,
                 "worker",
-                key=f"dps-{name}-{self.group.name}",
+                key=f"dps-{name}-{self.group.name}-{uuid.uuid4().hex[:8]}",
                 workers=[node.address for node in nodes],
                 resources={"worker": 1} if nodes[0].resource else None,
                 pure=False,
@@ -253,6 +258,10 @@ class ParameterServer:
         A worker that is still running gets `GroupClosed` from its next request.
         """
         return self._client.sync(self._close)
+
+    def _new_names(self, workers: int) -> list[str]:
+        first, self._started_workers = self._started_workers, self._started_workers + workers
+        return [f"worker-{number}" for number in range(first, first + workers)]
 
     def _require_open(self) -> None:
         if not self._open:

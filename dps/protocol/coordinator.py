@@ -15,7 +15,7 @@ from typing import Any
 from dps.core.recovery import Chain, SharedStore
 from dps.core.updates import UpdateId
 from dps.errors import DpsError
-from dps.events import Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.members import Members
@@ -37,6 +37,7 @@ from dps.protocol.messages import (
     Seed,
     Seeded,
     Table,
+    View,
 )
 from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.tending import Tender
@@ -193,6 +194,12 @@ class Coordinator:
         async with self._published:
             self._version += 1
             self._published.notify_all()
+
+    def decided(self, view: View, head: Endpoint, how: str) -> None:
+        """Record how a shard is to go on after a change of its members."""
+        info = self.members.hosts.get(head)
+        node = info.node if info is not None else ""
+        self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     def load(self, host: Endpoint) -> int:
         """How many replicas a host has, or is about to have."""

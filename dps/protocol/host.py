@@ -105,6 +105,10 @@ class Host:
             raise type(error)(f"{_described(message)}: {error}") from error
         return reply
 
+    def states(self) -> dict[int, ShardState]:
+        """The state of each replica that is here."""
+        return {shard: replica.state for shard, replica in self._replicas.items()}
+
     def flush(self) -> None:
         """Emit the events of what was applied since the last flush."""
         for replica in self._replicas.values():

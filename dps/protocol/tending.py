@@ -64,6 +64,10 @@ class Surroundings(Protocol):
         """How many replicas a host has, or is about to have."""
         ...
 
+    def decided(self, view: View, head: Endpoint, how: str) -> None:
+        """Record how the shard is to go on."""
+        ...
+
     async def publish(self) -> None:
         """Let everybody know of a change."""
         ...
@@ -174,6 +178,7 @@ class Tender:
         if silent or self._lacks_store:
             return False
         store = self._around.store
+        self._around.decided(view, view.chain[0], "reconfigure")
         await self._configure(view)
         if self.view == view:
             self.view, self._stored = replace(view, serving=True), store
@@ -188,6 +193,7 @@ class Tender:
         self.unsettle()
         view, store = self.view, self._around.store
         self.reserved = host
+        self._around.decided(view, host, "restore")
         served = False
         try:
             await self._bring_back(view, host)

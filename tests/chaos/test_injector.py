@@ -11,10 +11,10 @@ import pytest
 
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
-from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.local import LocalCluster, NodeSpec, is_running, is_stopped
 from dps.cluster.transport import SystemClock
-from dps.core.faults import FaultPlan, Kill
-from dps.events import CapacityRestored, Event, FaultMissed, Killed
+from dps.core.faults import FaultPlan, Kill, Pause
+from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
 from dps.protocol.messages import AuditReply
 from tests.cluster.training import (
     COUNTING,
@@ -110,6 +110,56 @@ def test_a_node_comes_back_in_its_own_role(tmp_path: Path) -> None:
     with training(tmp_path, (Kill("evaluator-0", at_updates=20, back_after=0.0),)) as broken:
         back = eventually(lambda: broken.resources().get("evaluator-0-b"), SECONDS)
         assert back == ["evaluator"]
+
+
+def test_a_paused_node_stops_for_so_long_and_goes_on(tmp_path: Path) -> None:
+    with training(tmp_path, (Pause("server-0", at_updates=20, seconds=0.4),)) as broken:
+        (paused,) = eventually(lambda: broken.events.of(Paused), SECONDS)
+        assert (paused.fault, paused.node, paused.stopped) == (0, "server-0", True)
+        assert paused.pid == broken.cluster.pids["server-0"]
+        (resumed,) = eventually(lambda: broken.events.of(Resumed), SECONDS)
+        assert (resumed.fault, resumed.node, resumed.running) == (0, "server-0", True)
+        assert 0.4 <= resumed.t - paused.t < SECONDS
+    assert not broken.events.of(FaultMissed)
+
+
+def test_a_node_that_is_paused_at_the_end_of_the_plan_goes_on(tmp_path: Path) -> None:
+    with training(tmp_path, (Pause("evaluator-0", at_updates=20, seconds=1e3),)) as broken:
+        (paused,) = eventually(lambda: broken.events.of(Paused), SECONDS)
+        assert is_stopped(paused.pid, 0.0)
+    (resumed,) = broken.events.of(Resumed)
+    assert resumed.running
+    assert not broken.events.of(FaultMissed)
+
+
+def test_a_pause_without_effect_is_missed(tmp_path: Path) -> None:
+    plan = (
+        Pause("replica-0-1", at_updates=20, seconds=0.3),
+        Pause("spare-7", at_updates=20),
+    )
+    with training(tmp_path, plan) as broken:
+        (paused,) = eventually(lambda: broken.events.of(Paused), SECONDS)
+        broken.cluster.resume("replica-0-1")  # as an outsider might
+        assert is_running(paused.pid, SECONDS)
+        eventually(lambda: len(broken.events.of(FaultMissed)) == 2, SECONDS)
+    assert {m.fault: m.reason for m in broken.events.of(FaultMissed)} == {
+        0: f"process {paused.pid} did not stay stopped",
+        1: "there is no such process",
+    }
+
+
+def test_a_node_may_be_killed_while_it_is_paused(tmp_path: Path) -> None:
+    plan = (
+        Pause("evaluator-0", at_updates=20, seconds=0.5),
+        Pause("evaluator-0", at_updates=30),
+        Kill("evaluator-0", at_updates=40, back_after=None),
+    )
+    with training(tmp_path, plan) as broken:
+        (killed,) = eventually(lambda: broken.events.of(Killed), SECONDS)
+        assert killed.gone
+    (missed,) = broken.events.of(FaultMissed)
+    assert (missed.fault, missed.reason) == (1, "its process was stopped already")
+    assert not broken.events.of(Resumed)
 
 
 def test_a_fault_that_never_comes_is_missed(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from dps.errors import (
     NonFiniteGradient,
     ShapeMismatch,
 )
-from dps.events import Applied, Evaluated, EvaluationMissed, WorkerLeft
+from dps.events import Applied, Evaluated, EvaluationMissed, ResourceSampled, WorkerLeft
 from dps.protocol.group import Timings
 from tests.cluster.training import (
     COUNTING,
@@ -75,6 +75,26 @@ def test_replicated_and_stored_state_counts_the_same(plain: Client, recovery: st
     with ParameterServer(plain, params(), optimizer=COUNTING, recovery=recovery) as ps:
         results(ps.run(partial(count, STEPS)))
         assert counts(ps) == [STEPS]
+
+
+@pytest.mark.parametrize("reads", ["tail", "any"])
+def test_updates_can_be_summed_before_they_are_replicated(plain: Client, reads: Any) -> None:
+    """The traffic down the chain falls with the number of updates in a sum."""
+    elements, steps, replicated = 20_000, 10, {}
+    for aggregate in (1, 2):
+        events = Events()
+        recovery = Recovery(Chain(2, reads=reads, aggregate=aggregate, linger=0.5))
+        initial = {"w": np.zeros(elements)}
+        with ParameterServer(
+            plain, initial, optimizer=COUNTING, recovery=recovery, on_event=events
+        ) as ps:
+            results(ps.run(partial(count, steps), workers=2))
+            assert counts(ps) == [2 * steps]
+        sent = {event.pid: event.sent for event in events.of(ResourceSampled)}
+        replicated[aggregate] = sum(links.get("replicate", 0) for links in sent.values())
+    one_gradient = 8 * elements
+    assert 2 * steps * one_gradient < replicated[1] < (2 * steps + 2) * one_gradient
+    assert steps * one_gradient < replicated[2] < (steps + 2) * one_gradient
 
 
 def test_weights_keep_shape_and_dtype(plain: Client) -> None:

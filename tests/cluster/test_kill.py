@@ -336,6 +336,84 @@ def test_a_loss_is_detected_within_half_a_second(tmp_path: Path) -> None:
         run.finish()
 
 
+# -- SIGSTOP and SIGCONT ---------------------------------------------------------------------------
+
+
+def pause(run: Run, name: str) -> None:
+    """SIGSTOP a node; return when it is given up."""
+    address = next(node.address for node in run.ps.nodes if node.name == name)
+    run.cluster.pause(name)
+    eventually(lambda: address not in run.serving(), SECONDS)
+
+
+@pytest.mark.parametrize("paused", ["server-0", "replica-0-1"])
+def test_a_paused_replica_is_replaced_and_comes_back_with_nothing(
+    tmp_path: Path, paused: str
+) -> None:
+    with training(tmp_path, Recovery(Chain()), nodes(replicas=1, spares=1)) as run:
+        run.advance()
+        pause(run, paused)
+        run.advance()
+        run.cluster.resume(paused)
+        run.lose("spare-0")  # now the one that was paused is the only one left to take its place
+        run.advance()
+        pushed = run.finish()
+        assert_nothing_lost_and_nothing_twice(run, pushed)
+    first = run.events.of(Detected)[0]
+    assert (first.node, first.by) == (paused, "lease")
+
+
+def test_a_paused_server_keeps_neither_the_store_nor_the_workers_from_going_on(
+    tmp_path: Path,
+) -> None:
+    with training(tmp_path, STATELESS, nodes(store=True, spares=1)) as run:
+        run.advance()
+        pause(run, "server-0")
+        run.advance()
+        run.cluster.resume("server-0")
+        run.advance()
+        pushed = run.finish()
+        assert_nothing_lost_and_nothing_twice(run, pushed)
+    assert restoration(run).node == "spare-0"
+
+
+@pytest.mark.parametrize("consistency", [SSP(1), BSP()], ids=repr)
+def test_a_paused_worker_holds_the_others_up_for_a_lease_and_takes_part_again(
+    tmp_path: Path, consistency: Consistency
+) -> None:
+    with training(tmp_path, Recovery(Chain()), nodes(replicas=1), consistency) as run:
+        run.advance()
+        run.cluster.pause("worker-0")
+        began = time.time()
+        eventually(lambda: run.events.of(WorkerLeft), SECONDS)
+        assert time.time() - began < run.ps.group.timings.lease + 1.0
+        run.advance()
+        run.cluster.resume("worker-0")
+        eventually(lambda: len(run.events.of(WorkerJoined)) == 3, SECONDS)
+        run.advance()
+        run.finish()
+        for reply in audited(run.ps):
+            assert reply.version == sum(reply.applied.values())
+        assert counts(run.ps) == [reply.version for reply in audited(run.ps)]
+    joined = [(event.worker, event.incarnation) for event in run.events.of(WorkerJoined)]
+    assert joined[-1][1] == 2
+
+
+def test_a_store_that_is_lost_is_filled_again_before_the_server_is_lost_as_well(
+    tmp_path: Path,
+) -> None:
+    with training(tmp_path, STATELESS, nodes(store=True, spares=1)) as run:
+        run.advance()
+        run.cluster.kill("store-0")
+        run.cluster.start(NodeSpec("store-0-b", "store"))
+        run.advance()
+        run.lose("server-0", after=0)
+        run.advance()
+        pushed = run.finish()
+        assert_nothing_lost_and_nothing_twice(run, pushed)
+    assert restoration(run).source == "store"
+
+
 # -- on a cluster that was not made for dps, with nannies that restart what is lost ----------------
 
 

@@ -117,8 +117,10 @@ DRIVER = """
 
 
 @contextmanager
-def driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A script in the middle of a training that never ends; and the processes it started."""
+def driver(
+    folder: Path,
+) -> Iterator[tuple[subprocess.Popen[str], list[int], dict[str, int]]]:
+    """A script in the middle of a training that never ends; the processes it started; the nodes."""
     script = folder / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
     root = str(Path(__file__).parents[2])
@@ -135,21 +137,31 @@ def driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             started = psutil.Process(process.pid).children(recursive=True)
             found = {child.pid for child in started}
             assert found >= set(pids.values())
-            yield process, sorted(found)
+            yield process, sorted(found), pids
         finally:
             process.kill()
 
 
 def test_no_process_survives_the_death_of_the_driver(tmp_path: Path) -> None:
-    with driver(tmp_path) as (process, started):
+    with driver(tmp_path) as (process, started, _):
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS)
         assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+    assert not list(tmp_path.glob("dps-*"))
+
+
+def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(tmp_path: Path) -> None:
+    with driver(tmp_path) as (process, started, pids):
+        os.kill(pids["server-0"], signal.SIGSTOP)
+        process.send_signal(signal.SIGKILL)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+    assert not list(tmp_path.glob("dps-*"))
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "terminal"])
 def test_no_process_survives_an_interruption(tmp_path: Path, whole_group: bool) -> None:
-    with driver(tmp_path) as (process, started):
+    with driver(tmp_path) as (process, started, _):
         if whole_group:  # as Ctrl-C in a terminal does
             os.killpg(process.pid, signal.SIGINT)
         else:

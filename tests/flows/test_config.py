@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import dps
-from dps.core.faults import Kill
+from dps.core.faults import Kill, Pause
 from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
 from dps.errors import ConfigurationError
 from flows.config import TrialConfig, load_experiment, packaged_names
@@ -344,6 +344,32 @@ def test_a_node_can_be_killed_once_and_its_replacement_then(config: Path) -> Non
     never = {**KILL, "back_after": None}
     text = complaint(config, faults(never, {**again, "target": "server-0-b"}))
     assert "faults.1.target" in text
+
+
+def test_a_node_can_be_paused_again_and_killed_after_that(config: Path) -> None:
+    pause = {"kind": "pause", "target": "server-0", "at_updates": 40}
+    trial = only(config, faults(pause, {**pause, "at_updates": 45, "seconds": 0.5}, KILL))
+    assert trial.build_faults() == (
+        Pause("server-0", 40, 2.0),
+        Pause("server-0", 45, 0.5),
+        Kill("server-0", 50, 1.0),
+    )
+    late = {**pause, "at_updates": 60}
+    assert "no node 'server-0' to pause" in complaint(config, faults(KILL, late))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"seconds": 0}, "faults.0.seconds: expected more than 0"),
+        ({"seconds": "2 s"}, "faults.0.seconds: expected a number"),
+        ({"back_after": 1.0}, "faults.0.back_after: unknown key"),
+        ({"kind": "stop"}, "faults.0.kind: unknown kind 'stop'"),
+    ],
+)
+def test_a_wrong_pause_is_refused(config: Path, fault: dict[str, Any], told: str) -> None:
+    pause = {"kind": "pause", "target": "server-0", "at_updates": 40, **fault}
+    assert told in complaint(config, faults(pause))
 
 
 def test_a_fault_is_checked_under_the_recovery_it_meets(config: Path) -> None:

@@ -1,0 +1,91 @@
+"""Owns single faults on real processes: each is carried out, proven and recorded, or missed.
+
+What a fault did is seen from outside, by the state in which the system shows the process; that a
+signal was sent proves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dps.cluster.local import NodeSpec, is_gone, is_running, is_stopped
+from dps.events import FaultMissed, Killed, Paused, Resumed, Sink
+from dps.protocol.transport import Clock
+
+PROOF_SECONDS = 5.0
+
+
+class Nodes(Protocol):
+    """What faults need of a cluster; each signal's method returns the pid of the process."""
+
+    @property
+    def pids(self) -> dict[str, int]: ...
+
+    def kill(self, name: str) -> int: ...
+
+    def pause(self, name: str) -> int: ...
+
+    def resume(self, name: str) -> int: ...
+
+    def start(self, node: NodeSpec) -> None: ...
+
+
+class Striker:
+    """Strikes nodes by name. Thread-safe as far as `nodes` is.
+
+    Every method takes the number that the fault has in its plan, and returns whether it had its
+    effect; if not, `FaultMissed` is recorded with the reason.
+    """
+
+    def __init__(self, nodes: Nodes, clock: Clock, emit: Sink) -> None:
+        self._nodes = nodes
+        self._clock = clock
+        self._emit = emit
+
+    def kill(self, fault: int, node: str, updates: int) -> bool:
+        """Kill a node's process and see that it is gone."""
+        began = self._clock.now()
+        try:
+            pid = self._nodes.kill(node)
+        except (KeyError, ProcessLookupError):
+            return self.miss(fault, node, "there is no such process")
+        gone = is_gone(pid, PROOF_SECONDS)
+        self._emit(Killed(began, fault, node, pid, updates, gone))
+        return gone or self.miss(
+            fault, node, f"process {pid} was still there {PROOF_SECONDS:g} s later"
+        )
+
+    def pause(self, fault: int, node: str, updates: int) -> bool:
+        """Stop a node's process and see that it is stopped."""
+        if node in self._nodes.pids and is_stopped(self._nodes.pids[node], 0.0):
+            return self.miss(fault, node, "its process was stopped already")
+        began = self._clock.now()
+        try:
+            pid = self._nodes.pause(node)
+        except (KeyError, ProcessLookupError):
+            return self.miss(fault, node, "there is no such process")
+        stopped = is_stopped(pid, PROOF_SECONDS)
+        self._emit(Paused(began, fault, node, pid, updates, stopped))
+        return stopped or self.miss(
+            fault, node, f"process {pid} was not stopped {PROOF_SECONDS:g} s later"
+        )
+
+    def resume(self, fault: int, node: str) -> bool:
+        """Let a stopped process go on and see that it runs; one killed meanwhile stays as it is."""
+        pid = self._nodes.pids[node]
+        if is_gone(pid, 0.0):
+            return False
+        if not is_stopped(pid, 0.0):
+            return self.miss(fault, node, f"process {pid} did not stay stopped")
+        began = self._clock.now()
+        self._nodes.resume(node)
+        running = is_running(pid, PROOF_SECONDS)
+        self._emit(Resumed(began, fault, node, pid, running))
+        return running or self.miss(
+            fault, node, f"process {pid} did not go on within {PROOF_SECONDS:g} s"
+        )
+
+    def miss(self, fault: int, node: str, reason: str) -> bool:
+        """Record that a fault did not happen; returns False."""
+        self._emit(FaultMissed(self._clock.now(), fault, node, reason))
+        return False

@@ -1,0 +1,424 @@
+"""Owns one round of the soak: a group that counts while its nodes are killed and paused.
+
+Faults hit servers, replicas, spares, stores and workers, also while the group recovers from the
+fault before, but never more than the strategy promises to survive. Afterwards everything that it
+promises must hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from distributed import wait
+
+from dps.chaos.strike import Striker
+from dps.cluster.actor import HostActor
+from dps.cluster.roles import SERVING
+from dps.cluster.server import ParameterServer
+from dps.cluster.transport import SystemClock
+from dps.core.consistency import ASP, Consistency
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    with_checkpoint_path,
+)
+from dps.core.rules import SGD
+from dps.core.shard import ShardState
+from dps.events import Acked, Applied, Detected, FaultMissed, Restored, WorkerJoined
+from dps.protocol.messages import Table
+from flows.counting import (
+    Task,
+    Violation,
+    cells_of,
+    check_shard,
+    count,
+    parameters,
+    read_notes,
+    require,
+)
+from flows.lineage import ledger
+from flows.record import Record
+from flows.soak_pool import Pool, kind_of
+from flows.timeline import FaultTimes, fault_times
+from flows.watch import TookTooLong, Watch, eventually
+
+SHARDS = 2
+WORKERS = 3
+FAULTS = 8
+CELLS = 1500  # of one start of a worker: more than it pushes in a round
+THINK = 0.04
+LONGEST = 25.0
+SECOND_FAULT = 0.35
+PATIENCE = 30.0  # until what must come counts as not coming
+PROGRESS = 15.0
+WEIGHTS = {"head": 4, "replica": 3, "spare": 1, "store": 3, "worker": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A strategy under test."""
+
+    name: str
+    recovery: Recovery
+    consistency: Consistency = field(default_factory=ASP)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether a shard lives as long as one of its replicas does."""
+        return isinstance(self.recovery.durability, Chain)
+
+    @property
+    def interval(self) -> float:
+        """How many acked updates of a shard one restoration may cost."""
+        match self.recovery.durability:
+            case Checkpoint() as wanted:
+                return wanted.every
+            case NoDurability():
+                return float("inf")
+            case _:
+                return 0
+
+    @property
+    def kept_by_worker(self) -> int:
+        """How many acked updates of a shard the loss of a worker may cost."""
+        outage = self.recovery.outage
+        return outage.limit if isinstance(outage, Continue) and outage.buffer == "worker" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that was carried out; `part` is what the node was to the group."""
+
+    kind: str
+    part: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a round came to; updates are counted on every shard."""
+
+    case: str
+    struck: Sequence[Struck]
+    missed: int
+    pushed: int
+    acked: int
+    lost: int
+    duplicates: int
+    recoveries: Sequence[FaultTimes]
+
+
+class Round:
+    """One round, on a pool of nodes that is full when it begins.
+
+    Attributes
+    ----------
+    watch
+        The events so far.
+    """
+
+    def __init__(self, case: Case, seed: str, pool: Pool, folder: Path, faults: int) -> None:
+        self.case = case
+        self.watch = Watch()
+        self._random = Random(seed)
+        self._seed = seed
+        self._pool = pool
+        self._folder = folder
+        self._faults = faults
+        self._striker = Striker(pool.cluster, SystemClock(), self.watch)
+        self._struck: list[Struck] = []
+        self._paused: dict[str, tuple[int, float]] = {}
+        self._lost_workers: list[str] = []
+        self._hurt: set[str] = set()
+        self._starts = 0
+        self._workers: dict[str, Any] = {}
+
+    def run(self) -> Result:
+        """Run the round; raises `Violation` or `TookTooLong` when a promise is broken."""
+        with self._group() as ps:
+            self._ps = ps
+            self._start_workers()
+            self._advances()
+            until = time.monotonic() + LONGEST
+            while len(self._struck) < self._faults and time.monotonic() < until:
+                self._trouble()
+            self._finish()
+            lost = [self._check(view.shard) for view in self._table().views]
+        self._check_events()
+        notes, record = self._notes(), self.watch.record
+        return Result(
+            self.case.name,
+            self._struck,
+            len(record.of(FaultMissed)),
+            SHARDS * len(notes.pushed),
+            SHARDS * len(notes.safe),
+            sum(lost),
+            ledger(record).duplicates,
+            [t for t in fault_times(record) if t.rto_seconds is not None],
+        )
+
+    @contextmanager
+    def _group(self) -> Iterator[ParameterServer]:
+        recovery = with_checkpoint_path(self.case.recovery, str(self._folder / "checkpoints"))
+        starts = WORKERS + self._faults + 2
+        with ParameterServer(
+            self._pool.cluster.client,
+            parameters(SHARDS, starts * CELLS),
+            shards=SHARDS,
+            optimizer=SGD(1.0),
+            consistency=self.case.consistency,
+            recovery=recovery,
+            on_event=self.watch,
+        ) as ps:
+            try:
+                yield ps
+            finally:
+                for name in list(self._paused):
+                    self._resume(name)
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        # They share the cells of the whole round: a name alone does not tell which are whose.
+        futures = self._ps.run(partial(_dispatch, self._tasks(WORKERS)), workers=WORKERS)
+        self._workers = {f"worker-{i}": future for i, future in enumerate(futures)}
+
+    def _start_again(self, name: str) -> None:
+        """Start a worker that was lost as another incarnation, once Dask has given it up."""
+        future = self._workers[name]
+        eventually(future.done, f"end of the lost {name}", PATIENCE)
+        require(future.status == "error", f"{name} was lost, and yet it is {future.status}")
+        (self._workers[name],) = self._ps.run(partial(_dispatch, self._tasks(1)), again=[name])
+
+    def _tasks(self, number: int) -> list[Task]:
+        tasks = []
+        for start in range(self._starts, self._starts + number):
+            cells = range(start * CELLS, (start + 1) * CELLS)
+            require(cells.stop <= cells_of(self._ps.group.layout), "the soak has too few cells")
+            notes = str(self._folder / f"notes-{start}.txt")
+            seed = f"{self._seed}/{start}"
+            flag = str(self._folder / "stop")
+            tasks.append(Task(self._ps.group.layout, cells, notes, flag, THINK, seed))
+        self._starts += number
+        return tasks
+
+    def _notes(self) -> Any:
+        return read_notes(self._folder.glob("notes-*.txt"))
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def _trouble(self) -> None:
+        """One fault or two, one during the recovery from the other; then all must be well again."""
+        time.sleep(self._random.uniform(0, 0.4))
+        before = len(self.watch.record.of(Detected))
+        self._strike()
+        if self._random.random() < SECOND_FAULT:
+            if self._random.random() < 0.5:
+                time.sleep(self._random.uniform(0, 0.1))
+            else:
+                self._detection_after(before)
+            self._strike()
+        self._mend()
+        self._advances()
+        eventually(lambda: self._table().complete, "all replicas", PATIENCE)
+        self._hurt.clear()
+
+    def _detection_after(self, before: int) -> None:
+        """Wait until a loss is detected; there may be none, as when a spare was hit."""
+
+        def more(record: Record) -> bool | None:
+            return len(record.of(Detected)) > before or None
+
+        try:
+            self.watch.until(more, "detection", 1.5)
+        except TookTooLong:
+            return
+
+    def _strike(self) -> None:
+        options = self._options()
+        if not options:
+            return
+        parts = sorted({part for part, _ in options})
+        (part,) = self._random.choices(parts, [WEIGHTS[part] for part in parts])
+        node = self._random.choice(sorted({name for p, name in options if p == part}))
+        number = len(self._struck)
+        if self._random.random() < 0.6:
+            happened, kind = self._striker.kill(number, node, 0), "kill"
+            self._lost_workers += [node] if part == "worker" else []
+        else:
+            happened, kind = self._striker.pause(number, node, 0), "pause"
+            bounds = (0.1, 0.7) if self._random.random() < 0.4 else (1.2, 2.5)
+            self._paused[node] = (number, time.monotonic() + self._random.uniform(*bounds))
+        self._hurt.add(node)
+        if happened:
+            self._struck.append(Struck(kind, part, node))
+
+    def _options(self) -> list[tuple[str, str]]:
+        """What may be hit now: pairs of what a node is to the group, and its name."""
+        table, names = self._table(), {node.address: node for node in self._ps.nodes}
+        chains = [[names[m.address].name for m in view.chain] for view in table.views]
+        sound = [node for node in names.values() if node.name in set(self._pool.alive())]
+        sound = [node for node in sound if node.name not in self._hurt]
+        options = []
+        for node in sound:
+            if node.role in SERVING:
+                part = _part(node.name, chains)
+                if part == "spare" or self._may_lose(node.name, chains):
+                    options.append((part, node.name))
+            elif node.role == "worker" and not self._hurts("worker"):
+                options.append(("worker", node.name))
+        return options
+
+    def _hurts(self, kind: str) -> bool:
+        return any(kind_of(name) == kind for name in self._hurt)
+
+    def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
+        if not self.case.replicated:
+            return True
+        return all(set(chain) - self._hurt - {name} for chain in chains if name in chain)
+
+    def _mend(self) -> None:
+        """Replace what was killed, let go on what was paused, start lost workers again."""
+        for name in sorted(self._hurt - self._paused.keys()):
+            time.sleep(self._random.choice([0.0, 0.0, 0.5]))
+            self._pool.replace(name)
+        while self._paused:
+            name, (_, until) = min(self._paused.items(), key=lambda entry: entry[1][1])
+            time.sleep(max(0.0, until - time.monotonic()))
+            self._resume(name)
+        for node in self._lost_workers:
+            self._start_again(self._worker_on(node))
+        self._lost_workers.clear()
+
+    def _resume(self, name: str) -> None:
+        number, _ = self._paused.pop(name)
+        self._striker.resume(number, name)
+
+    def _worker_on(self, node: str) -> str:
+        joined = self.watch.record.of(WorkerJoined)
+        return max((e for e in joined if e.node == node), key=lambda e: e.t).worker
+
+    # -- what must hold ----------------------------------------------------------------------------
+
+    def _table(self) -> Table:
+        return self._ps.table()
+
+    def _advances(self) -> None:
+        """Every shard must apply updates again, within a bound."""
+
+        def versions() -> list[int] | None:
+            replies = [reply for reply in self._ps.audit() if reply is not None]
+            return [reply.version for reply in replies] if len(replies) == SHARDS else None
+
+        before = eventually(versions, "service of all shards", PROGRESS)
+
+        def advanced() -> bool:
+            now = versions()
+            # A shard may still fall back once: then it must advance from there.
+            nonlocal before
+            if now is not None and any(n < b for n, b in zip(now, before or (), strict=True)):
+                before = now
+            return now is not None and all(n > b for n, b in zip(now, before or (), strict=True))
+
+        eventually(advanced, "progress of all shards", PROGRESS)
+
+    def _finish(self) -> None:
+        """Have the workers end; none may have failed."""
+        (self._folder / "stop").touch()
+        futures = list(self._workers.values())
+        with self._pool.cluster.client.as_current():
+            wait(futures, timeout=PATIENCE)
+        for name, future in self._workers.items():
+            if future.status != "finished":
+                raise Violation(f"{name} failed: {future.exception()!r}")
+
+    def _check(self, shard: int) -> int:
+        """Check a shard that is at rest; return how many acked updates it has lost."""
+        states = eventually(partial(self._at_rest, shard), f"rest of shard {shard}", PATIENCE)
+        lost = check_shard(shard, states or (), self._notes())
+        allowed = self._may_be_lost(shard)
+        require(
+            len(lost) <= allowed,
+            f"shard {shard}: {len(lost)} acked updates are lost, not {allowed:g}: {sorted(lost)}",
+        )
+        return len(lost)
+
+    def _at_rest(self, shard: int) -> list[ShardState] | None:
+        """The states of all replicas, from head to tail, once they hold the same operations."""
+        table = self._table()
+        if not table.complete:
+            return None
+        addresses = [member.address for member in table.views[shard].chain]
+        found = self._pool.cluster.client.run(_states, self._ps.group.name, workers=addresses)
+        states = [found[address].get(shard) for address in addresses]
+        known = [state for state in states if state is not None]
+        same = len(known) == len(states) and len({state.index for state in known}) == 1
+        return known if same else None
+
+    def _may_be_lost(self, shard: int) -> float:
+        record = self.watch.record
+        restorations = [e for e in record.of(Restored) if e.shard == shard][1:]
+        if self.case.interval == 0:
+            anew = [e for e in restorations if e.source == "initial"]
+            require(not anew, f"shard {shard} began anew: {anew}")
+        workers = sum(s.part == "worker" for s in self._struck)
+        dropped = sum(
+            outcome == "dropped" and of == shard
+            for event in record.of(Acked)
+            for of, outcome in zip(event.shards, event.outcomes, strict=True)
+        )
+        by_restoring = self.case.interval * len(restorations) if restorations else 0
+        return by_restoring + self.case.kept_by_worker * workers + dropped
+
+    def _check_events(self) -> None:
+        """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""
+        record = self.watch.record
+        heads: dict[tuple[int, int], str] = {}
+        for event in record.of(Applied):
+            if event.head and event.times:
+                first = heads.setdefault((event.shard, event.epoch), event.node)
+                require(
+                    first == event.node,
+                    f"shard {event.shard}: {first} and {event.node} are head in {event.epoch}",
+                )
+        found = ledger(record)
+        require(not found.applied_twice, f"{found.applied_twice} updates were applied twice")
+        require(not found.replica_conflicts, f"{found.replica_conflicts} replica conflicts")
+
+
+def parts(results: Sequence[Struck]) -> Counter[str]:
+    """How often each kind of fault hit each part of the group."""
+    return Counter(f"{struck.kind} {struck.part}" for struck in results)
+
+
+def _part(name: str, chains: Sequence[Sequence[str]]) -> str:
+    if any(chain[:1] == [name] for chain in chains):
+        return "head"
+    return "replica" if any(name in chain for chain in chains) else "spare"
+
+
+# -- what runs on the nodes ------------------------------------------------------------------------
+
+
+def _dispatch(tasks: Sequence[Task], worker: Any) -> None:
+    count(tasks[worker.index], worker)
+
+
+def _states(group: str, dask_worker: Any) -> dict[int, ShardState]:
+    """The replicas that a node holds for a group."""
+    found: dict[int, ShardState] = {}
+    for key, actor in dask_worker.state.actors.items():
+        if isinstance(actor, HostActor) and f"-{group}-" in key:
+            found.update(actor.states())
+    return found

@@ -1,0 +1,392 @@
+"""Leases and fencing: who is given up, when, and that nobody is served by whoever was.
+
+Also what happens to workers that are not heard of, and to the nodes that keep states and mail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.core.consistency import BSP, SSP, Consistency
+from dps.core.recovery import Chain, Continue, Recovery, SharedStore
+from dps.errors import LeaseExpired, StaleEpoch
+from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
+from dps.protocol.client import Client
+from dps.protocol.lane import Outcome
+from dps.protocol.messages import Pull, Replicate, View
+from dps.protocol.transport import Endpoint
+from tests.protocol.worlds import TIMINGS, Setting, in_world
+
+ONES = {"w": np.ones(40)}
+LEASE = TIMINGS.lease
+CHAIN = Recovery(Chain(2))
+
+
+def cut_off(s: Setting, name: str, others: tuple[str, ...] = ("scheduler",)) -> None:
+    """Lose whatever goes between a node and others."""
+    for other in others:
+        s.network.cut(name, other)
+        s.network.cut(other, name)
+
+
+def happened(s: Setting, kind: type[Event]) -> list[Any]:
+    return [event for _, event in s.world.events if isinstance(event, kind)]
+
+
+async def view_of(s: Setting, shard: int = 0) -> View:
+    return (await s.world.complete()).views[shard]
+
+
+async def until(holds: Any, within: float) -> None:
+    async with asyncio.timeout(within):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def read(s: Setting, view: View, host: Endpoint) -> Any:
+    return await s.ask(host, Pull(view.shard, view.epoch, "", 0, 0, 0.1))
+
+
+# -- hosts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [0, -1])
+def test_a_host_that_the_coordinator_cannot_hear_is_replaced_within_a_lease(position: int) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        view = await view_of(s)
+        cut_off(s, s.world.name_of(view.chain[position]))
+        await asyncio.sleep(LEASE + 0.2)
+        await s.all_of(process.run(client.push(ONES, pull=True)), within=0.2)
+        (detected,) = happened(s, Detected)
+        assert (detected.by, detected.serving) == ("lease", True)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_host_whose_lease_is_over_refuses_everything_before_another_serves() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        tail = view.chain[1]
+        cut_off(s, s.world.name_of(tail))
+        answered = True
+        while not happened(s, Detected):
+            try:
+                await read(s, view, tail)
+                assert answered, "it answers again"
+            except LeaseExpired:
+                answered = False
+            except StaleEpoch:
+                pytest.fail("it has heard of another epoch")
+            await asyncio.sleep(0.01)
+        assert not answered
+        with pytest.raises(LeaseExpired, match=r"Pull \(shard 0, epoch \d+\): the lease of"):
+            await read(s, view, tail)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_host_that_comes_back_starts_over_and_is_made_use_of() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        cut_off(s, s.world.name_of(view.chain[0]))
+        await until(lambda: happened(s, Detected), 2 * LEASE)
+        s.network.heal()
+        after = await view_of(s)
+        assert set(after.chain) == set(view.chain)
+        assert after.chain[0] == view.chain[1]
+        assert [state.version for state in s.world.states(after)] == [1, 1]
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_the_last_replica_of_a_chain_is_waited_for() -> None:
+    """What it holds is nowhere else, and it may live."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        s.world.crash(s.world.name_of(view.chain[0]))
+        cut_off(s, s.world.name_of(view.chain[1]))
+        await asyncio.sleep(3 * LEASE)
+        assert [event.serving for event in happened(s, Detected)] == [True, False]
+        push = process.run(client.push(ONES))
+        s.network.heal()
+        await s.all_of(push, within=1.0)
+        assert {state.version for state in s.world.states(await view_of(s))} == {2}
+
+    async def bring_a_spare(s: Setting) -> None:
+        await s.world.bring_up(["spare-0"])
+
+    in_world(scenario, recovery=CHAIN, shards=1, meanwhile=bring_a_spare)
+
+
+def test_the_last_replica_of_a_chain_is_given_up_in_the_end() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        cut_off(s, s.world.name_of(view.chain[0]))
+        await until(lambda: len(happened(s, Restored)) == 2, 3.0 + 2 * LEASE)
+        assert happened(s, Restored)[-1].source == "initial"
+
+    async def bring_a_spare(s: Setting) -> None:
+        await s.world.bring_up(["spare-0"])
+
+    recovery = Recovery(Chain(1))
+    in_world(scenario, recovery=recovery, shards=1, meanwhile=bring_a_spare, last_copy=3.0)
+
+
+def test_a_replica_that_its_predecessor_cannot_reach_is_left_out() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        head, tail = (s.world.name_of(member) for member in (await view_of(s)).chain)
+        cut_off(s, head, (tail,))
+        await s.all_of(process.run(client.push(ONES)), within=2 * TIMINGS.call + 2 * LEASE)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_coordinator_that_stood_still_gives_nobody_up() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        s.network.slow("scheduler", "scheduler", 0.1)
+        await asyncio.sleep(5 * LEASE)
+        await client.push(ONES)
+        assert not happened(s, Detected)
+
+    in_world(scenario, recovery=CHAIN)
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(1)])
+def test_a_worker_that_is_not_heard_of_holds_the_others_up_for_a_lease(
+    consistency: Consistency,
+) -> None:
+    outcomes: list[Outcome] = []
+
+    async def scenario(s: Setting) -> None:
+        _, silent = await s.enter("worker-0", lambda *ack: outcomes.append(ack[-1]))
+        process, client = await s.enter("worker-1")
+        cut_off(s, "worker-0")
+
+        async def run() -> None:
+            for _ in range(5):
+                await client.push(ONES, pull=True)
+
+        await s.all_of(process.run(run()), within=LEASE + 1.0)
+        assert [event.worker for event in happened(s, WorkerLeft)] == ["worker-0"]
+        s.network.heal()
+        # What it computed before is too stale: it is dropped, and the worker takes part again.
+        other = process.run(client.push(ONES, pull=True))
+        await s.all_of(silent.push(ONES, pull=True), within=1.0)
+        assert set(outcomes) == {"dropped"}
+        assert silent.versions() == client.versions()
+        await s.all_of(silent.push(ONES), client.push(ONES), other, within=2.0)
+        assert "applied" in outcomes
+        joined = [(e.worker, e.incarnation) for e in happened(s, WorkerJoined)]
+        assert joined[-1] == ("worker-0", 2)
+
+    in_world(scenario, consistency=consistency)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
+def test_updates_of_some_arrays_hold_nobody_up(consistency: Consistency) -> None:
+    """A worker's clock is the same on all shards, whatever its updates touch."""
+
+    async def scenario(s: Setting) -> None:
+        (one, first), (other, second) = await asyncio.gather(
+            s.enter("worker-0"), s.enter("worker-1")
+        )
+
+        async def run(client: Client, name: str) -> None:
+            for _ in range(5):
+                await client.push({name: np.ones(1)}, pull=True)
+
+        await s.all_of(one.run(run(first, "w")), other.run(run(second, "b")), within=2.0)
+        assert [state.version for state in await s.states()] == [5, 5]
+        assert await s.clocks() == [{"worker-0": 5, "worker-1": 5}] * 2
+
+    params = {"w": np.zeros(1), "b": np.zeros(1)}
+    in_world(scenario, consistency=consistency, params=params)
+
+
+# -- who is asked for what -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reads", "asked"), [("tail", 1), ("any", 3)])
+def test_pulls_go_to_the_tail_or_to_any_replica(reads: Any, asked: int) -> None:
+    async def scenario(s: Setting) -> None:
+        for i in range(8):
+            process, client = await s.enter(f"worker-{i}")
+            await client.push(ONES)
+            await process.run(client.pull())
+            assert client.versions() == (i + 1,)
+        chain = [s.world.name_of(member) for member in (await view_of(s)).chain]
+        served = {line[3] for line in s.network.trace if line[4] == "Pull"}
+        assert len(served) == asked
+        assert reads == "any" or served == {chain[-1]}
+
+    in_world(scenario, recovery=Recovery(Chain(3, reads=reads)), shards=1)
+
+
+def test_a_replica_that_is_behind_shows_nobody_less_than_it_has_seen() -> None:
+    async def scenario(s: Setting) -> None:
+        chain = (await view_of(s)).chain
+        head, middle, tail = (s.world.name_of(member) for member in chain)
+        s.network.slow(tail, middle, 0.2)  # it learns late of what is committed
+        s.network.slow(middle, head, 0.2)
+        _, client = await s.enter("worker-0")
+        for _ in range(5):
+            await client.push(ONES)
+            tail_view = await read(s, await view_of(s), chain[-1])
+            for host in chain:
+                seen = Pull(0, (await view_of(s)).epoch, "", 0, tail_view.version, 0.5)
+                assert (await s.ask(host, seen)).version >= tail_view.version
+
+    in_world(scenario, recovery=Recovery(Chain(3, reads="any")), shards=1)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_updates_are_summed_before_they_go_down_the_chain(workers: int) -> None:
+    rounds = 10
+
+    async def scenario(s: Setting) -> None:
+        entered = [await s.enter(f"worker-{i}") for i in range(workers)]
+
+        async def run(client: Client) -> None:
+            for _ in range(rounds):
+                await client.push(ONES)
+
+        await asyncio.gather(*(process.run(run(client)) for process, client in entered))
+        states = s.world.states(await view_of(s))
+        assert {state.version for state in states} == {workers * rounds}
+        assert len({state.values.tobytes() for state in states}) == 1
+        assert states[0].steps == (workers * rounds if aggregate == 1 else rounds)
+        assert np.array_equal(states[0].values.view("float64"), np.full(40, -workers * rounds))
+
+    for aggregate in (1, workers):
+        recovery = Recovery(Chain(2, aggregate=aggregate, linger=1.0))
+        in_world(scenario, recovery=recovery, shards=1)
+
+
+def test_an_update_does_not_wait_long_for_others_to_be_summed_with() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        await s.all_of(process.run(client.push(ONES)), within=0.2)
+        assert {state.version for state in await s.states()} == {1}
+
+    in_world(scenario, recovery=Recovery(Chain(2, aggregate=2, linger=0.05)))
+
+
+# -- the store and the mailbox ---------------------------------------------------------------------
+
+STORED = Recovery(SharedStore(), Continue())
+
+
+def test_a_lost_store_is_replaced_and_filled_by_the_live_servers() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        s.world.crash("store-0", back_after=0.5)
+        await s.all_of(process.run(client.push(ONES)), within=2.0)
+        await s.world.complete()
+        s.world.crash("server-0", back_after=0.1)
+        await s.all_of(process.run(client.push(ONES, pull=True)), within=2.0)
+        assert {state.version for state in await s.states()} == {3}
+
+    in_world(scenario, recovery=Recovery(SharedStore()))
+
+
+def test_with_server_and_store_lost_the_shard_starts_again_and_says_so() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        s.world.crash("store-0", back_after=0.5)
+        s.world.crash("server-0", back_after=0.5)
+        await s.all_of(process.run(client.push(ONES)), within=4.0)
+        await until(lambda: len(happened(s, Restored)) == 3, 4.0)
+        (again,) = [e for e in happened(s, Restored) if e.epoch > 2]
+        assert (again.shard, again.source, again.version) == (0, "initial", 0)
+
+    in_world(scenario, recovery=STORED)
+
+
+def test_states_and_mail_can_be_on_different_nodes() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES, pull=True)
+        table = await s.world.complete()
+        assert table.store != table.mailbox
+        assert {line[3] for line in s.network.trace if line[4] == "PutState"} == {"store-0"}
+        s.world.crash("server-0", back_after=1.0)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        assert {line[3] for line in s.network.trace if line[4] == "Deposit"} == {"mailbox-0"}
+        await asyncio.sleep(1.5)
+        assert {state.version for state in await s.states()} == {2}
+
+    async def bring_mailbox(s: Setting) -> None:
+        await s.world.bring_up(["mailbox-0"])
+
+    in_world(scenario, recovery=STORED, meanwhile=bring_mailbox)
+
+
+def test_the_loss_of_a_mailbox_costs_only_what_is_in_it() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES, pull=True)
+        s.world.crash("server-0", back_after=2.0)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        s.world.crash("mailbox-0", back_after=0.5)
+        await asyncio.sleep(3.0)
+        await s.all_of(process.run(client.push(ONES)), within=1.0)
+        assert [state.version for state in await s.states()] == [2, 3]
+
+    async def bring_mailbox(s: Setting) -> None:
+        await s.world.bring_up(["mailbox-0"])
+
+    in_world(scenario, recovery=STORED, meanwhile=bring_mailbox)
+
+
+def test_under_ssp_a_worker_computes_no_further_than_its_bound_while_a_shard_is_down() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        await client.pull()
+        s.world.crash("server-0", back_after=5.0)
+        await asyncio.sleep(0.1)
+        done = 0
+
+        async def run() -> None:
+            nonlocal done
+            while True:
+                await client.push(ONES, pull=True)
+                done += 1
+
+        running = process.run(run())
+        await asyncio.sleep(2.0)
+        running.cancel()
+        assert done == 2  # and the third gradient may not be computed from the weights it has
+
+    in_world(scenario, recovery=STORED, consistency=SSP(2))
+
+
+def test_a_replicated_operation_of_another_epoch_is_refused() -> None:
+    async def scenario(s: Setting) -> None:
+        view = await view_of(s)
+        with pytest.raises(StaleEpoch, match=r"Replicate \(shard 0, epoch \d+\): shard 0 is in"):
+            await s.ask(view.chain[1], Replicate(0, view.epoch - 1, 1, ()))
+
+    in_world(scenario, recovery=CHAIN)
