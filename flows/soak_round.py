@@ -31,6 +31,7 @@ from dps.core.recovery import (
     Continue,
     NoDurability,
     Recovery,
+    WorkerCache,
     with_checkpoint_path,
 )
 from dps.core.rules import SGD
@@ -82,9 +83,9 @@ class Case:
     def interval(self) -> float:
         """How many acked updates of a shard one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint() as wanted:
-                return wanted.every
-            case NoDurability():
+            case Checkpoint(every=every) if every is not None:
+                return every
+            case NoDurability() | Checkpoint() | WorkerCache():
                 return float("inf")
             case _:
                 return 0
