@@ -321,6 +321,24 @@ class CheckpointWritten(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class CutTaken(Event):
+    """Every shard has a checkpoint that holds the same updates; `seconds` is the time it took."""
+
+    cut: int
+    seconds: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class RolledBack(Event):
+    """All shards go back to a cut, because `shard` was lost, or its checkpoint was damaged."""
+
+    shard: int
+    cut: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed(Event):
     """A checkpoint could not be written; the one before it is still there."""
 

@@ -48,6 +48,10 @@ class Checkpoint:
         The promise, in time: an acked update is saved within so many seconds, by a timer if no
         other update follows. While the path cannot be written to, nothing more is acked than came
         within that time.
+    scope
+        What goes back when a shard is lost: "shard", that one alone, or "all" of them, to the
+        newest consistent cut, in which all shards hold the same updates. The promise then counts
+        from that cut.
     """
 
     every: int | None = None
@@ -55,6 +59,7 @@ class Checkpoint:
     path: str | None = None
     keep: int = 2
     seconds: float | None = None
+    scope: Literal["shard", "all"] = "shard"
     replicas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -70,6 +75,7 @@ class Checkpoint:
         )
         _require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
         _require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
+        _require(self.scope in ("shard", "all"), f"checkpoint: scope={self.scope!r} is unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +197,15 @@ class Recovery:
     durability: Durability = NoDurability()
     outage: Outage = Wait()
     replay: Replay = Replay()
+
+    def __post_init__(self) -> None:
+        back_together = isinstance(self.durability, Checkpoint) and self.durability.scope == "all"
+        _require(
+            not (back_together and isinstance(self.outage, Continue)),
+            "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
+            "the lost shard would follow on its cut, but not on those of the others; use "
+            "outage=wait, or scope='shard'",
+        )
 
     @property
     def needs_store(self) -> bool:

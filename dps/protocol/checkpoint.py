@@ -37,16 +37,20 @@ from dps.errors import (
 
 FORMAT = 1
 
-_NAME = re.compile(r"e(\d+)-i(\d+)\.(json|safetensors)(\.\w+\.tmp)?")
+_NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?\.(json|safetensors)(\.\w+\.tmp)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A published checkpoint: where its manifest is, and which state it holds."""
+    """A published checkpoint: where its manifest is, and which state it holds.
+
+    `cut` is the number of the consistent cut that it belongs to, None if to none.
+    """
 
     manifest: str
     epoch: int
     index: int
+    cut: int | None = None
 
 
 class CheckpointFiles:
@@ -60,8 +64,10 @@ class CheckpointFiles:
         self._folder = posixpath.join(root, f"shard-{shard}")
         self._keep = keep
 
-    def write(self, epoch: int, state: ShardState) -> int:
+    def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
         """Publish a checkpoint and delete those beyond the last `keep`.
+
+        One of a cut stays until `prune_cuts`: whether it is needed depends on the other shards.
 
         Returns
         -------
@@ -75,7 +81,7 @@ class CheckpointFiles:
         StoreUnavailable
             The path cannot be written; what was there before is still there.
         """
-        name = f"e{epoch:06d}-i{state.index:012d}"
+        name = f"e{epoch:06d}-i{state.index:012d}" + ("" if cut is None else f"-c{cut:06d}")
         data = save({"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}})
         manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
         try:
@@ -83,13 +89,21 @@ class CheckpointFiles:
             self._refuse_if_replaced(epoch)
             self._publish(f"{name}.safetensors", data)
             self._publish(f"{name}.json", manifest)
-            self._prune(epoch)
+            if cut is None:
+                self._prune(epoch)
         except DpsError:
             raise
         except Exception as error:
             self._discard(name)
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
         return len(data) + len(manifest)
+
+    def prune_cuts(self, epoch: int, oldest: int) -> None:
+        """Remove what belongs to cuts before `oldest`; what cannot be removed now stays."""
+        with suppress(Exception):
+            for path, (of_epoch, _, cut) in self._files().items():
+                if cut is not None and cut < oldest and of_epoch <= epoch:
+                    self._fs.rm(path)
 
     def found(self) -> list[Found]:
         """The published checkpoints, newest first."""
@@ -127,18 +141,22 @@ class CheckpointFiles:
         except Exception as error:
             raise StoreUnavailable(f"{found.manifest}: {error}") from error
 
-    def _files(self) -> dict[str, tuple[int, int]]:
-        """Every file of a checkpoint, whole or not, with the epoch and index in its name."""
+    def _files(self) -> dict[str, tuple[int, int, int | None]]:
+        """Every file of a checkpoint, whole or not, with the epoch, index and cut in its name."""
         self._fs.invalidate_cache(self._folder)  # other processes write here too
         try:
             paths = self._fs.ls(self._folder, detail=False)
         except FileNotFoundError:
             return {}
         named = [(path, _NAME.fullmatch(posixpath.basename(path))) for path in sorted(paths)]
-        return {path: (int(name[1]), int(name[2])) for path, name in named if name}
+        return {
+            path: (int(name[1]), int(name[2]), int(name[3]) if name[3] else None)
+            for path, name in named
+            if name
+        }
 
     def _refuse_if_replaced(self, epoch: int) -> None:
-        newest = max((number for number, _ in self._files().values()), default=0)
+        newest = max((number[0] for number in self._files().values()), default=0)
         if newest > epoch:
             raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
 
@@ -173,7 +191,7 @@ class CheckpointFiles:
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
         # By name, the manifest goes first: without it the data file is no checkpoint.
         for path, number in self._files().items():
-            if number < oldest and number[0] <= epoch:
+            if number[:2] < oldest and number[0] <= epoch:
                 with suppress(FileNotFoundError):
                     self._fs.rm(path)
 

@@ -7,8 +7,9 @@ worker a member of the group: it renews its lease, and enters again if it was gi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from dps.errors import (
     NotServing,
     TransportError,
 )
+from dps.protocol.cuts import applies, together
 from dps.protocol.group import Group
 from dps.protocol.lane import Lane, OnAck, Outcome
 from dps.protocol.lease import RENEWALS, repeat_forever
@@ -80,7 +82,7 @@ class Client:
             join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
             for lane in self._lanes:
                 lane.evicted = False
-            await self._all_lanes(lambda lane: lane.push(join, pull=False))
+            await self._to_all({s: partial(lane.push, join, False) for s, lane in self._numbered})
             self._seq = max(lane.clock for lane in self._lanes)
         finally:
             self._entered.set()
@@ -149,13 +151,15 @@ class Client:
             op = replace(operation, gradient=gradient, pieces=pieces)
             await self._lanes[shard].push(op, pull)
 
-        jobs = [send(shard) for shard in touched]
-        for lane in (lane for shard, lane in enumerate(self._lanes) if shard not in touched):
-            if self._ticks:
-                jobs.append(lane.push(replace(operation, kind="tick"), pull))
+        jobs: dict[int, Callable[[], Awaitable[None]]] = {}
+        for shard, lane in self._numbered:
+            if shard in touched:
+                jobs[shard] = partial(send, shard)
+            elif self._ticks:
+                jobs[shard] = partial(lane.push, replace(operation, kind="tick"), pull)
             elif pull:
-                jobs.append(lane.pull(self._reader))
-        await asyncio.gather(*jobs)
+                jobs[shard] = partial(lane.pull, self._reader)
+        await self._to_all(jobs)
         if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
             await self.pull()
         return operation.id.seq
@@ -201,7 +205,18 @@ class Client:
     @property
     def _ticks(self) -> bool:
         """Whether a worker's clock must be the same on all shards, whatever its updates touch."""
-        return not isinstance(self._group.consistency, ASP)
+        return not isinstance(self._group.consistency, ASP) or applies(self._group)
+
+    @property
+    def _numbered(self) -> Iterable[tuple[int, Lane]]:
+        return enumerate(self._lanes)
+
+    async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
+        """Send something to several shards, and wait until all have it."""
+        if applies(self._group):
+            await together(jobs, self.router, lambda shard: self._lanes[shard].acked_in)
+        else:
+            await asyncio.gather(*(job() for job in jobs.values()))
 
     async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
         await asyncio.gather(*(request(lane) for lane in self._lanes))

@@ -13,6 +13,7 @@ from dps.core import recovery
 from dps.core.shard import ShardState
 from dps.errors import StoreUnavailable
 from dps.events import Sink
+from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.group import Group
 from dps.protocol.messages import GetState, PutState
 from dps.protocol.saving import Checkpoints
@@ -125,6 +126,8 @@ def durability(
 ) -> Durability:
     """Return what carries out the group's choice for one shard."""
     match group.recovery.durability:
+        case recovery.Checkpoint(scope="all") as wanted:
+            return CutCheckpoints(shard, wanted, group, transport, clock, emit)
         case recovery.Checkpoint() as wanted:
             return Checkpoints(shard, wanted, group.name, clock, emit)
         case recovery.SharedStore() as wanted:

@@ -332,11 +332,12 @@ class Install:
 @message
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Bring the shard back from where its durability keeps it, and serve it alone."""
+    """Bring the shard back from where its durability keeps it (in `cut`), and serve it alone."""
 
     shard: int
     epoch: int
     host: Endpoint
+    cut: int = 0
 
 
 @message

@@ -36,6 +36,8 @@ class Rounds:
         Returns the shard's present state.
     apply
         Applies one operation to it; called with the replica's lock held.
+    admits
+        Whether an operation may be applied now; the others wait on.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class Rounds:
         aggregate: int,
         state: Callable[[], ShardState],
         apply: Callable[[Operation], Awaitable[Step]],
+        admits: Callable[[Operation], bool],
     ) -> None:
         self._layout = layout
         self._aggregate = aggregate
         self._state = state
         self._apply = apply
+        self._admits = admits
         self._held: dict[str, _Held] = {}
 
     def __len__(self) -> int:
@@ -90,13 +94,14 @@ class Rounds:
         neither waits nor is waited for.
         """
         clocks = self._state().clocks
-        gone = self._held.keys() - clocks.keys()
+        here = {name for name, held in self._held.items() if self._admits(held.operation)}
+        gone = here - clocks.keys()
         if self._aggregate > 1:
-            enough = complete or len(self._held) >= min(self._aggregate, len(clocks))
-            return set(self._held) if enough else gone
+            enough = complete or len(here) >= min(self._aggregate, len(clocks))
+            return here if enough else gone
         slowest = min(clocks.values(), default=0)
         awaited = {name for name, clock in clocks.items() if clock == slowest}
-        return gone | awaited if awaited <= self._held.keys() else gone
+        return gone | awaited if awaited <= here else gone
 
     def _refused(self, held: _Held) -> bool:
         """Refuse the update of a worker that was evicted while it waited."""

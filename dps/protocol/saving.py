@@ -45,7 +45,7 @@ class Checkpoints:
         path = f"{wanted.path.rstrip('/')}/{group}"
         self._files = CheckpointFiles(path, shard, wanted.keep)
         self._complete = 0
-        self._write: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._latest: tuple[int, ShardState] | None = None
         self._unsaved = asyncio.Event()
@@ -131,10 +131,10 @@ class Checkpoints:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _start_writing(self, epoch: int, state: ShardState) -> asyncio.Task[None]:
-        if self._write is None or self._write.done():
+        if self._writing is None or self._writing.done():
             work = self._try_to_publish(epoch, state, self._clock.monotonic())
-            self._write = asyncio.create_task(work)
-        return self._write
+            self._writing = asyncio.create_task(work)
+        return self._writing
 
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         try:
@@ -146,14 +146,20 @@ class Checkpoints:
 
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Write a state that held all that was acked up to the moment `noted`."""
+        await self._write(epoch, state)
+        self._saved(state.version, noted)
+
+    async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
         began = self._clock.now()
-        nbytes = await in_thread(partial(self._files.write, epoch, state))
+        nbytes = await in_thread(partial(self._files.write, epoch, state, cut))
         now = self._clock.now()
-        self._complete = state.version
-        self._since = noted  # what is unsaved now came while the write was under way
-        if self._latest is not None and self._latest[1].version <= state.version:
-            self._unsaved.clear()
         self._emit(CheckpointWritten(now, self._shard, epoch, state.version, nbytes, now - began))
+
+    def _saved(self, version: int, noted: float) -> None:
+        self._complete = version
+        self._since = noted  # what is unsaved now came while the write was under way
+        if self._latest is not None and self._latest[1].version <= version:
+            self._unsaved.clear()
 
 
 async def in_thread(work: Callable[[], T]) -> T:

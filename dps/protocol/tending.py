@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dps.core.recovery import Chain, NoDurability, SharedStore, WorkerCache
-from dps.errors import DpsError, NotServing, TransportError
+from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
+from dps.protocol.cuts import Cuts
 from dps.protocol.group import Group
 from dps.protocol.members import Members
 from dps.protocol.messages import (
@@ -49,6 +50,15 @@ class Surroundings(Protocol):
     @property
     def seeds(self) -> dict[int, Seed]:
         """The shards that are to be given their initial values; published with the table."""
+        ...
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """Consistent cuts, if all shards go back together."""
+        ...
+
+    def refuse_cut(self, shard: int, cut: int) -> None:
+        """Have all shards go back to the cut before this one, which is damaged."""
         ...
 
     @property
@@ -100,6 +110,7 @@ class Tender:
         self._transport = transport
         self._around = surroundings
         self._last_epoch = 0
+        self._last_host: Endpoint | None = None
         self._stored: Endpoint | None = None
         self._avoided: dict[Endpoint, float] = {}
         self._awake = asyncio.Event()
@@ -125,6 +136,13 @@ class Tender:
         """Let nobody use the shard until what is left of its chain has entered a new epoch."""
         chain = tuple(member for member in self.view.chain if member != without)
         self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
+
+    def forsake(self) -> None:
+        """Give the shard's present state up, though its replicas live."""
+        self._last_host = self.view.chain[0] if self.view.chain else self._last_host
+        self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
+        self.interrupt()
+        self.wake()
 
     def seeded(self, epoch: int) -> None:
         """Take note that the initial values are installed."""
@@ -197,7 +215,7 @@ class Tender:
         served = False
         try:
             await self._bring_back(view, host)
-            served = host in self._around.members
+            served = host in self._around.members and self.view == view
         finally:
             self.reserved = None
             if served:
@@ -211,10 +229,20 @@ class Tender:
     async def _bring_back(self, view: View, host: Endpoint) -> None:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
             await self._rebuild(view, host)
+        elif self.begun and self._around.cuts is not None:
+            await self._restore_cut(view, host, self._around.cuts.newest)
         elif self._is_kept:
             await self._call(host, Restore(view.shard, view.epoch, host))
         else:
             await self._have_seeded(Seed(view.shard, view.epoch, host))
+
+    async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> None:
+        """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
+        try:
+            await self._call(host, Restore(view.shard, view.epoch, host, cut))
+        except CheckpointCorrupt:
+            self._around.refuse_cut(view.shard, cut)
+            raise
 
     @property
     def _is_kept(self) -> bool:
@@ -321,10 +349,11 @@ class Tender:
         ]
         return min(candidates, key=self._rank).host if candidates else None
 
-    def _rank(self, info: HostInfo) -> tuple[bool, int, bool, str]:
+    def _rank(self, info: HostInfo) -> tuple[bool, bool, int, bool, str]:
         for_any = info.home != self.view.shard
         meant_for_other_role = (info.role == "replica") != bool(self.view.chain)
-        return for_any, self._around.load(info.host), meant_for_other_role, info.node
+        moves = info.host != self._last_host
+        return moves, for_any, self._around.load(info.host), meant_for_other_role, info.node
 
     def _avoid(self, host: Endpoint) -> None:
         """Try others before this host, which may be out of the chain's reach, for a while."""
