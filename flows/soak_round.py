@@ -90,8 +90,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates of a shard one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint() as wanted:
-                return wanted.every
+            case Checkpoint(every=every) if every is not None:
+                return every
             case Chain():
                 return 0
             case SharedStore():

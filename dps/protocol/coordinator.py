@@ -16,7 +16,9 @@ from dps.core.consistency import ASP
 from dps.core.recovery import Chain
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
-from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.protocol.cut_files import WantCut
+from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.members import Members
@@ -41,6 +43,7 @@ from dps.protocol.messages import (
     Table,
     View,
 )
+from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -73,11 +76,13 @@ class Coordinator:
         self.store: Endpoint | None = None
         self.mailbox: Endpoint | None = None
         self.seeds: dict[int, Seed] = {}
+        self.offers = Offers(self._donors)
         self._workers: dict[str, _Worker] = {}
         self._worker_leases = Leases[str](group.timings, clock)
         self._tenders = [
             Tender(shard, group, transport, self) for shard in range(len(group.layout.shards))
         ]
+        self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
         self._version = 0
         self._closed = False
         self._published = asyncio.Condition()
@@ -91,6 +96,8 @@ class Coordinator:
             RenewWorker: self._renew_worker,
             AddHosts: self._add_hosts,
             Seeded: self._seeded,
+            Offer: self._offer,
+            WantCut: self._want_cut,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -104,6 +111,8 @@ class Coordinator:
         """Stop deciding."""
         for tender in self._tenders:
             await tender.close()
+        if self.cuts is not None:
+            await self.cuts.close()
         for task in (self._watching, *self._evictions):
             task.cancel()
         await asyncio.gather(self._watching, *self._evictions, return_exceptions=True)
@@ -158,6 +167,15 @@ class Coordinator:
         self._tenders[m.shard].seeded(m.epoch)
         return Done()
 
+    async def _offer(self, m: Offer) -> Done:
+        await self.offers.take(m)
+        return Done()
+
+    async def _want_cut(self, m: WantCut) -> Done:
+        if self.cuts is not None:
+            self.cuts.want(m.shard, m.version)
+        return Done()
+
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
         await self.publish()
@@ -179,11 +197,16 @@ class Coordinator:
 
     # -- what is known ---------------------------------------------------------------------------
 
+    def _views(self) -> list[View]:
+        return [tender.view for tender in self._tenders]
+
     def _table(self) -> Table:
-        views = tuple(tender.view for tender in self._tenders)
+        views = tuple(self._views())
         complete = all(v.serving and len(v.chain) == self._group.replicas for v in views)
-        seeds = tuple(self.seeds.values())
-        return Table(self._version, views, self.store, self.mailbox, seeds, complete, self._closed)
+        seeds, wanted = tuple(self.seeds.values()), tuple(self.offers.wanted.values())
+        return Table(
+            self._version, views, self.store, self.mailbox, seeds, complete, self._closed, wanted
+        )
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
@@ -212,14 +235,18 @@ class Coordinator:
 
     async def _lose_host(self, info: HostInfo, by: str) -> None:
         """Go on without a host, which serves nobody any more."""
+        theirs = [tender for tender in self._tenders if info.host in tender.view.chain]
         for tender in self._tenders:
-            if info.host in tender.view.chain:
+            if tender in theirs:
                 tender.unsettle(without=info.host)
                 tender.interrupt()
                 self._detected(tender, info, by)
             if info.host in (tender.reserved, self.store, self.mailbox):
                 tender.interrupt()
             tender.wake()
+        gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
+        if gone and self.cuts is not None:
+            self._roll_back(gone[0])
         self._appoint_keepers()
         await self.publish()
 
@@ -262,7 +289,31 @@ class Coordinator:
         last = any(tender.view.chain == (host,) for tender in self._tenders)
         return last and isinstance(self._group.recovery.durability, Chain)
 
+    def refuse_cut(self, shard: int, cut: int) -> None:
+        """Have all shards go back to the cut before this one, which is damaged."""
+        if self.cuts is not None and self.cuts.newest == cut and self.cuts.refuse(cut):
+            self._roll_back(shard)
+
+    def _roll_back(self, shard: int) -> None:
+        """Have all shards go back to the newest cut."""
+        assert self.cuts is not None
+        self.cuts.roll_back(shard)
+        for tender in self._tenders:
+            if tender.begun:
+                tender.forsake()
+
+    def rebuilt(self, offer: Offer) -> None:
+        """Record that a shard was rebuilt from the copy that was offered."""
+        now = self._clock.now()
+        age = now - offer.at
+        self._emit(Rebuilt(now, offer.shard, offer.epoch, offer.donor, offer.version, age))
+
     # -- workers -----------------------------------------------------------------------------------
+
+    def _donors(self) -> set[str]:
+        """The workers that take part."""
+        active = {name: worker for name, worker in self._workers.items() if worker.active}
+        return {donor_name(name, worker.incarnation) for name, worker in active.items()}
 
     async def admit_present(self, view: View, host: Endpoint) -> None:
         """Enter every worker in the clock table of a shard before it is served again.

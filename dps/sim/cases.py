@@ -35,8 +35,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint() as wanted:
-                return wanted.every
+            case Checkpoint(every=every) if every is not None:
+                return every
             case SharedStore():
                 return 0
         return float("inf")

@@ -19,7 +19,6 @@ from dps.protocol import lease, replica
 from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.commits import Commits
 from dps.protocol.coordinator import Coordinator
-from dps.protocol.durability import Checkpoints
 from dps.protocol.host import Host
 from dps.protocol.lane import Lane
 from dps.protocol.lease import Lease
@@ -42,6 +41,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.rounds import Rounds
+from dps.protocol.saving import Checkpoints
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Endpoint
