@@ -57,6 +57,13 @@ STRATEGIES = (
     Prepared("stateless", Recovery(SharedStore(), Continue()), 0.7),
 )
 
+# What a sum saves takes several workers: one alone waits for the reply to its last update.
+CROWD = 4
+SUMMED = (
+    Prepared("chain(2)", Recovery(Chain(2)), 1.0),
+    Prepared(f"sums of {CROWD}", Recovery(Chain(2, aggregate=CROWD)), 0.0),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -68,12 +75,23 @@ class Turn:
 
 
 def costs(tell: Tell, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
-    """Have the strategies take turns; return the turns of each."""
-    turns: dict[str, list[Turn]] = {prepared.name: [] for prepared in STRATEGIES}
+    """Have the strategies take turns with one worker; return the turns of each."""
+    return _in_turn(STRATEGIES, 1, tell, rounds)
+
+
+def sums(tell: Tell, rounds: int = ROUNDS) -> dict[str, list[Turn]]:
+    """Have a chain with and without aggregation take turns with several workers."""
+    return _in_turn(SUMMED, CROWD, tell, rounds)
+
+
+def _in_turn(
+    strategies: Sequence[Prepared], workers: int, tell: Tell, rounds: int
+) -> dict[str, list[Turn]]:
+    turns: dict[str, list[Turn]] = {prepared.name: [] for prepared in strategies}
     for number in range(1, rounds + 1):
-        for prepared in STRATEGIES:
-            turns[prepared.name].append(_turn(prepared.recovery))
-        tell(f"without faults: round {number} of {rounds} measured")
+        for prepared in strategies:
+            turns[prepared.name].append(_turn(prepared.recovery, workers))
+        tell(f"without faults, workers: {workers}: round {number} of {rounds} measured")
     return turns
 
 
@@ -91,6 +109,22 @@ def table(turns: Mapping[str, Sequence[Turn]]) -> str:
     return "\n".join([*lines, *(_line(p, turns[p.name], turns["none"]) for p in STRATEGIES)])
 
 
+def sums_table(turns: Mapping[str, Sequence[Turn]]) -> str:
+    """What aggregation saves, as text."""
+    lines = [
+        f"the same with {CROWD} workers: replication after aggregation, {CROWD} updates in a sum",
+        "",
+        f"{'strategy':<11} {'updates/s':>9} {'of chain':>9} {'MB replicated per update':>25}",
+    ]
+    base = turns[SUMMED[0].name]
+    for name, mine in turns.items():
+        rate, replicated = median(t.rate for t in mine), median(t.sent["replicate"] for t in mine)
+        lines.append(
+            f"{name:<11} {rate:>9.1f} {ratio(mine, base):>9.2f} {replicated / MEGABYTE:>25.2f}"
+        )
+    return "\n".join(lines)
+
+
 def ratio(mine: Sequence[Turn], base: Sequence[Turn]) -> float:
     """Updates per second against another strategy's, round by round."""
     return median(turn.rate / other.rate for turn, other in zip(mine, base, strict=True))
@@ -106,10 +140,11 @@ def _line(prepared: Prepared, mine: Sequence[Turn], base: Sequence[Turn]) -> str
     return f"{prepared.name:<11} {rate:>8.1f} {share:>6.2f}  {target:<14}{sent}  {memory:>9.0f}"
 
 
-def _turn(recovery: Recovery) -> Turn:
+def _turn(recovery: Recovery, workers: int) -> Turn:
     watch = Watch()
     replicas = (f"replica-0-{i}" for i in range(1, recovery.durability.replicas))
-    names = ["server-0", *replicas, *(["store-0"] if recovery.needs_store else []), "worker-0"]
+    names = ["server-0", *replicas, *(["store-0"] if recovery.needs_store else [])]
+    names += [f"worker-{i}" for i in range(workers)]
     nodes = [NodeSpec(name, resource_of(name)) for name in names]
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as folder,
@@ -122,12 +157,12 @@ def _turn(recovery: Recovery) -> Turn:
             recovery=with_checkpoint_path(recovery, folder),
             on_event=watch,
         ) as ps:
-            (future,) = ps.run(partial(push, GRADIENTS))
-            seconds: float = future.result(PATIENCE)
+            futures = ps.run(partial(push, GRADIENTS), workers=workers)
+            rates = [GRADIENTS / future.result(PATIENCE) for future in futures]
         record = watch.record
-    updates = WARM_UP + GRADIENTS
+    updates = workers * (WARM_UP + GRADIENTS)
     sent = {link: total / updates for link, total in sent_by_link(record).items()}
-    return Turn(GRADIENTS / seconds, sent, total_usage(usage_by_role(record)).peak_bytes)
+    return Turn(sum(rates), sent, total_usage(usage_by_role(record)).peak_bytes)
 
 
 def push(gradients: int, worker: Worker) -> float:

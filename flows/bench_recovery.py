@@ -29,6 +29,7 @@ from dps.cluster.worker import Worker
 from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules import SGD
 from dps.events import NodeJoined
+from dps.protocol.group import Timings
 from flows.outcome import nearest_rank
 from flows.record import Record
 from flows.timeline import FaultTimes, fault_times
@@ -38,7 +39,7 @@ PARAMETERS = 812_500  # float32: 3.25 MB
 COMPUTE_SECONDS = 0.01
 WORKERS = 2
 PATIENCE = 30.0
-LEASE = 1.0
+STRATEGIES = ("chain", "checkpoint", "stateless")
 SIGNALS = {"kill": "SIGKILL", "pause": "SIGSTOP"}
 PRELOAD = ("dps.cluster.server", __name__)
 
@@ -58,7 +59,7 @@ TARGETS = {
     ("checkpoint", "kill"): Target(0.5),
     ("stateless", "kill"): Target(0.5),
 }
-PAUSED = Target(LEASE + 0.3, LEASE + 0.3)
+PAUSED = Target(Timings().lease + 0.3, Timings().lease + 0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Row:
 def recovery_times(repeats: int, tell: Tell) -> list[Row]:
     """Measure the recoveries of every strategy from every kind of fault."""
     rows = []
-    for strategy in ("chain", "checkpoint", "stateless"):
+    for strategy in STRATEGIES:
         for kind in SIGNALS:
             with _Ring(strategy) as ring:
                 times = [ring.fault(kind, number) for number in range(repeats)]

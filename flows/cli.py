@@ -233,8 +233,9 @@ def recovery(
 
     tell = partial(print, file=sys.stderr, flush=True)
     rows = bench_recovery.recovery_times(repeats, tell)
-    turns = bench_cost.costs(tell)
-    print(bench_recovery.table(rows), bench_cost.table(turns), sep="\n\n")
+    turns, summed = bench_cost.costs(tell), bench_cost.sums(tell)
+    tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
+    print(*tables, sep="\n\n")
 
 
 def _console() -> Console:

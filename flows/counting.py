@@ -73,13 +73,14 @@ def count(task: Task, worker: Worker) -> None:
                 return
             time.sleep(random.uniform(0, task.think))
             notes.write(f"push {cell}\n")
-            gradients = _gradient(task.layout, cell)
+            gradients, dropped = _gradient(task.layout, cell), worker.dropped
             if random.random() < 0.7:
                 read = worker.push_pull(gradients)
             else:
                 worker.push(gradients)
                 read = worker.pull()
-            notes.write(f"safe {cell}\n")
+            if worker.dropped == dropped:
+                notes.write(f"safe {cell}\n")
             for shard in range(len(task.layout.shards)):
                 buffer, _ = task.layout.gather(shard, read)
                 check_counts(f"{worker.name} read shard {shard}", buffer)

@@ -22,8 +22,7 @@ import psutil
 
 from dps.core.consistency import BSP, SSP
 from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
-from dps.errors import ConfigurationError
-from flows.counting import Violation
+from dps.errors import ConfigurationError, DpsError
 from flows.record import EVENTS_FILE, EventWriter
 from flows.soak_pool import Pool, require_flat
 from flows.soak_round import Case, Result, Round, parts
@@ -44,6 +43,9 @@ CASES = (
     Case("chain(3) BSP", Recovery(Chain(3)), BSP()),
     Case("checkpoint + mailbox", Recovery(Checkpoint(every=20), Continue())),
     Case("stateless SSP(4)", Recovery(SharedStore(), Continue()), SSP(4)),
+    Case("chain(2), sums of 4", Recovery(Chain(2, aggregate=4))),
+    Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
+    Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
 )
 
@@ -124,7 +126,7 @@ def drive(minutes: float, seed: int, faults: int, folder: Path, only: Sequence[s
                 pool.fill()
                 pool.measure()
             require_flat(pool)
-        except (Violation, TookTooLong) as error:
+        except (DpsError, OSError, TimeoutError) as error:
             print(f"VIOLATION: {error}\nIts events are kept in {folder}", flush=True)
             code = 1
         print(table(results), "", "from the first third to the end, between rounds:", sep="\n")
@@ -159,7 +161,8 @@ def _round(number: int, case: Case, seed: int, faults: int, pool: Pool, folder: 
     within = f"recovered in {min(times):.3f} to {max(times):.3f} s" if times else "–"
     print(
         f"{name:<48} {len(result.struck):>2} faults {result.acked:>6} acked {result.lost:>4} lost "
-        f"{result.duplicates:>3} refused  {within}  ({time.monotonic() - began:.0f} s)",
+        f"{result.dropped:>2} dropped {result.duplicates:>3} refused  {within}  "
+        f"({time.monotonic() - began:.0f} s)",
         flush=True,
     )
     return result
@@ -170,7 +173,8 @@ def table(results: Sequence[Result]) -> str:
     lines = [
         "",
         f"{'strategy':<25} {'rounds':>6} {'faults':>6} {'pushed':>8} {'acked':>8} {'lost':>6} "
-        f"{'refused':>7} {'kill: median':>13} {'longest':>8} {'pause: median':>14} {'longest':>8}",
+        f"{'dropped':>7} {'refused':>7} {'kill: median':>13} {'longest':>8} {'pause: median':>14} "
+        f"{'longest':>8}",
     ]
     for name in dict.fromkeys(result.case for result in results):
         lines.append(_sum(name, [result for result in results if result.case == name]))
@@ -194,7 +198,8 @@ def _sum(name: str, results: Sequence[Result]) -> str:
     pushed, acked = sum(r.pushed for r in results), sum(r.acked for r in results)
     return (
         f"{name:<25} {len(results):>6} {sum(len(r.struck) for r in results):>6} {pushed:>8} "
-        f"{acked:>8} {sum(r.lost for r in results):>6} {sum(r.duplicates for r in results):>7} "
+        f"{acked:>8} {sum(r.lost for r in results):>6} {sum(r.dropped for r in results):>7} "
+        f"{sum(r.duplicates for r in results):>7} "
         f"{times('kill'):>22} {times('pause'):>23}"
     )
 

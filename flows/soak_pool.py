@@ -21,7 +21,7 @@ from dps.cluster.roles import resource_of
 from flows.counting import require
 from flows.watch import eventually
 
-NODES = {"spare": 8, "store": 2, "worker": 3}
+NODES = {"spare": 8, "store": 2, "mailbox": 2, "worker": 3}
 PRELOAD = ("dps.cluster.server", "flows.counting")
 START_SECONDS = 60.0
 FEWEST_SAMPLES = 9

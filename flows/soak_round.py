@@ -29,9 +29,8 @@ from dps.core.recovery import (
     Chain,
     Checkpoint,
     Continue,
-    NoDurability,
     Recovery,
-    WorkerCache,
+    SharedStore,
     with_checkpoint_path,
 )
 from dps.core.rules import SGD
@@ -63,16 +62,24 @@ LONGEST = 25.0
 SECOND_FAULT = 0.35
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
-WEIGHTS = {"head": 4, "replica": 3, "spare": 1, "store": 3, "worker": 2}
+WEIGHTS = {"head": 7, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A strategy under test."""
+    """A strategy under test.
+
+    Attributes
+    ----------
+    both
+        Whether the store may be lost together with servers. The strategy does not promise to
+        survive that, only to say that a shard began anew.
+    """
 
     name: str
     recovery: Recovery
     consistency: Consistency = field(default_factory=ASP)
+    both: bool = False
 
     @property
     def replicated(self) -> bool:
@@ -85,10 +92,12 @@ class Case:
         match self.recovery.durability:
             case Checkpoint(every=every) if every is not None:
                 return every
-            case NoDurability() | Checkpoint() | WorkerCache():
-                return float("inf")
-            case _:
+            case Chain():
                 return 0
+            case SharedStore():
+                return float("inf") if self.both else 0
+            case _:
+                return float("inf")
 
     @property
     def kept_by_worker(self) -> int:
@@ -116,6 +125,7 @@ class Result:
     pushed: int
     acked: int
     lost: int
+    dropped: int
     duplicates: int
     recoveries: Sequence[FaultTimes]
 
@@ -155,7 +165,7 @@ class Round:
             while len(self._struck) < self._faults and time.monotonic() < until:
                 self._trouble()
             self._finish()
-            lost = [self._check(view.shard) for view in self._table().views]
+            lost = sum(self._check(view.shard) for view in self._table().views)
         self._check_events()
         notes, record = self._notes(), self.watch.record
         return Result(
@@ -164,7 +174,8 @@ class Round:
             len(record.of(FaultMissed)),
             SHARDS * len(notes.pushed),
             SHARDS * len(notes.safe),
-            sum(lost),
+            lost,
+            self._dropped(),
             ledger(record).duplicates,
             [t for t in fault_times(record) if t.rto_seconds is not None],
         )
@@ -195,12 +206,12 @@ class Round:
         futures = self._ps.run(partial(_dispatch, self._tasks(WORKERS)), workers=WORKERS)
         self._workers = {f"worker-{i}": future for i, future in enumerate(futures)}
 
-    def _start_again(self, name: str) -> None:
+    def _start_again(self, name: str, node: str) -> None:
         """Start a worker that was lost as another incarnation, once Dask has given it up."""
         future = self._workers[name]
         eventually(future.done, f"end of the lost {name}", PATIENCE)
         require(future.status == "error", f"{name} was lost, and yet it is {future.status}")
-        (self._workers[name],) = self._ps.run(partial(_dispatch, self._tasks(1)), again=[name])
+        self._workers[name] = self._ps.run_again(partial(_dispatch, self._tasks(1)), name, node)
 
     def _tasks(self, number: int) -> list[Task]:
         tasks = []
@@ -271,44 +282,63 @@ class Round:
         chains = [[names[m.address].name for m in view.chain] for view in table.views]
         sound = [node for node in names.values() if node.name in set(self._pool.alive())]
         sound = [node for node in sound if node.name not in self._hurt]
+        keepers = {
+            names[keeper.address].name: part
+            for part, keeper in (("mailbox", table.mailbox), ("store", table.store))
+            if keeper is not None
+        }
         options = []
         for node in sound:
             if node.role in SERVING:
                 part = _part(node.name, chains)
                 if part == "spare" or self._may_lose(node.name, chains):
                     options.append((part, node.name))
-            elif node.role == "worker" and not self._hurts("worker"):
+            elif node.name in keepers and self._may_lose_keeper():
+                options.append((keepers[node.name], node.name))
+            elif node.name in self._places() and not self._hurts("worker"):
                 options.append(("worker", node.name))
         return options
 
     def _hurts(self, kind: str) -> bool:
         return any(kind_of(name) == kind for name in self._hurt)
 
+    def _may_lose_keeper(self) -> bool:
+        """Whether states and mail are elsewhere too: what a store loses, the servers still have."""
+        return self.case.both or all(kind_of(n) == "worker" for n in self._hurt)
+
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
+        if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):
+            return False
         if not self.case.replicated:
             return True
         return all(set(chain) - self._hurt - {name} for chain in chains if name in chain)
 
     def _mend(self) -> None:
         """Replace what was killed, let go on what was paused, start lost workers again."""
+        fresh = {}
         for name in sorted(self._hurt - self._paused.keys()):
             time.sleep(self._random.choice([0.0, 0.0, 0.5]))
-            self._pool.replace(name)
+            fresh[name] = self._pool.replace(name)
         while self._paused:
             name, (_, until) = min(self._paused.items(), key=lambda entry: entry[1][1])
             time.sleep(max(0.0, until - time.monotonic()))
             self._resume(name)
+        eventually(
+            lambda: set(fresh.values()) <= {node.name for node in self._ps.nodes},
+            "start of nodes",
+            PATIENCE,
+        )
         for node in self._lost_workers:
-            self._start_again(self._worker_on(node))
+            self._start_again(self._places()[node], fresh[node])
         self._lost_workers.clear()
 
     def _resume(self, name: str) -> None:
         number, _ = self._paused.pop(name)
         self._striker.resume(number, name)
 
-    def _worker_on(self, node: str) -> str:
-        joined = self.watch.record.of(WorkerJoined)
-        return max((e for e in joined if e.node == node), key=lambda e: e.t).worker
+    def _places(self) -> dict[str, str]:
+        """Which worker is on which node, as far as is known by now."""
+        return {event.node: event.worker for event in self.watch.record.of(WorkerJoined)}
 
     # -- what must hold ----------------------------------------------------------------------------
 
@@ -374,13 +404,13 @@ class Round:
             anew = [e for e in restorations if e.source == "initial"]
             require(not anew, f"shard {shard} began anew: {anew}")
         workers = sum(s.part == "worker" for s in self._struck)
-        dropped = sum(
-            outcome == "dropped" and of == shard
-            for event in record.of(Acked)
-            for of, outcome in zip(event.shards, event.outcomes, strict=True)
-        )
         by_restoring = self.case.interval * len(restorations) if restorations else 0
-        return by_restoring + self.case.kept_by_worker * workers + dropped
+        return by_restoring + self.case.kept_by_worker * workers
+
+    def _dropped(self) -> int:
+        """How many updates were refused as too stale, of workers that were away for too long."""
+        acked = self.watch.record.of(Acked)
+        return sum(event.outcomes.count("dropped") for event in acked)
 
     def _check_events(self) -> None:
         """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""

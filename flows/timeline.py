@@ -180,14 +180,19 @@ def _undetected(record: Record, fault: Killed | Paused, resumed: Resumed) -> Fau
 
 def _back(record: Record, detected: Detected) -> tuple[float | None, str | None, float | None]:
     """When the shard served again, from what, and when its head next applied an update."""
+    applied = _first_applied(record, detected)
     events: list[Promoted | Restored] = [*record.of(Promoted), *record.of(Restored)]
-    later = [e for e in events if e.shard == detected.shard and e.epoch >= detected.epoch]
-    serving = _first(later)
+    # Later ones belong to other faults; an earlier one may have come to nothing.
+    by_then = [
+        e
+        for e in events
+        if e.shard == detected.shard and e.epoch >= detected.epoch
+        if applied is None or e.t <= applied
+    ]
+    serving = max(by_then, key=lambda event: event.t, default=None)
     if serving is not None:
-        applied = _first_applied(record, detected.shard, serving.epoch)
         return serving.t, _source(serving), applied
     # The head is still there: it is known to serve again from what it applies.
-    applied = _first_applied(record, detected.shard, detected.epoch)
     return applied, None if applied is None else "others", applied
 
 
@@ -206,11 +211,11 @@ def _source(serving: Promoted | Restored) -> str:
     return serving.source if isinstance(serving, Restored) else "promoted"
 
 
-def _first_applied(record: Record, shard: int, epoch: int) -> float | None:
+def _first_applied(record: Record, detected: Detected) -> float | None:
     times = [
         t
         for batch in record.of(Applied)
-        if batch.head and batch.shard == shard and batch.epoch >= epoch
+        if batch.head and batch.shard == detected.shard and batch.epoch >= detected.epoch
         for t in batch.times
     ]
     return min(times, default=None)

@@ -50,6 +50,8 @@ DASK_SETTINGS = {
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.allowed-failures": 0,
     "distributed.worker.profile.enabled": False,
+    # Logs for Dask's developers: each connection would keep its last 1,000 messages.
+    "distributed.admin.low-level-log-length": 50,
     "distributed.admin.system-monitor.gil.enabled": False,
 }
 
@@ -86,6 +88,7 @@ class LocalCluster:
     def __init__(self, nodes: Sequence[NodeSpec], preload: Sequence[str] = ()) -> None:
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
+        self._pids: dict[str, int] = {}
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
@@ -111,7 +114,7 @@ class LocalCluster:
     @property
     def pids(self) -> dict[str, int]:
         """Process id of each node that was started, and of the scheduler."""
-        return {name: process.pid for name, process in self._processes.items() if process.pid}
+        return dict(self._pids)
 
     def start(self, node: NodeSpec) -> None:
         """Start one more node; it joins when it is up.
@@ -179,7 +182,16 @@ class LocalCluster:
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
         process = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
         process.start()
+        self._forget_ended()
         self._processes[name] = process
+        self._pids[name] = process.pid or 0
+
+    def _forget_ended(self) -> None:
+        """Let go of what is held for processes that are gone: each costs two open files."""
+        for name, process in list(self._processes.items()):
+            if not process.is_alive():
+                process.close()
+                del self._processes[name]
 
     def _wait_for(self, nodes: int) -> None:
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.recorder import Recorder, record_forever, sample, topic
 from dps.cluster.transport import (
     COORDINATOR_PREFIX,
     DaskTransport,
@@ -49,7 +51,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._recording = asyncio.create_task(
             record_forever(self._recorder, every, lambda: None, self._sample)
         )
-        scheduler.handlers[self.name] = self._handle
+        scheduler.handlers[self.name] = _handler(self)
 
     async def close(self) -> None:
         """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""
@@ -69,11 +71,29 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._losses.add(loss)
         loss.add_done_callback(self._losses.discard)
 
-    async def _handle(self, link: str, frames: list[bytes]) -> list[bytes]:
+    async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
+        """Carry out one message for the coordinator; called by whoever calls the scheduler."""
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
 
     def _sample(self) -> ResourceSampled:
         return sample("scheduler", "scheduler", self._meter)
+
+
+def _handler(plugin: CoordinatorPlugin) -> Callable[..., Awaitable[list[bytes] | None]]:
+    """A handler that does not keep its plugin: Dask never lets go of one that was called."""
+    known = weakref.ref(plugin)
+
+    async def handle(link: str, frames: list[bytes]) -> list[bytes] | None:
+        found = known()
+        return None if found is None else await found.handle(link, frames)
+
+    return handle
+
+
+async def forget(group: str, dask_scheduler: Scheduler) -> None:
+    """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
+    for name in (topic(group), node_topic(group)):
+        dask_scheduler._broker._topics.pop(name, None)
 
 
 async def take_out(name: str, dask_scheduler: Scheduler) -> None:

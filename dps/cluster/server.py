@@ -22,7 +22,7 @@ from dps.cluster.audit import audit
 from dps.cluster.choices import check_choices, checked_recovery
 from dps.cluster.evaluator import EvaluatorActor, Score
 from dps.cluster.inbox import Inbox
-from dps.cluster.plugin import CoordinatorPlugin, node_topic, take_out
+from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
 from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
 from dps.cluster.worker import Worker, run_worker
@@ -155,9 +155,7 @@ class ParameterServer:
 
     # -- what a user does ------------------------------------------------------------------------
 
-    def run(
-        self, train: Callable[[Worker], T], workers: int = 1, again: Sequence[str] = ()
-    ) -> list[Any]:
+    def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]:
         """Run a training function on `workers` nodes.
 
         Parameters
@@ -167,9 +165,6 @@ class ParameterServer:
             `functools.partial`, as for `Client.submit`.
         workers
             How many to start. Each occupies a thread of a node until its function returns.
-        again
-            Names of workers to start instead, which have run before and were lost: each enters
-            again as another incarnation, which nothing of the one before is taken for.
 
         Returns
         -------
@@ -183,7 +178,6 @@ class ParameterServer:
         """
         if workers < 1:
             raise ConfigurationError(f"workers={workers}, expected at least 1")
-        workers = len(again) or workers
         self._require_open()
         nodes = [node for node in self.nodes if node.role == "worker"]
         threads = sum(node.threads for node in nodes)
@@ -192,24 +186,33 @@ class ParameterServer:
                 f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
                 "threads in all; start more Dask workers or ask for fewer"
             )
-        peers = list(again) or self._new_names(workers)
-        futures = [
-            self._client.submit(
-                run_worker,
-                self.group,
-                train,
-                peers,
-                index,
-                "worker",
-                key=f"dps-{name}-{self.group.name}-{uuid.uuid4().hex[:8]}",
-                workers=[node.address for node in nodes],
-                resources={"worker": 1} if nodes[0].resource else None,
-                pure=False,
-            )
-            for index, name in enumerate(peers)
-        ]
-        self._futures.update(futures)
-        return futures
+        first, self._started_workers = self._started_workers, self._started_workers + workers
+        peers = [f"worker-{number}" for number in range(first, first + workers)]
+        return [self._submit(train, peers, index, nodes) for index in range(workers)]
+
+    def run_again(self, train: Callable[[Worker], T], worker: str, node: str) -> Any:
+        """Start a worker again that was lost with its node; return its Dask future.
+
+        It enters as another incarnation: nothing of the one before is taken for its own.
+
+        Parameters
+        ----------
+        worker
+            Its name, such as "worker-0".
+        node
+            The name of the node to start it on, which must be free. Dask alone might have it wait
+            for a node that is busy.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such node.
+        """
+        self._require_open()
+        nodes = [known for known in self.nodes if (known.name, known.role) == (node, "worker")]
+        if not nodes:
+            raise ConfigurationError(f"there is no node {node!r} for workers")
+        return self._submit(train, [worker], 0, nodes)
 
     def evaluate(self, score: Score, every: float = 1.0) -> Any:
         """Score snapshots of the weights on a node of their own, until the group is closed.
@@ -259,9 +262,23 @@ class ParameterServer:
         """
         return self._client.sync(self._close)
 
-    def _new_names(self, workers: int) -> list[str]:
-        first, self._started_workers = self._started_workers, self._started_workers + workers
-        return [f"worker-{number}" for number in range(first, first + workers)]
+    def _submit(
+        self, train: Callable[[Worker], T], peers: Sequence[str], index: int, nodes: Sequence[Node]
+    ) -> Any:
+        future = self._client.submit(
+            run_worker,
+            self.group,
+            train,
+            peers,
+            index,
+            "worker",
+            key=f"dps-{peers[index]}-{self.group.name}-{uuid.uuid4().hex[:8]}",
+            workers=[node.address for node in nodes],
+            resources={"worker": 1} if nodes[0].resource else None,
+            pure=False,
+        )
+        self._futures.add(future)
+        return future
 
     def _require_open(self) -> None:
         if not self._open:
@@ -322,6 +339,7 @@ class ParameterServer:
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close()
+        await self._client.run_on_scheduler(forget, self.group.name)
         self._hosts.clear()
         self._evaluators.clear()
 

@@ -85,6 +85,15 @@ class Worker:
         self._recorder = recorder
         self._steps = 0
 
+    @property
+    def dropped(self) -> int:
+        """How many updates of this worker were refused as too stale, on one shard or more.
+
+        That happens under BSP and SSP only, to a worker that was not heard of for longer than a
+        lease: the others went on without it.
+        """
+        return self._client.dropped
+
     def pull(self) -> dict[str, np.ndarray]:
         """Return the weights: name → array with the shape and dtype of the parameters.
 
@@ -94,6 +103,8 @@ class Worker:
 
     def push(self, gradients: Mapping[str, np.ndarray]) -> None:
         """Push gradients and wait until they are durable to the recovery strategy's promise.
+
+        Where the consistency model refuses them as too stale, they are counted in `dropped`.
 
         Parameters
         ----------

@@ -7,6 +7,7 @@ worker a member of the group: it renews its lease, and enters again if it was gi
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -59,8 +60,10 @@ class Client:
         self._entered.set()
         self._given_up = False
         self._renewing: asyncio.Task[None] | None = None
+        self._dropped: set[tuple[int, int]] = set()
+        self._on_ack = on_ack or _ignore
         self._lanes = [
-            Lane(shard, group, transport, self.router, on_ack or _ignore)
+            Lane(shard, group, transport, self.router, self._acked)
             for shard in range(len(group.layout.shards))
         ]
 
@@ -73,7 +76,8 @@ class Client:
         """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
         self._entered.clear()
         try:
-            reply = await self.router.ask(EnterWorker(self.worker, *self._home))
+            request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex)
+            reply = await self.router.ask(request)
             self.incarnation, self._given_up = reply.incarnation, False
             await self._offer_copies()
             if self._renewing is None:
@@ -124,12 +128,12 @@ class Client:
         await self._all_lanes(lambda lane: lane.close())
         await self.router.close()
 
-    async def push(self, gradients: Arrays, pull: bool = False) -> int:
-        """Push gradients of some or all arrays; return the number of the update.
+    async def push(self, gradients: Arrays, pull: bool = False) -> None:
+        """Push gradients of some or all arrays.
 
         With `pull`, the weights are read in the same round trip and then found by `weights`. A
         worker that was not heard of for a lease or more may find its gradients refused as too
-        stale; they are dropped, which `on_ack` is told, and it takes part again.
+        stale; they are dropped and counted, and it takes part again.
 
         Raises
         ------
@@ -162,7 +166,11 @@ class Client:
         await self._to_all(jobs)
         if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
             await self.pull()
-        return operation.id.seq
+
+    @property
+    def dropped(self) -> int:
+        """How many of this client's updates were refused as too stale, on one shard or more."""
+        return len(self._dropped)
 
     @property
     def next_seq(self) -> int:
@@ -217,6 +225,11 @@ class Client:
             await together(jobs, self.router, lambda shard: self._lanes[shard].acked_in)
         else:
             await asyncio.gather(*(job() for job in jobs.values()))
+
+    def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
+        if outcome == "dropped":
+            self._dropped.add((self.incarnation, seq))
+        self._on_ack(shard, seq, version, outcome)
 
     async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
         await asyncio.gather(*(request(lane) for lane in self._lanes))

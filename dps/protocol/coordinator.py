@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dps.core.recovery import Chain, SharedStore
-from dps.core.updates import UpdateId
+from dps.core.consistency import ASP
+from dps.core.recovery import Chain
+from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.cut_files import WantCut
@@ -31,6 +32,7 @@ from dps.protocol.messages import (
     ExitWorker,
     GetTable,
     HostInfo,
+    Push,
     Renewed,
     RenewLease,
     RenewWorker,
@@ -50,6 +52,7 @@ from dps.protocol.transport import Clock, Endpoint, Transport
 class _Worker:
     incarnation: int
     address: str
+    token: str
     active: bool
 
 
@@ -180,8 +183,10 @@ class Coordinator:
 
     async def _enter_worker(self, m: EnterWorker) -> Entered:
         before = self._workers.get(m.worker)
+        if before is not None and before.token == m.token:
+            return Entered(before.incarnation)
         incarnation = before.incarnation + 1 if before else 1
-        self._workers[m.worker] = _Worker(incarnation, m.address, active=True)
+        self._workers[m.worker] = _Worker(incarnation, m.address, m.token, active=True)
         self._worker_leases.grant(m.worker)
         self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
         return Entered(incarnation)
@@ -261,17 +266,21 @@ class Coordinator:
         self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
 
     def _appoint_keepers(self) -> None:
-        """Choose who keeps states and mail; a new store is filled by the servers, in new epochs."""
-        hosts = self.members.hosts
+        """Choose who keeps states and mail.
+
+        When that changes, the shards enter a new epoch: their servers fill a new store, and close a
+        new mailbox.
+        """
+        hosts, before = self.members.hosts, (self.store, self.mailbox)
         if self.store not in self.members:
             self.store = _first(hosts, "store")
-            if self.store is not None and self._keeps_states:
-                for tender in self._tenders:
-                    if tender.view.chain:
-                        tender.unsettle()
-                        tender.interrupt()
-        if self.mailbox not in self.members or self.mailbox == self.store:
+        if self.mailbox not in self.members or self.mailbox == before[0]:
             self.mailbox = _first(hosts, "mailbox") or self.store
+        if (self.store, self.mailbox) != before and self._group.recovery.needs_store:
+            for tender in self._tenders:
+                if tender.view.chain:
+                    tender.unsettle()
+                    tender.interrupt()
 
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
@@ -279,10 +288,6 @@ class Coordinator:
             return any(tender.begun and not tender.view.serving for tender in self._tenders)
         last = any(tender.view.chain == (host,) for tender in self._tenders)
         return last and isinstance(self._group.recovery.durability, Chain)
-
-    @property
-    def _keeps_states(self) -> bool:
-        return isinstance(self._group.recovery.durability, SharedStore)
 
     def refuse_cut(self, shard: int, cut: int) -> None:
         """Have all shards go back to the cut before this one, which is damaged."""
@@ -309,6 +314,22 @@ class Coordinator:
         """The workers that take part."""
         active = {name: worker for name, worker in self._workers.items() if worker.active}
         return {donor_name(name, worker.incarnation) for name, worker in active.items()}
+
+    async def admit_present(self, view: View, host: Endpoint) -> None:
+        """Enter every worker in the clock table of a shard before it is served again.
+
+        What was restored may be older than a worker's own join, and nobody would wait for it.
+        """
+        if isinstance(self._group.consistency, ASP):
+            return
+        timings = self._group.timings
+        ids = [UpdateId(name, w.incarnation, 0) for name, w in self._workers.items() if w.active]
+        joins = [
+            Push(view.shard, view.epoch, Operation("join", id), False, timings.patience)
+            for id in ids
+        ]
+        calls = (self._transport.call(host, join, timings.call) for join in joins)
+        await asyncio.gather(*calls)
 
     async def evict_absent(self, shard: int) -> None:
         """Take workers that are gone out of the shard's clock table, wherever that comes from."""

@@ -62,6 +62,7 @@ class Host:
         self._replicas: dict[int, Replica] = {}
         self._states = StateStore()
         self._mailboxes = Mailboxes()
+        self._restored: dict[int, int] = {}
         self._lease = Lease(group.timings, clock)
         self._life = 0
         self._renewing: asyncio.Task[None] | None = None
@@ -212,11 +213,13 @@ class Host:
 
     async def _restore(self, m: Restore) -> Done:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
-        keeper = self._durability(m.shard)
+        keeper, life = self._durability(m.shard), self._life
         if isinstance(keeper, CutCheckpoints):
             state = await keeper.restore_cut(m.cut)
         else:
             state = await keeper.restore(m.epoch)
+        if life != self._life:
+            raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
         return Done()
 
@@ -234,7 +237,6 @@ class Host:
             raise StaleEpoch(f"shard {shard} is in epoch {old.epoch}, not {epoch}")
         # Who was not told that this was done asks again; the replica may have gone on since.
         replica = old if old is not None and old.epoch == epoch else None
-        repeated = replica is not None
         if replica is None:
             replica = self._replicas[shard] = Replica(
                 shard,
@@ -254,7 +256,8 @@ class Host:
         if replica.is_head:
             await keeper.begin(epoch, replica.state)
             now = self._clock.now()
-            if not repeated:
+            if self._restored.get(shard, 0) < epoch:  # the first time it may have failed half-way
+                self._restored[shard] = epoch
                 self._emit(Restored(now, shard, epoch, self._node, state.version, source))
             await self._take_mail(replica, epoch)
 

@@ -168,6 +168,7 @@ class Lane:
 
     def _pull_as(self, reader: UpdateId) -> Callable[[View], Awaitable[bool]]:
         async def attempt(view: View) -> bool:
+            await self._flush_held(view)  # the shard judges by this worker's clock
             seen = self._base.version if self._base else 0
             patience = self._group.timings.patience
             request = Pull(

@@ -174,11 +174,15 @@ class CloseGroup:
 @message
 @dataclass(frozen=True, slots=True)
 class EnterWorker:
-    """A worker loop starts, in the process at `address`. Reply: Entered."""
+    """A worker loop starts, in the process at `address`. Reply: Entered.
+
+    `token` is the same when the request is sent again, which is no second start.
+    """
 
     worker: str
     address: str
     node: str
+    token: str
 
 
 @message

@@ -37,7 +37,7 @@ from dps.protocol.messages import (
     Weights,
 )
 from dps.protocol.rebuild import weights
-from dps.protocol.rounds import Rounds, evicted, is_evicted
+from dps.protocol.rounds import Rounds, evicted, is_evicted, is_superseded
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # Below this many bytes a step of the update rule is quicker than handing it to a thread.
@@ -407,8 +407,13 @@ class Replica:
             raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
 
     def _must_be_active(self, update: UpdateId) -> None:
-        """Refuse a worker that nobody waits for, where what it computed may be too stale."""
-        if not isinstance(self._group.consistency, ASP) and is_evicted(self.state, update):
+        """Refuse a worker that nobody waits for, where what it computed may be too stale.
+
+        One that has been replaced by a later incarnation is always refused: its updates cannot be
+        told from those that are here already, and must not be acked as if they were.
+        """
+        gated = not isinstance(self._group.consistency, ASP)
+        if is_superseded(self.state, update) or (gated and is_evicted(self.state, update)):
             raise evicted(update)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dps.core.blocks import ShardLayout
 from dps.core.replay import summed
-from dps.core.shard import ShardState, Step
+from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
 
@@ -78,13 +78,13 @@ class Rounds:
         if not self._held:
             return
         due = self._due(complete)
-        taken = [self._held.pop(name) for name in sorted(self._held) if name in due]
+        taken = [held for name, held in sorted(self._held.items()) if name in due]
         ready = [held for held in taken if not self._refused(held)]
         if self._aggregate > 1:
             await self._apply_summed(ready)
         else:
             for held in ready:
-                held.step.set_result(await self._apply(held.operation))
+                self._applied(held, await self._apply(held.operation))
 
     def _due(self, complete: bool) -> set[str]:
         """The workers whose updates can be applied.
@@ -106,36 +106,58 @@ class Rounds:
     def _refused(self, held: _Held) -> bool:
         """Refuse the update of a worker that was evicted while it waited."""
         update = held.operation.id
-        if not is_evicted(self._state(), update):
+        if not is_evicted(self._state(), update) and not is_superseded(self._state(), update):
             return False
-        _refuse(held, evicted(update))
+        self._refuse(held, evicted(update))
         return True
 
+    def _applied(self, held: _Held, step: Step) -> None:
+        held.step.set_result(step)
+        self._forget(held)
+
+    def _refuse(self, held: _Held, error: DpsError) -> None:
+        held.step.set_exception(error)
+        held.step.exception()  # whoever waited for it may have gone; asyncio need not complain
+        self._forget(held)
+
+    def _forget(self, held: _Held) -> None:
+        """Hold an update no longer.
+
+        It must be in the state by then: when it is sent again, it would be held for the next round.
+        """
+        worker = held.operation.id.worker
+        if self._held.get(worker) is held:
+            del self._held[worker]
+
     async def _apply_summed(self, ready: Sequence[_Held]) -> None:
-        gradients = [held.operation for held in ready if held.operation.kind == "gradient"]
-        ticks = [held.operation for held in ready if held.operation.kind == "tick"]
-        for op in (*summed(self._layout, gradients), *ticks):
+        # One that was sent again may have been applied while it was held: it must not be summed.
+        alone, fresh = [], []
+        for op in (held.operation for held in ready):
+            summable = op.kind == "gradient" and not is_duplicate(self._state(), op.id)
+            (fresh if summable else alone).append(op)
+        for op in (*summed(self._layout, fresh), *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
             theirs = [held for held in ready if held.operation.id in ids]
             try:
                 step = await self._apply(op)
             except NonFiniteGradient as error:  # each was finite, but not their sum
                 for held in theirs:
-                    _refuse(held, error)
+                    self._refuse(held, error)
             else:
                 for held in theirs:
-                    held.step.set_result(step)
-
-
-def _refuse(held: _Held, error: DpsError) -> None:
-    held.step.set_exception(error)
-    held.step.exception()  # whoever waited for it may have gone; asyncio need not complain
+                    self._applied(held, step)
 
 
 def is_evicted(state: ShardState, update: UpdateId) -> bool:
     """Whether nobody waits any more for the worker, in the incarnation of this update."""
     known = state.workers.get(update.worker)
     return known is not None and not known.active and known.incarnation == update.incarnation
+
+
+def is_superseded(state: ShardState, update: UpdateId) -> bool:
+    """Whether the worker has entered again since, or left in a later incarnation."""
+    known = state.workers.get(update.worker)
+    return known is not None and known.incarnation > update.incarnation
 
 
 def evicted(update: UpdateId) -> Evicted:

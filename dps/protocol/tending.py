@@ -43,11 +43,6 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def mailbox(self) -> Endpoint | None:
-        """Who keeps buffered gradients."""
-        ...
-
-    @property
     def seeds(self) -> dict[int, Seed]:
         """The shards that are to be given their initial values; published with the table."""
         ...
@@ -80,6 +75,10 @@ class Surroundings(Protocol):
 
     async def publish(self) -> None:
         """Let everybody know of a change."""
+        ...
+
+    async def admit_present(self, view: View, host: Endpoint) -> None:
+        """Have a restored shard wait for workers that its state does not know."""
         ...
 
     async def evict_absent(self, shard: int) -> None:
@@ -215,6 +214,7 @@ class Tender:
         served = False
         try:
             await self._bring_back(view, host)
+            await self._around.admit_present(view, host)
             served = host in self._around.members and self.view == view
         finally:
             self.reserved = None
@@ -257,7 +257,8 @@ class Tender:
 
     @property
     def _lacks_store(self) -> bool:
-        return self._group.recovery.needs_store and self._around.mailbox is None
+        kept = isinstance(self._group.recovery.durability, SharedStore)
+        return kept and self._around.store is None
 
     async def _rebuild(self, view: View, host: Endpoint) -> None:
         """Have the worker with the freshest copy install it; without any, start from the first."""

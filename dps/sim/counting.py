@@ -1,4 +1,4 @@
-"""Owns the counter workload and the invariants: what must hold whatever fails.
+"""Owns the counter workload: workers whose updates show in the weights one by one.
 
 Every update adds one to the counter of each shard, and one to a cell that no other update touches.
 The weights then tell which updates are in a state, and how often, and every loss and every double
@@ -8,29 +8,21 @@ application shows exactly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
-from dps.core.shard import ShardState
-from dps.events import Applied, Restored
 from dps.protocol.lane import Outcome
-from dps.protocol.messages import Table, View
+from dps.sim.violation import require
 from dps.sim.world import World
 
 DTYPE = "float64"
-
-
-class Violation(AssertionError):
-    """The protocol broke a promise."""
-
-
-def require(holds: bool, otherwise: str) -> None:
-    """Raise `Violation` if something does not hold."""
-    if not holds:
-        raise Violation(otherwise)
+CELLS = 20  # updates of one worker at most
+ENOUGH = 6  # updates of one worker at least
+LAST = 2  # updates that a worker keeps for the time after the faults
 
 
 def counters(shards: int, cells: int) -> Layout:
@@ -46,26 +38,66 @@ def zeros(layout: Layout) -> list[np.ndarray]:
 
 
 class Tally:
-    """What the workers were told, shard by shard.
+    """What the workers did and were told, shard by shard, as sets of cells.
 
     Attributes
     ----------
     attempted
-        Cells of updates that were pushed.
+        Updates that were pushed.
     acked
-        For each shard, cells of the updates that a worker was told are safe.
+        For each shard, updates that a worker was told are applied.
+    buffered
+        For each shard, updates that a worker was told will be applied later.
     seen
-        For each shard, cells that somebody knows to be in the weights: read there, or acked as
-        applied.
+        For each shard, updates that somebody knows to be in the weights: read there, or acked.
+    forgiven
+        For each shard, updates that a failure was allowed to take back.
+    numbers
+        The number of the update of each cell: its worker's clock after it.
+    active
+        Workers that take part, and how many updates they had pushed when they entered.
     """
 
     def __init__(self, shards: int) -> None:
         self.attempted: set[int] = set()
         self.acked: list[set[int]] = [set() for _ in range(shards)]
+        self.buffered: list[set[int]] = [set() for _ in range(shards)]
         self.seen: list[set[int]] = [set() for _ in range(shards)]
-        self.duplicates = 0
-        self.buffered = 0
-        self.dropped = 0
+        self.forgiven: list[set[int]] = [set() for _ in range(shards)]
+        self.numbers: dict[int, int] = {}
+        self.active: dict[str, int] = {}
+        self.operations = 0
+
+    def entered(self, worker: str) -> None:
+        """A worker begins to take part, or does so again."""
+        cells = cells_of(worker)
+        self.active[worker] = sum(cell in cells for cell in self.attempted)
+
+    def left(self, worker: str) -> None:
+        """A worker does not take part any more."""
+        self.active.pop(worker, None)
+
+    def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
+        """The clock of a worker in weights with these cells; None: it has none to go by.
+
+        After a failure took some of it back the shard's clocks are behind the worker's own, until
+        its next update.
+        """
+        clock = None
+        own = cells_of(worker)[self.active[worker] :]
+        for cell in own:
+            if cell in cells:
+                clock = self.numbers[cell]
+            elif cell in self.forgiven[shard]:
+                clock = None
+        return clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The clocks that the weights of one shard show of each worker that takes part since."""
+
+    clocks: dict[str, tuple[int, int | None]]
 
 
 class CountingWorker:
@@ -75,44 +107,80 @@ class CountingWorker:
     ----------
     linear
         Whether a read must show whatever anybody knew to be in the weights before it began.
+    lead
+        How many updates this worker may be ahead of others in the weights that it computes from;
+        None: any number.
     """
 
     def __init__(
-        self, world: World, name: str, cells: range, tally: Tally, linear: bool = False
+        self, world: World, name: str, tally: Tally, linear: bool = False, lead: int | None = None
     ) -> None:
         self.name = name
         self.process, self.client = world.client(name, self._acked)
         self._world = world
-        self._cells = cells
         self._cell_of: dict[int, int] = {}
+        self._incarnation = 0
         self._tally = tally
         self._linear = linear
+        self._lead = lead
         self._limit = world.group.timings.unavailable
+        self._versions: dict[int, int] = {}
+        self._readings: list[_Reading] = []
 
-    async def train(self, random: Random, think: float) -> None:
-        """Enter, push everything with pauses of up to `think` seconds, and leave."""
+    async def train(self, random: Random, think: float, over: asyncio.Event) -> None:
+        """Enter, push with pauses of up to `think` seconds until the faults are over, and leave."""
         await self.client.enter(self.process.address, self.name)
-        for cell in self._cells:
+        self._note_entered()
+        cells = cells_of(self.name)
+        for i, cell in enumerate(cells):
             await asyncio.sleep(random.uniform(0, think))
-            self._tally.attempted.add(cell)
-            known = [set(of_shard) for of_shard in self._tally.seen]
-            pull = random.random() < 0.5
-            self._cell_of[self.client.next_seq] = cell
-            await self._in_time(self.client.push(self._gradient(cell), pull))
-            if pull or random.random() < 0.5:
-                if not pull:
-                    known = [set(of_shard) for of_shard in self._tally.seen]
-                    await self._in_time(self.client.pull())
-                self._read(known)
+            if i == len(cells) - LAST:
+                await over.wait()
+            elif over.is_set() and ENOUGH <= i < len(cells) - LAST:
+                continue
+            await self._update(cell, random)
+        self._tally.left(self.name)
         await self.client.leave("finished")
         await self.client.close()
 
+    async def _update(self, cell: int, random: Random) -> None:
+        pull, read = random.random() < 0.5, random.random() < 0.5
+        if self._lead is not None and not self._readings:
+            await self._read()
+        known = [set(of_shard) for of_shard in self._tally.seen]
+        self._tally.attempted.add(cell)
+        number = self._tally.numbers[cell] = self.client.next_seq
+        self._cell_of[number] = cell
+        computed_from, self._readings = self._readings, []
+        await self._in_time(self.client.push(self._gradient(cell), pull))
+        if not self._note_entered():
+            self._check_lead(number, computed_from)
+        if pull:
+            self._check_read(known)
+        elif read:
+            await self._read()
+
+    async def _read(self) -> None:
+        known = [set(of_shard) for of_shard in self._tally.seen]
+        await self._in_time(self.client.pull())
+        self._note_entered()
+        self._check_read(known)
+
+    def _note_entered(self) -> bool:
+        """Take note if the worker has entered anew; return whether it has."""
+        if self.client.incarnation == self._incarnation:
+            return False
+        self._incarnation = self.client.incarnation
+        self._tally.entered(self.name)
+        return True
+
     async def _in_time(self, request: Awaitable[object]) -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        self._tally.operations += 1
+        began = loop.time() - self.process.stood
         await request
-        took = loop.time() - began
-        require(took <= self._limit, f"{self.name}: a request took {took:g} s")
+        took = loop.time() - self.process.stood - began
+        require(took <= self._limit, "deadline", f"{self.name}: a request took {took:g} s")
 
     def _gradient(self, cell: int) -> dict[str, np.ndarray]:
         gradients = {}
@@ -122,123 +190,69 @@ class CountingWorker:
             gradients[spec.name] = gradient
         return gradients
 
-    def _read(self, known: Sequence[set[int]]) -> None:
-        versions = self.client.versions()
+    def _check_read(self, known: list[set[int]]) -> None:
+        tally, versions = self._tally, self.client.versions()
+        readings = []
         for name, values in self.client.weights().items():
             shard = int(name.partition("-")[2])
             what = f"{self.name} read shard {shard}"
             check_counts(what, values, versions[shard])
-            missing = known[shard] - cells_in(values)
-            require(not (self._linear and missing), f"{what}: {sorted(missing)} was there, is gone")
-            self._tally.seen[shard] |= cells_in(values)
+            found = cells_in(values)
+            missing = known[shard] - found - tally.forgiven[shard]
+            text = f"{what}: {sorted(missing)} was there, is gone"
+            require(not (self._linear and missing), "stale read", text)
+            tally.seen[shard] |= found
+            active = tally.active.items()
+            clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active}
+            readings.append(_Reading(clocks))
+        self._readings = readings
+
+    def _check_lead(self, number: int, computed_from: list[_Reading]) -> None:
+        """Nobody computes from weights that miss what slow workers should have pushed by then."""
+        if self._lead is None:
+            return
+        for shard, reading in enumerate(computed_from):
+            for worker, (since, clock) in reading.clocks.items():
+                if self._tally.active.get(worker) == since and clock is not None:
+                    require(
+                        number - 1 - clock <= self._lead,
+                        "too far ahead",
+                        f"{self.name} computed update {number} of shard {shard} from weights with "
+                        f"no more than update {clock} of {worker}",
+                    )
 
     def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        cell = self._cell_of[seq]
-        if outcome == "dropped":
-            self._tally.acked[shard].discard(cell)
+        cell, tally = self._cell_of[seq], self._tally
+        if outcome == "buffered":
+            tally.buffered[shard].add(cell)
+        elif outcome == "dropped":
+            tally.buffered[shard].discard(cell)
         else:
-            self._tally.acked[shard].add(cell)
-        if outcome in ("applied", "duplicate"):
-            self._tally.seen[shard].add(cell)
-        self._tally.dropped += outcome == "dropped"
-        self._tally.duplicates += outcome == "duplicate"
-        self._tally.buffered += outcome == "buffered"
+            tally.acked[shard].add(cell)
+            tally.seen[shard].add(cell)
 
 
 def check_counts(what: str, values: np.ndarray, version: int) -> None:
     """Weights must hold each update once, and as many as their version says."""
     counter, cells = values[0], values[1:]
-    twice = np.flatnonzero(cells > 1)
-    require(not twice.size, f"{what}: applied more than once: {twice.tolist()}")
-    require(
-        counter == version == cells.sum(),
-        f"{what}: version {version}, but counter {counter:g} and {cells.sum():g} updates",
-    )
+    if cells.max() > 1:
+        twice = np.flatnonzero(cells > 1).tolist()
+        require(False, "twice", f"{what}: applied more than once: {twice}")
+    total = cells.sum()
+    if not counter == version == total:
+        text = f"{what}: version {version}, but counter {counter:g} and {total:g} updates"
+        require(False, "counts", text)
 
 
 def cells_in(values: np.ndarray) -> set[int]:
     """The cells whose updates are in the weights."""
-    return set(np.flatnonzero(values[1:]).tolist())
+    return set(values[1:].nonzero()[0].tolist())
 
 
-async def settled(world: World, patience: float) -> Table:
-    """Wait until every shard is fully served and its replicas are at rest; return the table."""
-    try:
-        async with asyncio.timeout(patience):
-            while True:
-                table = await world.complete()
-                indices = [{state.index for state in world.states(v)} for v in table.views]
-                if all(len(of_shard) == 1 for of_shard in indices):
-                    return table
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise Violation(f"the group did not come to rest within {patience:g} s") from None
-
-
-def check(world: World, table: Table, tally: Tally, interval: float, lasting: bool) -> None:
-    """Check every invariant on a group that is at rest.
-
-    Parameters
-    ----------
-    interval
-        How many acked updates a restored shard may have lost each time.
-    lasting
-        Whether what somebody has read may never be lost again.
-    """
-    require(not world.network.bugs, f"bugs: {world.network.bugs}")
-    check_heads(world)
-    for view in table.views:
-        states = world.states(view)
-        _check_equal(view, states)
-        found = _check_state(view, states[0], tally)
-        lost = tally.acked[view.shard] - found
-        times = sum(isinstance(e, Restored) and e.shard == view.shard for _, e in world.events) - 1
-        require(
-            not lost or len(lost) <= interval * times,
-            f"shard {view.shard}: {len(lost)} acked updates are lost after {times} restorations: "
-            f"{sorted(lost)}",
-        )
-        undone = tally.seen[view.shard] - found
-        require(not (lasting and undone), f"shard {view.shard}: {sorted(undone)} was read, is lost")
-
-
-def check_heads(world: World) -> None:
-    """In each epoch of a shard one node at most is the head, and no update is applied twice."""
-    for host in world.hosts.values():
-        host.flush()
-    heads: dict[tuple[int, int], str] = {}
-    for _, event in world.events:
-        if isinstance(event, Applied) and event.head and event.times:
-            first = heads.setdefault((event.shard, event.epoch), event.node)
-            require(
-                first == event.node,
-                f"shard {event.shard}, epoch {event.epoch}: both {first} and {event.node} are head",
-            )
-
-
-def _check_equal(view: View, states: Sequence[ShardState]) -> None:
-    head = states[0]
-    for member, state in zip(view.chain, states, strict=True):
-        same = (
-            np.array_equal(head.values, state.values)
-            and all(np.array_equal(head.slots[k], state.slots[k]) for k in head.slots)
-            and (head.index, head.version, head.steps) == (state.index, state.version, state.steps)
-            and head.workers == state.workers
-        )
-        require(same, f"shard {view.shard}: {member.address} differs from its head")
-
-
-def _check_state(view: View, state: ShardState, tally: Tally) -> set[int]:
-    values = state.values.view(DTYPE)
-    applied = sum(progress.applied for progress in state.workers.values())
-    check_counts(f"shard {view.shard}", values, state.version)
-    require(
-        applied == state.version,
-        f"shard {view.shard}: version {state.version}, but the workers' updates are {applied}",
-    )
-    found = cells_in(values)
-    require(found <= tally.attempted, f"shard {view.shard}: {sorted(found - tally.attempted)}?")
-    return found
+def cells_of(worker: str) -> range:
+    """The cells that the updates of a worker with this name add to."""
+    first = int(worker.partition("-")[2]) * CELLS
+    return range(first, first + CELLS)
 
 
 def _name(shard: int) -> str:

@@ -1,18 +1,26 @@
 """Owns virtual time: an asyncio event loop that never waits but jumps to what happens next.
 
 Every callback runs in an order that follows from the program alone, so a simulation that draws all
-its chances from one seeded generator repeats itself exactly. When nothing is left that could ever
-happen, waiting would last forever, and the loop says so instead.
+its chances from one seed repeats itself exactly. What belongs to a paused process is put aside and
+runs, in order, when the process goes on. When nothing is left that could ever happen, waiting would
+last forever, and the loop says so instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+from asyncio.events import Handle, TimerHandle
 from collections.abc import Callable, Coroutine
+from contextvars import Context
+from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
 
+from dps.sim.process import Process, here
+
 HOPELESS = 3600.0  # nothing in the protocol waits for so many seconds
+TIDY = 200  # timers; most are deadlines that were met, and cancelled long before they are due
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -38,18 +46,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._random = random
         self._work = work
-        self._selector = self  # asyncio asks its selector to wait; here that moves the time
+        self._timers: list[tuple[float, int, TimerHandle]] = []
+        self._numbers = count()
+        self._tidy_at = TIDY
+        self._parked: dict[Process, list[Handle]] = {}
+        self._ready: Any  # asyncio's own queue of what is to be called next
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """Let the time pass that asyncio would have slept; nothing ever arrives from outside."""
-        if timeout is None or timeout > HOPELESS:
-            raise Deadlock(f"nothing is left to run at {self._now:.6f} s; {_waiting(self)}")
-        self._now += timeout
-        return []
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        """Call a function at a time; those of the same time in the order in which they came."""
+        timer = TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
 
     def run_in_executor(
         self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
@@ -61,6 +74,55 @@ class VirtualLoop(asyncio.BaseEventLoop):
         done: asyncio.Future[T] = self.create_future()
         self.call_later(self._random.uniform(0, self._work), _do, done, lambda: func(*args))
         return done
+
+    def pause(self, process: Process) -> None:
+        """Run nothing of a process until it is resumed."""
+        self._parked.setdefault(process, [])
+
+    def resume(self, process: Process) -> None:
+        """Run what became due while the process was paused, and go on with it."""
+        self._ready.extend(self._parked.pop(process, ()))
+
+    def resume_all(self) -> None:
+        """Let every process go on."""
+        for process in list(self._parked):
+            self.resume(process)
+
+    def _run_once(self) -> None:
+        """Let the time pass until something is due, then call all that is due by then."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not ready and not self._stopping:
+            if not timers or timers[0][0] > self._now + HOPELESS:
+                raise Deadlock(f"nothing is left to run at {self._now:.6f} s; {_waiting(self)}")
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
+        if len(timers) > self._tidy_at:
+            self._tidy()
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled or (self._parked and self._park(handle)):
+                continue
+            handle._run()
+
+    def _park(self, handle: Handle) -> bool:
+        """Put a callback aside if its process is paused."""
+        process = handle._context.get(here)  # type: ignore[attr-defined]
+        parked = self._parked.get(process)
+        if parked is None:
+            return False
+        parked.append(handle)
+        return True
+
+    def _tidy(self) -> None:
+        self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+        heapq.heapify(self._timers)
+        self._tidy_at = TIDY + 2 * len(self._timers)
+
+    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
+        """Required by asyncio; cancelled timers are passed over."""
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Required by asyncio; there are no events from outside."""
@@ -77,17 +139,29 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float 
     Deadlock
         It waits for something that can never happen.
     """
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(random, work)) as runner:
-        return runner.run(main())
+    loop = VirtualLoop(random, work)
+
+    async def released() -> T:
+        try:
+            return await main()
+        finally:
+            loop.resume_all()  # so that everything can be cancelled
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(released())
 
 
 def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:
     if done.done():
         return
     try:
-        done.set_result(work())
+        result = work()
     except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
-        done.set_exception(error)
+        if not done.done():
+            done.set_exception(error)
+    else:
+        if not done.done():
+            done.set_result(result)
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:

@@ -1,16 +1,17 @@
-"""Owns simulated processes and the network between them: delays, losses, partitions and crashes.
+"""Owns the network between simulated processes: delays, losses, duplicates, cuts and crashes.
 
-A message is encoded as it is on a real wire, travels for a time drawn from the seeded generator,
-and is decoded at the other end, so nothing is shared between processes but what they send. Every
-task knows the process that it runs in (by a context variable, which tasks inherit); when the
-process crashes they all end, and nothing that they do on their way out leaves the process.
+A message is encoded as it is on a real wire, travels for a time drawn from the link's own seeded
+generator, and is decoded at the other end, so nothing is shared between processes but what they
+send. When a process crashes all its tasks end, and nothing that they do on their way out leaves the
+process. What was sent arrives even if its sender is paused; what arrives at a paused process waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
+from collections import Counter
+from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -19,12 +20,15 @@ from typing import Any, TypeVar
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
+from dps.sim.loop import VirtualLoop
+from dps.sim.process import Process, here
+from dps.sim.violation import Violation
 
 T = TypeVar("T")
 
-EPOCH_SECONDS = 1e9  # what the clocks show when a simulation begins
+Line = tuple[float, str, str, str, str]
 
-_here: ContextVar[Process] = ContextVar("process")
+ROUNDING = 1e-6  # seconds by which sums of times may be off
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +43,27 @@ class Weather:
     loss
         The fraction of messages of each link kind that is lost. Half of the losses break the
         connection, and the caller learns of it; of the others it only sees that no reply comes.
-    never_lost
-        Names of messages that are not lost.
+    duplicated
+        The fraction of requests that arrive twice.
     """
 
     delays: tuple[float, float] = (0.0002, 0.005)
     loss: dict[str, float] = field(default_factory=dict)
-    never_lost: tuple[str, ...] = ()
-
-    def fraction_lost(self, link: str, name: str) -> float:
-        """How likely it is that a message of that link kind and name is lost."""
-        return 0.0 if name in self.never_lost else self.loss.get(link, 0.0)
+    duplicated: float = 0.0
 
 
-class Process:
-    """A simulated process: its memory is the objects in it, which nobody else may touch."""
+class _Link:
+    """One direction between two names: how it delays, and what it draws its chances from."""
 
-    def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
-        self.alive = True
-        self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
-        self.tasks: dict[asyncio.Task[Any], None] = {}
-        self.expected: dict[asyncio.Future[wire.Frames], None] = {}
+    __slots__ = ("mean", "random")
 
-    def do(self, function: Callable[[], T]) -> T:
-        """Call a function as this process: the tasks that it makes belong to it."""
-        return self._context().run(function)
+    def __init__(self, random: Random, delays: tuple[float, float]) -> None:
+        shortest, longest = delays
+        self.random = random
+        self.mean = shortest * (longest / shortest) ** random.random()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task in this process."""
-        return asyncio.get_running_loop().create_task(work, context=self._context())
-
-    def _context(self) -> Context:
-        context = copy_context()
-        context.run(_here.set, self)
-        return context
+    def delay(self) -> float:
+        return self.mean * (0.5 + self.random.expovariate(2.0))
 
 
 class Network:
@@ -84,20 +73,31 @@ class Network:
     ----------
     trace
         Everything that was sent, lost or crashed, with its time.
+    watchers
+        Called with each line of the trace as it is written, but its time.
     bugs
         Errors that ended a task and are not dps's own.
+    on_answer
+        Called with a process, a request of a client's that it has carried out, and the reply.
+    broken
+        The first promise that is seen to be broken.
     """
 
     def __init__(self, random: Random, weather: Weather) -> None:
-        self.trace: list[tuple[float, str, str, str, str]] = []
+        self.trace: list[Line] = []
+        self.watchers: list[Callable[[str, str, str, str], None]] = []
         self.bugs: list[BaseException] = []
+        self.on_answer: Callable[[Process, Any, wire.Frames], None] = _unheard
         self.weather = weather
-        self._random = random
+        self._seed = random.getrandbits(64)
         self._loop = asyncio.get_running_loop()
+        self.broken: asyncio.Future[Violation] = self._loop.create_future()
         self._loop.set_task_factory(self._task)
+        self._nowhere = copy_context()  # of no process: what is under way is in nobody's hands
         self._processes: dict[str, Process] = {}
-        self._means: dict[tuple[str, str], float] = {}
-        self._cut: set[tuple[str, str]] = set()
+        self._links: dict[tuple[str, str], _Link] = {}
+        self._cut: Counter[tuple[str, str]] = Counter()
+        self._lossy: dict[tuple[str, str], float] = {}
 
     def process(self, name: str) -> Process:
         """Start an empty process, at an address that none had before."""
@@ -105,54 +105,102 @@ class Network:
         self._processes[process.address] = process
         return process
 
+    # -- faults ----------------------------------------------------------------------------------
+
     def crash(self, process: Process) -> None:
         """End a process at once: its memory is lost, and whoever waits for it learns of it soon."""
         self.note("crash", process.name, "", "")
         process.alive = False
         for task in process.tasks:
             task.cancel()
+        self.resume(process)
         for reply in process.expected:
-            self._loop.call_later(self._delay(process, process), _refuse, reply, process.name)
+            self._later(self._link(process.name, process.name).delay(), _refuse, reply, process)
+
+    def pause(self, process: Process) -> None:
+        """Let nothing of a process run until it is resumed; what it is sent waits."""
+        if process.paused_at is None and process.alive:
+            self.note("pause", process.name, "", "")
+            process.paused_at = self._loop.time()
+            self._virtual.pause(process)
+
+    def resume(self, process: Process) -> None:
+        """Let a paused process go on; no clock has stood still."""
+        if process.paused_at is not None:
+            self.note("resume", process.name, "", "")
+            process.stood += self._loop.time() - process.paused_at
+            process.paused_at = None
+            self._virtual.resume(process)
 
     def cut(self, source: str, target: str) -> None:
         """Lose whatever the processes of one name send to those of another, in this direction."""
-        self._cut.add((source, target))
+        self._cut[source, target] += 1
+
+    def mend(self, source: str, target: str) -> None:
+        """Undo one cut."""
+        self._cut[source, target] -= 1
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether what one sends to the other is lost."""
+        return self._cut[source, target] > 0
+
+    def lose(self, source: str, target: str, fraction: float) -> None:
+        """Lose this fraction of what one sends to another, whatever the weather."""
+        self._lossy[source, target] = fraction
 
     def slow(self, source: str, target: str, mean: float) -> None:
         """Set the mean delay of messages from the processes of one name to those of another."""
-        self._means[source, target] = mean
+        self._link(source, target).mean = mean
+
+    def mean_delay(self, source: str, target: str) -> float:
+        """The mean delay of messages from one name to another."""
+        return self._link(source, target).mean
 
     def heal(self) -> None:
-        """Undo every cut."""
+        """Undo every cut and loss."""
         self._cut.clear()
+        self._lossy.clear()
 
     def note(self, what: str, source: str, target: str, message: str) -> None:
         """Add a line to the trace."""
         self.trace.append((round(self._loop.time(), 9), what, source, target, message))
+        for watcher in self.watchers:
+            watcher(what, source, target, message)
+
+    def report(self, violation: Violation) -> None:
+        """Say that a promise was broken."""
+        if not self.broken.done():
+            self.broken.set_result(violation)
+
+    # -- messages --------------------------------------------------------------------------------
 
     async def ask(
-        self, source: Process, to: Endpoint, link: str, name: str, frames: wire.Frames
+        self, source: Process, to: Endpoint, link: str, message: Any, frames: wire.Frames
     ) -> wire.Frames:
         """Bring a request to its service and the reply back; may never return."""
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
+        name = type(message).__name__
         target = self._processes[to.address]
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
         target.expected[reply] = None
 
         def arrive() -> None:
             if not target.alive:
-                return _refuse(reply, target.name)
+                return _refuse(reply, target)
             serving = target.run(_serve(target, to.key, frames))
             serving.add_done_callback(answer)
 
         def answer(serving: asyncio.Task[wire.Frames]) -> None:
             if not serving.cancelled() and serving.exception() is None:
+                if link == "train":
+                    self.on_answer(target, message, serving.result())
                 back = partial(_fulfil, reply, _sealed(serving.result()))
                 self._send(target, source, f"{name} reply", link, reply, back)
 
         try:
-            self._send(source, target, name, link, reply, arrive)
+            if self._send(source, target, name, link, reply, arrive):
+                self._perhaps_again(source, target, name, arrive)
             return await reply
         finally:
             del target.expected[reply]
@@ -160,58 +208,85 @@ class Network:
     async def probe(self, source: Process, address: str) -> bool:
         """Whether a connection from `source` to the process at an address would be refused."""
         target = self._processes[address]
-        await asyncio.sleep(self._delay(source, target) + self._delay(target, source))
-        cut = {(source.name, target.name), (target.name, source.name)} & self._cut
-        return not target.alive and not cut
+        there, back = (source.name, target.name), (target.name, source.name)
+        await asyncio.sleep(self._link(*there).delay() + self._link(*back).delay())
+        return not target.alive and not self.is_cut(*there) and not self.is_cut(*back)
 
     def _send(
         self,
         source: Process,
         target: Process,
         name: str,
-        link: str,
+        kind: str,
         reply: asyncio.Future[wire.Frames],
         arrive: Callable[[], None],
-    ) -> None:
-        delay = self._delay(source, target)
-        if (source.name, target.name) in self._cut:
-            self.note("cut", source.name, target.name, name)
-        elif self._random.random() < self.weather.fraction_lost(link, name):
-            self.note("lost", source.name, target.name, name)
-            if self._random.random() < 0.5:
-                self._loop.call_later(delay, _refuse, reply, target.name)
-        else:
-            self.note("sent", source.name, target.name, name)
-            self._loop.call_later(delay, self._unless_torn, source, arrive)
+    ) -> bool:
+        """Send something on its way, unless it is lost."""
+        ends = (source.name, target.name)
+        link = self._link(*ends)
+        delay = link.delay()
+        lost = max(self.weather.loss.get(kind, 0.0), self._lossy.get(ends, 0.0))
+        if self._cut[ends] > 0:
+            self.note("cut", *ends, name)
+            return False
+        if link.random.random() < lost:
+            self.note("lost", *ends, name)
+            if link.random.random() < 0.5:
+                self._later(delay, _refuse, reply, target)
+            return False
+        self.note("sent", *ends, name)
+        self._later(delay, self._unless_torn, source, link, arrive)
+        return True
 
-    def _unless_torn(self, source: Process, arrive: Callable[[], None]) -> None:
+    def _perhaps_again(
+        self, source: Process, target: Process, name: str, arrive: Callable[[], None]
+    ) -> None:
+        """Have some requests arrive a second time; the second reply is in vain."""
+        link = self._link(source.name, target.name)
+        if link.random.random() < self.weather.duplicated:
+            self.note("sent again", source.name, target.name, name)
+            self._later(link.delay() + link.delay(), self._unless_torn, source, link, arrive)
+
+    def _unless_torn(self, source: Process, link: _Link, arrive: Callable[[], None]) -> None:
         """Half of what a process was sending when it crashed had not left it."""
-        if source.alive or self._random.random() < 0.5:
+        if source.alive or link.random.random() < 0.5:
             arrive()
+
+    def _later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
+        self._loop.call_later(delay, callback, *args, context=self._nowhere)
+
+    def _link(self, source: str, target: str) -> _Link:
+        link = self._links.get((source, target))
+        if link is None:
+            # A generator of its own: a message more or less on one link changes no other.
+            random = Random(f"{self._seed} {source} {target}")
+            link = self._links[source, target] = _Link(random, self.weather.delays)
+        return link
+
+    @property
+    def _virtual(self) -> VirtualLoop:
+        assert isinstance(self._loop, VirtualLoop)
+        return self._loop
 
     def _task(
         self, loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None
     ) -> asyncio.Task[Any]:
         """Make a task and enter it in the process that it runs in."""
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
-        process = (context or copy_context()).get(_here)
+        process = here.get() if context is None else context.get(here)
         if process is not None:
             process.tasks[task] = None
-            task.add_done_callback(partial(self._ended, process))
+            task.add_done_callback(partial(self._ended, process), context=self._nowhere)
         return task
 
     def _ended(self, process: Process, task: asyncio.Task[Any]) -> None:
         del process.tasks[task]
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, DpsError):
+        if isinstance(error, Violation):
+            self.report(error)
+        elif error is not None and not isinstance(error, DpsError):
             self.bugs.append(error)
-
-    def _delay(self, source: Process, target: Process) -> float:
-        link = (source.name, target.name)
-        if link not in self._means:
-            shortest, longest = self.weather.delays
-            self._means[link] = shortest * (longest / shortest) ** self._random.random()
-        return self._means[link] * (0.5 + self._random.expovariate(2.0))
+            self.report(Violation("bug", f"in {process.name}: {error!r}"))
 
 
 class SimTransport:
@@ -220,38 +295,30 @@ class SimTransport:
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
         self._process = process
+        self._loop = asyncio.get_running_loop()
 
     async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
         """Send a message and return the reply."""
-        name = type(message).__name__
         frames = _sealed(wire.encode(message))
+        latest = self._loop.time() - self._process.stood + deadline
         try:
             async with asyncio.timeout(deadline):
-                reply = await self._network.ask(self._process, to, link, name, frames)
+                reply = await self._network.ask(self._process, to, link, message, frames)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"{name} to {to.key} at {to.address}: no reply in {deadline:g} s"
+                f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"
             ) from None
+        finally:
+            late = self._loop.time() - self._process.stood - latest
+            if late > ROUNDING:
+                what = f"{self._process.name}: {type(message).__name__}"
+                text = f"{what} took {late:g} s more than its deadline"
+                self._network.report(Violation("deadline", text))
         return wire.decode(reply)
 
     async def gone(self, address: str) -> bool:
         """Whether the process at the address has ended; what a cut keeps from us is not known."""
         return await self._network.probe(self._process, address)
-
-
-class SimClock:
-    """The virtual time, as the clock of a process shows it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def now(self) -> float:
-        """Seconds since the Unix epoch, in the simulated world."""
-        return EPOCH_SECONDS + self._loop.time()
-
-    def monotonic(self) -> float:
-        """Seconds since the simulation began."""
-        return self._loop.time()
 
 
 async def _serve(process: Process, key: str, frames: wire.Frames) -> wire.Frames:
@@ -261,6 +328,10 @@ async def _serve(process: Process, key: str, frames: wire.Frames) -> wire.Frames
         return wire.encode(await process.services[key](wire.decode(frames)))
     except DpsError as error:
         return wire.encode(error)
+
+
+def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:
+    pass
 
 
 def _sealed(frames: wire.Frames) -> wire.Frames:
@@ -276,6 +347,6 @@ def _fulfil(reply: asyncio.Future[wire.Frames], frames: wire.Frames) -> None:
         reply.set_result(frames)
 
 
-def _refuse(reply: asyncio.Future[wire.Frames], name: str) -> None:
+def _refuse(reply: asyncio.Future[wire.Frames], target: Process) -> None:
     if not reply.done():
-        reply.set_exception(Unreachable(f"the connection to {name} was refused or lost"))
+        reply.set_exception(Unreachable(f"the connection to {target.name} was refused or lost"))

@@ -24,12 +24,14 @@ from dps.protocol.messages import AddHosts, HostInfo, Table, View
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
 from dps.protocol.transport import Endpoint
-from dps.sim.network import Network, Process, SimClock, SimTransport
+from dps.sim.network import Network, SimTransport
+from dps.sim.process import Process, SimClock
 
 HOST = "host"
 COORDINATOR = Endpoint("sim://scheduler/0", "coordinator")
 START_SECONDS = 60.0
 DETECTION_SECONDS = 0.05
+GLANCE_SECONDS = 0.01
 
 
 class World:
@@ -49,7 +51,9 @@ class World:
     events
         What the group recorded, in order, each with the name of the process it comes from.
     watchers
-        Called with each event as it is recorded.
+        Called with each event as it is recorded, and the process that it comes from.
+    tells
+        Whether the coordinator is told of connections that break; if not, it has to find out.
     hosts
         The host on each node, dead ones included, by the address of its process.
     """
@@ -57,13 +61,15 @@ class World:
     def __init__(
         self, group: Group, initial: Sequence[np.ndarray], network: Network, random: Random
     ) -> None:
+        self.tells = True
         self.group = group
         self.network = network
         self.events: list[tuple[str, Event]] = []
-        self.watchers: list[Callable[[Event], None]] = []
+        self.watchers: list[Callable[[Process, Event], None]] = []
         self.hosts: dict[str, Host] = {}
         self._random = random
         self._nodes: dict[str, Process] = {}
+        self._started: list[Process] = []
         self._scheduler = network.process("scheduler")
         self._driver = network.process("driver")
         self._transport = SimTransport(network, self._driver)
@@ -74,9 +80,9 @@ class World:
             Seeder(group, initial, self._transport, self._router).run()
         )
 
-    async def start(self) -> None:
-        """Bring up every node that the group needs; return when all shards are fully served."""
-        await self.bring_up(node_names(self.group))
+    async def start(self, extra: Sequence[str] = ()) -> None:
+        """Bring up every node that the group needs, and others; return when all is served."""
+        await self.bring_up([*node_names(self.group), *extra])
         async with asyncio.timeout(START_SECONDS):
             await self.complete()
 
@@ -87,19 +93,43 @@ class World:
 
     def crash(self, name: str, back_after: float | None = None) -> None:
         """Crash a node; a fresh one takes its place after so many seconds (None: never)."""
-        self.network.crash(self._nodes[name])
-        self.disown(name, back_after)
-
-    def disown(self, name: str, back_after: float | None = None) -> None:
-        """Have a node taken for lost, as in `crash`; if it is alive, it goes on regardless."""
-        process = self._nodes.pop(name)
-        self._scheduler.run(self._notice(process.address))
+        if self.tells:
+            self.suspect(name)
+        self.network.crash(self._nodes.pop(name))
         if back_after is not None:
             self._driver.run(self._bring_back(name, back_after))
+
+    def suspect(self, name: str) -> None:
+        """Have the coordinator told that a node is lost, whether it is or not."""
+        self._scheduler.run(self._notice(self._nodes[name]))
 
     def is_up(self, name: str) -> bool:
         """Whether there is a live node of that name."""
         return name in self._nodes
+
+    def process(self, name: str) -> Process | None:
+        """The live process of that name, if there is one."""
+        return self._nodes.get(name) or {"scheduler": self._scheduler}.get(name)
+
+    def resume_all(self) -> None:
+        """Let every process go on that is paused, also those that were given up."""
+        for process in self._started:
+            self.network.resume(process)
+
+    async def bring_back_missing(self) -> None:
+        """Start every node that the group needs and does not have."""
+        missing = [name for name in node_names(self.group) if name not in self._nodes]
+        if missing:
+            await self.bring_up(missing)
+
+    @property
+    def table(self) -> Table:
+        """The routing table that the coordinator would give now."""
+        return self._coordinator._table()
+
+    def view(self, shard: int) -> View:
+        """Who serves a shard, as the coordinator knows it now."""
+        return self._coordinator._tenders[shard].view
 
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""
@@ -130,13 +160,15 @@ class World:
 
     def _start_process(self, name: str) -> Process:
         process = self._nodes[name] = self.network.process(name)
+        self._started.append(process)
+        self.network.note("up", name, "", "")
         return process
 
     def _start_host(self, name: str) -> HostInfo:
         process = self._start_process(name)
         me = Endpoint(process.address, HOST)
         transport = SimTransport(self.network, process)
-        host = Host(self.group, name, me, transport, SimClock(), self._sink(process))
+        host = Host(self.group, name, me, transport, SimClock(process), self._sink(process))
         process.services[me.key] = host.handle
         process.do(host.start)
         self.hosts[process.address] = host
@@ -144,17 +176,22 @@ class World:
         home = int(rest.partition("-")[0]) if role in ("server", "replica") else -1
         return HostInfo(me, name, role, home)
 
-    async def _notice(self, address: str) -> None:
+    async def _notice(self, process: Process) -> None:
+        """Have the coordinator told that a connection broke, which a cut keeps from showing."""
         await asyncio.sleep(self._random.uniform(0, DETECTION_SECONDS))
-        await self._coordinator.lose(address, "scheduler")
+        while self.network.is_cut(process.name, self._scheduler.name):
+            await asyncio.sleep(GLANCE_SECONDS)
+        await self._coordinator.lose(process.address, "scheduler")
 
     async def _bring_back(self, name: str, after: float) -> None:
         await asyncio.sleep(after)
-        await self.bring_up([name])
+        if name not in self._nodes:
+            await self.bring_up([name])
 
     def _make_coordinator(self) -> Coordinator:
         transport = SimTransport(self.network, self._scheduler)
-        return Coordinator(self.group, transport, SimClock(), self._sink(self._scheduler))
+        clock = SimClock(self._scheduler)
+        return Coordinator(self.group, transport, clock, self._sink(self._scheduler))
 
     def _sink(self, process: Process) -> Callable[[Event], None]:
         def record(event: Event) -> None:
@@ -162,7 +199,7 @@ class World:
                 self.network.note("event", process.name, "", type(event).__name__)
                 self.events.append((process.name, event))
                 for watcher in self.watchers:
-                    watcher(event)
+                    watcher(process, event)
 
         return record
 

@@ -427,6 +427,28 @@ def test_the_loss_of_a_follower_ends_with_the_next_update() -> None:
     assert (times.source, times.restore_seconds, times.rto_seconds) == ("others", 0.5, 1.0)
 
 
+def test_what_comes_of_a_later_fault_is_none_of_this_one() -> None:
+    record = fault(
+        Detected(100.5, 0, 2, "server-0", True, "scheduler"),
+        applied([1], [41], epoch=2, t=101.0),
+        Promoted(105.0, 0, 4, "replica-0-1", 60),
+        applied([2], [61], epoch=4, t=105.5),
+    )
+    [times] = fault_times(record)
+    assert (times.source, times.rto_seconds) == ("others", 1.0)
+
+
+def test_a_restoration_that_came_to_nothing_does_not_end_the_recovery() -> None:
+    record = fault(
+        Detected(100.5, 0, 2, "server-0", False, "scheduler"),
+        Restored(101.0, 0, 3, "spare-0", 40, "checkpoint"),
+        Restored(102.0, 0, 5, "spare-1", 40, "checkpoint"),
+        applied([1], [41], epoch=5, t=102.5),
+    )
+    [times] = fault_times(record)
+    assert (times.restore_seconds, times.rto_seconds) == (1.5, 2.5)
+
+
 # -- accuracy, staleness, status ---------------------------------------------------------------
 
 

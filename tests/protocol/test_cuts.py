@@ -161,7 +161,7 @@ async def views(s: Setting) -> Any:
 def test_a_crash_while_a_cut_is_taken_does_no_harm(record: Record, lossy: bool) -> None:
     """Of a cut that was not complete, nothing is used."""
     losses = {"control": 0.03, "train": 0.03} if lossy else {}
-    weather = Weather((0.001, 0.01), losses, ("Ping", "Ping reply"))
+    weather = Weather((0.001, 0.01), losses)
     aborted = 0
 
     async def scenario(s: Setting) -> None:

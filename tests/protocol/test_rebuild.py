@@ -183,7 +183,7 @@ def test_a_worker_that_is_slow_to_answer_is_waited_for_if_nobody_else_holds_a_co
         rebuilt = await back(s)
         assert (rebuilt.donor, rebuilt.version) == ("b/1", 1)
 
-    in_world(scenario, shards=1, recovery=CACHE)
+    in_world(scenario, shards=1, recovery=CACHE, lease=5.0)
 
 
 @pytest.mark.parametrize("workers", [(), ("a",), ("a", "b")])
@@ -252,7 +252,7 @@ def test_only_this_durability_sends_more_than_the_weights() -> None:
 
 def test_nothing_is_lost_or_applied_twice_though_messages_are() -> None:
     lost = {"control": 0.05, "train": 0.05, "replicate": 0.3}
-    weather = Weather((0.001, 0.02), lost, ("Ping", "Ping reply"))
+    weather = Weather((0.001, 0.02), lost)
 
     async def train(client: Client) -> None:
         for _ in range(10):

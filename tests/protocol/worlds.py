@@ -21,7 +21,8 @@ from dps.protocol.group import Group, Timings
 from dps.protocol.lane import OnAck
 from dps.protocol.transport import Endpoint
 from dps.sim.loop import run
-from dps.sim.network import Network, Process, SimTransport, Weather
+from dps.sim.network import Network, SimTransport, Weather
+from dps.sim.process import Process
 from dps.sim.world import COORDINATOR, World
 
 T = TypeVar("T")

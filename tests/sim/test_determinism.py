@@ -18,7 +18,8 @@ from dps.errors import DeadlineExceeded, NotServing, Unreachable
 from dps.protocol.messages import Done, Weights
 from dps.protocol.transport import Endpoint
 from dps.sim.loop import Deadlock, run
-from dps.sim.network import Network, Process, SimTransport, Weather
+from dps.sim.network import Network, SimTransport, Weather
+from dps.sim.process import Process
 from tests.protocol.cases import CASES
 from tests.protocol.schedules import simulate
 

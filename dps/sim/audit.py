@@ -1,0 +1,272 @@
+"""Owns the invariants: what must hold whatever fails, checked while a schedule runs and at its end.
+
+The auditor sees all processes at once. It is told of each state that a replica accepts and of each
+event, knows which nodes were touched by a fault, and so can tell what a failure may cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dps.core.recovery import NoDurability, SharedStore
+from dps.core.shard import ShardState, Step
+from dps.events import (
+    CheckpointRefused,
+    Detected,
+    Event,
+    Promoted,
+    ReplicaAdded,
+    Restored,
+    WorkerLeft,
+)
+from dps.protocol import wire
+from dps.protocol.messages import Table, View
+from dps.protocol.replica import Replica
+from dps.sim.cases import Case
+from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
+from dps.sim.injector import Injector
+from dps.sim.process import Process
+from dps.sim.violation import Violation, require
+from dps.sim.world import World
+
+SLACK = 1e-9
+
+
+class _Shard:
+    """What is known of one shard: every state that it has had, and who held the last ones."""
+
+    def __init__(self) -> None:
+        self.existed: set[int] = set()
+        self.ever: set[int] = set()
+        self.heads: dict[int, str] = {}
+        self.versions: dict[int, int] = {}
+        self.members: dict[str, Process] = {}
+        self.refused = 0
+        self.begun = False
+
+
+class Auditor:
+    """Checks one run.
+
+    Parameters
+    ----------
+    injector
+        Knows which nodes were touched by a fault, so that they may be given up.
+    """
+
+    def __init__(self, world: World, case: Case, tally: Tally, injector: Injector) -> None:
+        self._world = world
+        self._case = case
+        self._tally = tally
+        self._injector = injector
+        self._shards = [_Shard() for _ in range(case.shards)]
+        world.watchers.append(self._recorded)
+        world.network.on_answer = self._answered
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    def accepted(self, replica: Replica, step: Step) -> None:
+        """A replica made a state its own."""
+        try:
+            self._check_accepted(replica, step)
+        except Violation as violation:
+            self._world.network.report(violation)
+
+    def _check_accepted(self, replica: Replica, step: Step) -> None:
+        state, shard = step.state, self._shards[replica.shard]
+        shard.existed.add(_digest(state))
+        if not step.updates:
+            return
+        values = state.values.view(DTYPE)
+        what = f"shard {replica.shard} on {replica.node}"
+        check_counts(what, values, state.version)
+        shard.ever |= cells_in(values)
+        if replica.is_head:
+            epoch, address = replica.epoch, replica._me.address
+            first = shard.heads.setdefault(epoch, address)
+            text = f"shard {replica.shard}, epoch {epoch}: both {first} and {address} are head"
+            require(first == address, "two heads", text)
+            before = shard.versions.get(epoch, 0)
+            text = f"{what}: version {state.version} after {before} in epoch {epoch}"
+            require(state.version > before, "version went back", text)
+            shard.versions[epoch] = state.version
+
+    def _answered(self, process: Process, request: Any, reply: wire.Frames) -> None:
+        """A host has carried out a client's request."""
+        view = self._world.view(request.shard)
+        newer = view.serving and view.epoch > request.epoch
+        if not newer or any(process.address == member.address for member in view.chain):
+            return
+        if not wire.is_refusal(reply):
+            what = f"{type(request).__name__} (shard {request.shard}, epoch {request.epoch})"
+            text = f"{process.address} answered {what}, but is out since epoch {view.epoch}"
+            self._world.network.report(Violation("answered without a lease", text))
+
+    def _recorded(self, process: Process, event: Event) -> None:
+        try:
+            self._check_event(process, event)
+        except Violation as violation:
+            self._world.network.report(violation)
+
+    def _check_event(self, process: Process, event: Event) -> None:
+        match event:
+            case Restored():
+                self._restored(process, event)
+            case Promoted() | ReplicaAdded():
+                self._shards[event.shard].members[process.address] = process
+            case Detected():
+                self._given_up(event)
+            case CheckpointRefused():
+                self._shards[event.shard].refused += 1
+            case WorkerLeft():
+                self._tally.left(event.worker)
+                if event.reason == "lost":
+                    self._forgive_buffer(event.worker)
+
+    def _given_up(self, event: Detected) -> None:
+        """Only who was touched by a fault is taken for lost."""
+        members = self._shards[event.shard].members
+        named = [process for process in members.values() if process.name == event.node]
+        unfit = [
+            process for process in named if not process.alive or self._injector.touched(process)
+        ]
+        text = f"shard {event.shard}: {event.node} was given up, but nothing was wrong with it"
+        require(bool(unfit) or not named, "given up", text)
+        for process in unfit:
+            if not process.alive:
+                del members[process.address]
+
+    def _restored(self, process: Process, event: Restored) -> None:
+        shard = self._shards[event.shard]
+        state = self._world.hosts[process.address].replica(event.shard).state
+        what = f"shard {event.shard}, restored from {event.source} on {event.node}"
+        if event.source == "initial":
+            if shard.begun and not isinstance(self._case.recovery.durability, NoDurability):
+                self._check_all_lost(what, shard, process)
+            bound = float("inf")
+        else:
+            text = f"{what}: version {state.version} as it is there never existed"
+            require(_digest(state) in shard.existed, "never existed", text)
+            bound = self._case.interval * (1 + shard.refused)
+        self._check_loss(what, event.shard, cells_in(state.values.view(DTYPE)), bound)
+        shard.existed.add(_digest(state))
+        shard.members = {process.address: process}
+        shard.begun, shard.refused = True, 0
+
+    def _check_all_lost(self, what: str, shard: _Shard, process: Process) -> None:
+        """A shard starts anew only if all who had its state are lost, or were taken for lost."""
+        fit = [
+            p.name
+            for p in shard.members.values()
+            if p is not process and p.alive and not self._injector.touched(p)
+        ]
+        if isinstance(self._case.recovery.durability, SharedStore):
+            fit += [] if self._injector.has_touched("store") else ["the store"]
+        require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
+
+    def _check_loss(self, what: str, number: int, there: set[int], bound: float) -> None:
+        """A restoration takes back no more acked updates than was promised."""
+        tally, shard = self._tally, self._shards[number]
+        lost = tally.acked[number] - there - tally.forgiven[number]
+        text = f"{what}: {len(lost)} acked updates are lost: {sorted(lost)}"
+        require(len(lost) <= bound, "lost", text)
+        if bound:
+            tally.forgiven[number] |= (shard.ever - there) | lost
+
+    def _forgive_buffer(self, worker: str) -> None:
+        """What a lost worker held back is lost with it."""
+        for buffered, forgiven in zip(self._tally.buffered, self._tally.forgiven, strict=True):
+            forgiven |= buffered & set(cells_of(worker))
+
+    # -- at the end --------------------------------------------------------------------------------
+
+    def check(self, table: Table) -> None:
+        """Check a group that is at rest."""
+        bugs = self._world.network.bugs
+        require(not bugs, "bug", f"bugs: {bugs}")
+        for view in table.views:
+            states = self._world.states(view)
+            _check_equal(view, states)
+            self._check_kept(view, self._check_state(view, states[0]))
+
+    def _check_kept(self, view: View, found: set[int]) -> None:
+        shard, tally = view.shard, self._tally
+        mail_lost = self._injector.has_touched("store", "mailbox")
+        buffered = set() if mail_lost else tally.buffered[shard]
+        lost = (tally.acked[shard] | buffered) - found - tally.forgiven[shard]
+        text = f"shard {shard}: {len(lost)} acked updates are lost: {sorted(lost)}"
+        require(not lost, "lost", text)
+        undone = tally.seen[shard] - found - tally.forgiven[shard]
+        require(not undone, "taken back", f"shard {shard}: {sorted(undone)} was read, is lost")
+
+    def _check_state(self, view: View, state: ShardState) -> set[int]:
+        values = state.values.view(DTYPE)
+        applied = sum(progress.applied for progress in state.workers.values())
+        check_counts(f"shard {view.shard}", values, state.version)
+        require(
+            applied == state.version,
+            "counts",
+            f"shard {view.shard}: version {state.version}, but the workers' updates are {applied}",
+        )
+        found = cells_in(values)
+        strange = found - self._tally.attempted
+        require(not strange, "never pushed", f"shard {view.shard}: {sorted(strange)}?")
+        return found
+
+
+async def settled(world: World, patience: float) -> Table:
+    """Wait until every shard is fully served and its replicas are at rest; return the table."""
+    try:
+        async with asyncio.timeout(patience):
+            while True:
+                table = await world.complete()
+                indices = [{state.index for state in world.states(v)} for v in table.views]
+                if all(len(of_shard) == 1 for of_shard in indices):
+                    return table
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        text = f"the group did not come to rest within {patience:g} s"
+        raise Violation("stuck", text) from None
+
+
+@contextmanager
+def accepting(told: Callable[[Replica, Step], None]) -> Iterator[None]:
+    """Have `told` called with every step that any replica accepts."""
+    apply: Any = Replica._apply_now
+
+    async def apply_and_tell(self: Replica, op: Any) -> Step:
+        step: Step = await apply(self, op)
+        if step.outcome == "applied":
+            told(self, step)
+        return step
+
+    Replica._apply_now = apply_and_tell  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Replica._apply_now = apply  # type: ignore[method-assign]
+
+
+def _digest(state: ShardState) -> int:
+    """What tells two states of a shard apart, in this process."""
+    slots = tuple(slot.tobytes() for slot in state.slots.values())
+    workers = frozenset(state.workers.items())
+    return hash((state.index, state.version, state.steps, state.values.tobytes(), slots, workers))
+
+
+def _check_equal(view: View, states: Sequence[ShardState]) -> None:
+    head = states[0]
+    for member, state in zip(view.chain, states, strict=True):
+        same = (
+            np.array_equal(head.values, state.values)
+            and all(np.array_equal(head.slots[k], state.slots[k]) for k in head.slots)
+            and (head.index, head.version, head.steps) == (state.index, state.version, state.steps)
+            and head.workers == state.workers
+        )
+        text = f"shard {view.shard}: {member.address} differs from its head"
+        require(same, "replicas differ", text)

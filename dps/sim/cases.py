@@ -1,0 +1,102 @@
+"""Owns the recovery strategies that random schedules are run with: presets, and hybrids of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    Replay,
+    SharedStore,
+    Wait,
+    WorkerCache,
+)
+from dps.protocol.group import Timings
+
+TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recovery strategy, and the group and workers that it is tried with."""
+
+    name: str
+    recovery: Recovery
+    consistency: Consistency = field(default_factory=ASP)
+    shards: int = 2
+    workers: int = 3
+    busy: bool = False
+
+    @property
+    def interval(self) -> float:
+        """How many acked updates one restoration may cost."""
+        match self.recovery.durability:
+            case Checkpoint(every=every) if every is not None:
+                return every
+            case SharedStore():
+                return 0
+        return float("inf")
+
+    @property
+    def linear(self) -> bool:
+        """Whether a read shows all that anybody knew before.
+
+        It does not if a worker goes on with its own last weights, or reads from any replica.
+        """
+        durability = self.recovery.durability
+        any_replica = isinstance(durability, Chain) and durability.reads == "any"
+        return isinstance(self.recovery.outage, Wait) and not any_replica
+
+    @property
+    def lead(self) -> int | None:
+        """How many updates a worker may be ahead of the weights that it computes from."""
+        match self.consistency:
+            case BSP():
+                return 0
+            case SSP(tau):
+                return tau
+        return None
+
+
+_ALL = (
+    Case("none", Recovery(NoDurability())),
+    Case("checkpoint", Recovery(Checkpoint(every=4))),
+    Case("checkpoint, sync", Recovery(Checkpoint(every=4, mode="sync"))),
+    Case("chain(2)", Recovery(Chain(2))),
+    Case("chain(2), busy", Recovery(Chain(2)), workers=5, busy=True),
+    Case("chain(3)", Recovery(Chain(3))),
+    Case("chain(3), reads any", Recovery(Chain(3, reads="any"))),
+    Case("chain(2), aggregated", Recovery(Chain(2, aggregate=3))),
+    Case("stateless", Recovery(SharedStore(every=4), Continue())),
+    Case("chain(2) + continue", Recovery(Chain(2), Continue(limit=3, buffer="worker"))),
+    Case("chain(3) + mailbox", Recovery(Chain(3), Continue(limit=3), Replay("each"))),
+    Case(
+        "checkpoint + continue",
+        Recovery(Checkpoint(every=4), Continue(limit=3, buffer="worker")),
+    ),
+    Case(
+        "checkpoint + mailbox",
+        Recovery(Checkpoint(every=4), Continue(limit=3), Replay("each")),
+    ),
+    Case("checkpoint, seconds", Recovery(Checkpoint(seconds=0.2))),
+    Case("checkpoint, all", Recovery(Checkpoint(every=4, scope="all"))),
+    Case("checkpoint, all, BSP", Recovery(Checkpoint(every=4, scope="all")), BSP()),
+    Case("worker cache", Recovery(WorkerCache())),
+    Case("worker cache + continue", Recovery(WorkerCache(), Continue(limit=3, buffer="worker"))),
+    Case("shared store + wait", Recovery(SharedStore(every=4))),
+    Case("none, BSP", Recovery(NoDurability()), BSP()),
+    Case("checkpoint, BSP", Recovery(Checkpoint(every=4)), BSP()),
+    Case("stateless, BSP", Recovery(SharedStore(every=4), Continue()), BSP()),
+    Case("chain(2), SSP(1)", Recovery(Chain(2)), SSP(1)),
+    Case(
+        "chain(2) + continue, SSP(1)",
+        Recovery(Chain(2), Continue(limit=3, buffer="worker")),
+        SSP(1),
+    ),
+)
+CASES = {case.name: case for case in _ALL}

@@ -1,0 +1,214 @@
+"""Owns the simulated disk: an fsspec filesystem in memory that fails in the ways that disks do.
+
+Files are seen by all processes. What a process does to it happens at once, but a process may be
+made to crash between two of its operations, and what a dead process still tries fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import posixpath
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+from fsspec.spec import AbstractFileSystem
+
+from dps.sim.process import here
+
+SCHEME = "simdisk"
+
+
+class SimDisk(AbstractFileSystem):  # type: ignore[misc]
+    """The files below `simdisk://<name>`. `fsspec` makes one object for each name.
+
+    Attributes
+    ----------
+    files
+        What is in each file.
+    on_write
+        Called when a process begins to write a file, with its path.
+    """
+
+    protocol = SCHEME
+    root_marker = "/"
+
+    def __init__(self, name: str = "", **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.erase()
+
+    def erase(self) -> None:
+        """Start anew: no files, no faults."""
+        self.files: dict[str, bytes] = {}
+        self.on_write: Callable[[str], None] = _ignore
+        self.repair()
+
+    def repair(self) -> None:
+        """End every fault; what is broken stays broken."""
+        self._full = ""
+        self._stuck = ""
+        self._torn = ""
+        self._crash: tuple[str, int, Callable[[], None]] | None = None
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def fill(self, part: str) -> None:
+        """Have no room for more in paths with `part` in them; "" ends it."""
+        self._full = part
+
+    def jam(self, part: str) -> None:
+        """Refuse to rename anything in paths with `part` in them; "" ends it."""
+        self._stuck = part
+
+    def tear(self, part: str) -> None:
+        """Keep only half of the next data file in paths with `part` in them, and say nothing."""
+        self._torn = part
+
+    def flip(self, part: str, which: float) -> bool:
+        """Flip a bit of a published file; `which`, from 0 to 1, says where. False: there is none.
+
+        It is one of the newest checkpoint (names sort by age), if there is an older one.
+        """
+        published = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
+        if len({posixpath.splitext(path)[0] for path in published}) < 2:
+            return False
+        newest = posixpath.splitext(published[-1])[0]
+        chosen = [path for path in published if path.startswith(newest)]
+        path = chosen[int(which * len(chosen))]
+        content = bytearray(self.files[path])
+        if not content:
+            return False
+        at = int((which * len(chosen) % 1) * len(content))
+        content[at] ^= 1 << at % 8
+        self.files[path] = bytes(content)
+        return True
+
+    def crash_after(self, part: str, operations: int, crash: Callable[[], None]) -> None:
+        """Have whoever writes in paths with `part` in them crash after so many operations."""
+        self._crash = (part, operations, crash)
+
+    # -- the filesystem ----------------------------------------------------------------------------
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix(f"{SCHEME}://").strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        return {"name": SimDisk._strip_protocol(path).split("/")[1]}
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        """What lies directly below a path."""
+        folder = self._strip_protocol(path)
+        if folder in self.files:
+            return [self.info(folder)] if detail else [folder]
+        inside = [
+            p[len(folder) + 1 :].split("/")[0] for p in self.files if p.startswith(f"{folder}/")
+        ]
+        if not inside:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
+        names = [posixpath.join(folder, name) for name in dict.fromkeys(inside)]
+        return [self.info(name) for name in names] if detail else names
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        """The size and type of a file or folder."""
+        path = self._strip_protocol(path)
+        if path in self.files:
+            return {"name": path, "size": len(self.files[path]), "type": "file"}
+        if any(p.startswith(f"{path}/") for p in self.files):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
+        """Do nothing: folders are where files are."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Do nothing: folders are where files are."""
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        """The bytes of a file."""
+        try:
+            return self.files[self._strip_protocol(path)][start:end]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        """Write a file whole."""
+        with self._open(path, "wb") as file:
+            file.write(value)
+
+    def mv(self, path1: str, path2: str, **options: Any) -> None:
+        """Rename a file; what had the new name is replaced."""
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        self._step(target)
+        if self._stuck and self._stuck in target:
+            raise OSError(errno.EIO, "the rename failed", target)
+        self.files[target] = self.files.pop(source)
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file."""
+        path = self._strip_protocol(path)
+        self._step(path)
+        if self.files.pop(path, None) is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        if mode == "rb":
+            return io.BytesIO(self.cat_file(path))
+        self._step(path)
+        self.on_write(path)
+        self.files[path] = b""
+        return _Writer(self, path)
+
+    def append(self, path: str, data: bytes) -> None:
+        """Take what a writer gives."""
+        self._step(path)
+        if self._torn and self._torn in path and ".safetensors" in path:
+            self._torn, data = "", data[: len(data) // 2]
+        if self._full and self._full in path:
+            self.files[path] += data[: len(data) // 2]
+            raise OSError(errno.ENOSPC, "no space left on device", path)
+        self.files[path] += data
+
+    def _step(self, path: str) -> None:
+        """One operation that changes something: where a process may be made to crash."""
+        if self._crash is not None and self._crash[0] in path:
+            part, left, crash = self._crash
+            self._crash = (part, left - 1, crash) if left else None
+            if not left:
+                crash()
+        process = here.get()
+        if process is not None and not process.alive:
+            raise OSError(errno.EIO, "the process is gone", path)
+
+
+class _Writer(io.BytesIO):
+    """A file that is being written; what is in it can be read at once."""
+
+    def __init__(self, disk: SimDisk, path: str) -> None:
+        super().__init__()
+        self._disk = disk
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        self._disk.append(self._path, bytes(data))
+        return len(data)
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation("fileno")
+
+
+def _ignore(path: str) -> None:
+    pass
+
+
+def disk(name: str) -> SimDisk:
+    """The disk of that name, erased."""
+    found: SimDisk = fsspec.filesystem(SCHEME, name=name)
+    found.erase()
+    return found
+
+
+fsspec.register_implementation(SCHEME, SimDisk, clobber=True)

@@ -1,0 +1,279 @@
+"""Owns the carrying out of a schedule's faults: it waits until each is due, and finds whom it hits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from dps.protocol.transport import Endpoint
+from dps.sim.disk import SimDisk
+from dps.sim.faults import Fault, Schedule, Trigger, Whom
+from dps.sim.network import Weather
+from dps.sim.process import Process
+from dps.sim.world import World
+
+PATIENCE = 1.5  # how long a fault waits for what it is to come after
+WRITE_STEPS = 7  # how often a checkpoint that is written touches the disk, about
+GLANCE = 0.01
+SLOW_LINK = 0.1
+LOSSY_LINK = 0.5
+BURST = (0.002, 0.01)
+STANDSTILL = (0.02, 0.08)
+
+# What a trace says when something happens that a fault may come after.
+SIGNS: dict[tuple[str, str], Trigger] = {
+    ("event", "Detected"): "detected",
+    ("up", ""): "node back",
+    ("sent", "Install"): "copying",
+    ("sent", "Configure"): "configuring",
+    ("event", "Promoted"): "promoted",
+    ("event", "Restored"): "restored",
+    ("write", ""): "writing",
+    ("sent", "PutState"): "stored",
+    ("sent", "TakeMail"): "mail taken",
+}
+
+
+class Injector:
+    """Carries the faults of one schedule out.
+
+    Parameters
+    ----------
+    join
+        Called to have one more worker join.
+
+    Attributes
+    ----------
+    struck
+        How many faults of each kind were carried out; one that found nobody to hit was not.
+    """
+
+    def __init__(
+        self, world: World, disk: SimDisk, schedule: Schedule, join: Callable[[], None]
+    ) -> None:
+        self.struck: Counter[str] = Counter()
+        self._world = world
+        self._network = world.network
+        self._disk = disk
+        self._schedule = schedule
+        self._random = Random(f"{schedule.case.name}/{schedule.seed}/bursts")
+        self._join = join
+        self._touched: set[str] = set()
+        self._touched_names: set[str] = set()
+        self._troubled: Counter[str] = Counter()
+        self._victim = ""
+        self._copy = ("", "")
+        self._waiting: dict[Trigger, asyncio.Future[None]] = {}
+        self._endings: list[asyncio.Task[None]] = []
+        self._network.watchers.append(self._watch)
+        disk.on_write = lambda path: self._network.note("write", path, "", "")
+
+    def touched(self, process: Process) -> bool:
+        """Whether a process may have been kept from its work, so that it may be taken for lost."""
+        return bool(self._schedule.weather.loss) or process.address in self._touched
+
+    def has_touched(self, *roles: str) -> bool:
+        """Whether a fault has touched a node of one of these roles."""
+        return any(name.partition("-")[0] in roles for name in self._touched_names)
+
+    async def run(self) -> None:
+        """Carry out one fault after the other; return when all that end have ended."""
+        for fault in self._schedule.faults:
+            await self._until_due(fault)
+            if self._strike(fault):
+                self.struck[fault.kind] += 1
+                self._network.note("fault", str(fault.whom), str(fault.other or ""), fault.kind)
+        for ending in self._endings:
+            await ending
+
+    async def heal(self) -> None:
+        """End every fault, and bring up what is missing."""
+        self._network.note("healed", "", "", "")
+        self._network.weather = Weather(self._schedule.weather.delays)
+        self._network.heal()
+        self._world.resume_all()
+        self._disk.repair()
+        await self._world.bring_back_missing()
+
+    # -- when ------------------------------------------------------------------------------------
+
+    async def _until_due(self, fault: Fault) -> None:
+        if fault.after == "whole":
+            await self._until_whole()
+        elif fault.after != "before":
+            sign = self._waiting[fault.after] = asyncio.get_running_loop().create_future()
+            await asyncio.wait([sign], timeout=PATIENCE)
+        await asyncio.sleep(fault.delay)
+
+    async def _until_whole(self) -> None:
+        until = asyncio.get_running_loop().time() + 2 * PATIENCE
+        while asyncio.get_running_loop().time() < until:
+            table = self._world.table
+            members = [member for view in table.views for member in view.chain]
+            if table.complete and all(self._world.name_of(member) for member in members):
+                return
+            await asyncio.sleep(GLANCE)
+
+    def _watch(self, what: str, source: str, target: str, message: str) -> None:
+        if message == "Install" and what == "sent":
+            self._copy = (source, target)
+        if what == "up" and self._troubled[source] > 0:
+            self._touch(source)
+        trigger = SIGNS.get((what, message))
+        sign = self._waiting.pop(trigger, None) if trigger else None
+        if sign is not None and not sign.done():
+            sign.set_result(None)
+
+    # -- whom ------------------------------------------------------------------------------------
+
+    def _name(self, whom: Whom | None) -> str:
+        """The name of the process that is meant; "" if there is none now."""
+        if whom is None:
+            return ""
+        match whom.role:
+            case "worker":
+                name = f"worker-{whom.number}"
+            case "replacement":
+                name = self._victim
+            case "source" | "newcomer":
+                name = self._copy[whom.role == "newcomer"]
+            case "scheduler":
+                name = "scheduler"
+            case "store":
+                name = self._named(self._world.table.store)
+            case "mailbox":
+                name = self._named(self._world.table.mailbox)
+            case _:
+                name = self._named(self._member(whom))
+        return name if self._world.process(name) is not None else ""
+
+    def _member(self, whom: Whom) -> Endpoint | None:
+        chain = self._world.table.views[whom.number].chain
+        if not chain:
+            return None
+        place = {"head": 0, "middle": len(chain) // 2, "tail": len(chain) - 1}
+        return chain[place.get(whom.role, 0)]
+
+    def _named(self, endpoint: Endpoint | None) -> str:
+        return self._world.name_of(endpoint) if endpoint is not None else ""
+
+    def _touch(self, *names: str) -> None:
+        for name in names:
+            process = self._world.process(name)
+            if process is not None:
+                self._touched.add(process.address)
+                self._touched_names.add(name)
+
+    # -- how -------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> bool:
+        """Carry a fault out; return whether there was anybody to hit."""
+        if fault.kind == "join":
+            self._join()
+            return True
+        if fault.whom.role == "disk":
+            return self._strike_disk(fault)
+        name = self._name(fault.whom)
+        if not name or (name == "scheduler" and fault.kind in ("crash", "suspicion")):
+            return False
+        if fault.other is not None:
+            other = self._name(fault.other)
+            return bool(other) and other != name and self._strike_link(fault, name, other)
+        return self._strike_process(fault, name)
+
+    def _strike_process(self, fault: Fault, name: str) -> bool:
+        process = self._world.process(name)
+        assert process is not None
+        if name != "scheduler":
+            self._touch(name)
+        match fault.kind:
+            case "crash":
+                self._crash(name, fault.lasts)
+            case "crash in a write":
+                steps = int(fault.which * WRITE_STEPS)
+                part = f"shard-{fault.whom.number}/"
+                self._disk.crash_after(part, steps, lambda: self._crash(name, fault.lasts))
+            case "suspicion":
+                self._world.suspect(name)
+            case "pause":
+                self._network.pause(process)
+                self._at_the_end(fault, lambda: self._network.resume(process))
+            case "slow":
+                self._endings.append(asyncio.create_task(self._stutter(process, fault.lasts or 0)))
+        return True
+
+    def _crash(self, name: str, back_after: float | None) -> None:
+        if self._world.process(name) is None:
+            return
+        self._victim = name
+        if not name.startswith("worker"):
+            self._world.crash(name, back_after)
+            self._endings.append(asyncio.create_task(asyncio.sleep(back_after or 0)))
+            return
+        self._world.crash(name)
+        if back_after is not None:
+            self._endings.append(asyncio.create_task(self._have_joined(back_after)))
+
+    async def _have_joined(self, after: float) -> None:
+        await asyncio.sleep(after)
+        self._join()
+
+    def _strike_link(self, fault: Fault, name: str, other: str) -> bool:
+        ends = [end for end in (name, other) if end != "scheduler"]
+        self._touch(*ends)
+        self._troubled.update(ends)
+        undo: list[Callable[[], None]] = [lambda: self._troubled.subtract(ends)]
+        network = self._network
+        match fault.kind:
+            case "one-way cut":
+                network.cut(name, other)
+                undo.append(lambda: network.mend(name, other))
+            case "partition":
+                network.cut(name, other)
+                network.cut(other, name)
+                undo += [lambda: network.mend(name, other), lambda: network.mend(other, name)]
+            case "lossy link":
+                network.lose(name, other, LOSSY_LINK)
+                undo.append(lambda: network.lose(name, other, 0.0))
+            case "slow link":
+                before = network.mean_delay(name, other)
+                network.slow(name, other, SLOW_LINK)
+                undo.append(lambda: network.slow(name, other, min(before, SLOW_LINK)))
+        for end in undo:
+            self._at_the_end(fault, end)
+        return True
+
+    def _strike_disk(self, fault: Fault) -> bool:
+        part = f"shard-{fault.whom.number}/"
+        match fault.kind:
+            case "full disk":
+                self._disk.fill(part)
+                self._at_the_end(fault, lambda: self._disk.fill(""))
+            case "failed rename":
+                self._disk.jam(part)
+                self._at_the_end(fault, lambda: self._disk.jam(""))
+            case "torn write":
+                self._disk.tear(part)
+            case "bit flip":
+                return self._disk.flip(part, fault.which)
+        return True
+
+    def _at_the_end(self, fault: Fault, undo: Callable[[], None]) -> None:
+        if fault.lasts is not None:
+            self._endings.append(asyncio.create_task(self._later(fault.lasts, undo)))
+
+    async def _later(self, seconds: float, undo: Callable[[], None]) -> None:
+        await asyncio.sleep(seconds)
+        undo()
+
+    async def _stutter(self, process: Process, seconds: float) -> None:
+        """Have a process run for moments only."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while loop.time() < until and process.alive:
+            self._network.pause(process)
+            await asyncio.sleep(self._random.uniform(*STANDSTILL))
+            self._network.resume(process)
+            await asyncio.sleep(self._random.uniform(*BURST))

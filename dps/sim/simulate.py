@@ -1,0 +1,163 @@
+"""Owns the running of one schedule: the counter workload under its faults, then every check."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from dps.core.recovery import with_checkpoint_path
+from dps.core.rules import SGD
+from dps.protocol import replica
+from dps.protocol.group import Group
+from dps.sim.audit import Auditor, accepting, settled
+from dps.sim.cases import TIMINGS
+from dps.sim.counting import CELLS, CountingWorker, Tally, counters, zeros
+from dps.sim.disk import SCHEME, SimDisk, disk
+from dps.sim.faults import Schedule
+from dps.sim.injector import Injector
+from dps.sim.loop import Deadlock, run
+from dps.sim.network import Line, Network
+from dps.sim.violation import Violation, require
+from dps.sim.world import COORDINATOR, World
+
+JOINING = 3  # workers that may join later, and one for the end
+HORIZON = 20.0  # seconds after the last fault within which everything must be well again
+LONGEST = 120.0  # seconds that the faults take at most
+SKEW = 0.05
+CALENDAR = 100.0
+
+
+@dataclass(slots=True)
+class Record:
+    """What came of a schedule.
+
+    Attributes
+    ----------
+    violation
+        The promise that was broken; None: every one was kept.
+    struck
+        How many faults of each kind were carried out.
+    operations
+        How many requests the workers made.
+    trace
+        All that happened, in order.
+    """
+
+    schedule: Schedule
+    violation: Violation | None = None
+    struck: Counter[str] = field(default_factory=Counter)
+    operations: int = 0
+    trace: list[Line] = field(default_factory=list)
+
+
+def simulate(schedule: Schedule) -> Record:
+    """Run a schedule; the same one always comes to the same record."""
+    record = Record(schedule)
+    files = disk("counting")
+    random = Random(f"{schedule.case.name}/{schedule.seed}/work")
+    threshold, replica.INLINE_BYTES = replica.INLINE_BYTES, 1 << 20 if schedule.inline else 0
+    try:
+        run(lambda: _Run(schedule, files, record).to_the_end(), random, schedule.work)
+    except Violation as violation:
+        record.violation = violation
+    except (Deadlock, TimeoutError) as error:
+        record.violation = Violation("stuck", str(error) or "the group did not start")
+    finally:
+        replica.INLINE_BYTES = threshold
+        files.erase()
+    return record
+
+
+class _Run:
+    """One run of a schedule."""
+
+    def __init__(self, schedule: Schedule, files: SimDisk, record: Record) -> None:
+        case = schedule.case
+        recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
+        layout = counters(case.shards, CELLS * (case.workers + JOINING))
+        group = Group("g", layout, SGD(1.0), case.consistency, recovery, COORDINATOR, TIMINGS)
+        self._case = case
+        self._schedule = schedule
+        self._record = record
+        self._network = Network(self._stream("network"), schedule.weather)
+        self._network.watchers.append(self._watch)
+        self._clocks = self._stream("clocks")
+        self._world = World(group, zeros(layout), self._network, self._stream("notices"))
+        self._world.tells = schedule.told
+        self._tally = Tally(case.shards)
+        self._injector = Injector(self._world, files, schedule, self._join)
+        self._auditor = Auditor(self._world, case, self._tally, self._injector)
+        self._over = asyncio.Event()
+        self._training: list[asyncio.Task[None]] = []
+        self._workers = 0
+        record.trace, record.struck = self._network.trace, self._injector.struck
+
+    async def to_the_end(self) -> None:
+        """Train while things fail; stop at the first promise that is broken."""
+        with accepting(self._auditor.accepted):
+            work = asyncio.create_task(self._all())
+            broken = self._network.broken
+            try:
+                await asyncio.wait({work, broken}, return_when=asyncio.FIRST_COMPLETED)
+                if broken.done():
+                    raise broken.result()
+                await work
+            finally:
+                self._record.operations = self._tally.operations
+
+    async def _all(self) -> None:
+        await self._world.start(self._schedule.extra)
+        for _ in range(self._case.workers):
+            self._join()
+        await self._injector.run()
+        await self._injector.heal()
+        self._over.set()
+        await self._ended(HORIZON)
+        await self._push_once_more()
+        table = await settled(self._world, HORIZON)
+        self._auditor.check(table)
+
+    def _join(self) -> None:
+        """Have one more worker join, if there are cells for it."""
+        if self._workers < self._case.workers + JOINING - 1:
+            self._training.append(self._worker())
+
+    def _worker(self) -> asyncio.Task[None]:
+        name = f"worker-{self._workers}"
+        self._workers += 1
+        case = self._case
+        worker = CountingWorker(self._world, name, self._tally, case.linear, case.lead)
+        training = worker.train(self._stream(name), self._schedule.think, self._over)
+        task = worker.process.run(training)
+        task.add_done_callback(self._ended_well)
+        return task
+
+    def _ended_well(self, task: asyncio.Task[None]) -> None:
+        """Stop at once when a worker fails: the others may wait for it."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Violation):
+            self._network.report(error)
+        elif error is not None:
+            self._network.report(Violation("failed", f"a worker failed: {error!r}"))
+
+    async def _push_once_more(self) -> None:
+        """When all is well again, a worker that comes gets its updates in."""
+        self._training = [self._worker()]
+        await self._ended(HORIZON)
+
+    async def _ended(self, within: float) -> None:
+        _, hanging = await asyncio.wait(self._training, timeout=within)
+        text = f"{len(hanging)} workers still not done {within:g} s after the faults"
+        require(not hanging, "stuck", text)
+
+    def _watch(self, what: str, source: str, target: str, message: str) -> None:
+        if what == "up" and self._schedule.skewed:
+            process = self._world.process(source)
+            assert process is not None
+            process.rate = self._clocks.uniform(1 - SKEW, 1 + SKEW)
+            process.offset = self._clocks.uniform(-CALENDAR, CALENDAR)
+
+    def _stream(self, purpose: str) -> Random:
+        return Random(f"{self._case.name}/{self._schedule.seed}/{purpose}")
