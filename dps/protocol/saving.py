@@ -23,6 +23,7 @@ from dps.protocol.transport import Clock
 T = TypeVar("T")
 
 RETRY_SECONDS = 0.05
+TICK_SECONDS = 0.001  # clocks may differ by less than the time can advance
 
 
 class Checkpoints:
@@ -119,7 +120,7 @@ class Checkpoints:
             await self._unsaved.wait()
             left = self._since + self._due_after - self._clock.monotonic()
             if left > 0:
-                await asyncio.sleep(left)
+                await asyncio.sleep(max(left, TICK_SECONDS))
                 continue
             assert self._latest is not None
             epoch, state = self._latest

@@ -183,7 +183,7 @@ def test_a_worker_that_is_slow_to_answer_is_waited_for_if_nobody_else_holds_a_co
         rebuilt = await back(s)
         assert (rebuilt.donor, rebuilt.version) == ("b/1", 1)
 
-    in_world(scenario, shards=1, recovery=CACHE)
+    in_world(scenario, shards=1, recovery=CACHE, lease=5.0)
 
 
 @pytest.mark.parametrize("workers", [(), ("a",), ("a", "b")])
