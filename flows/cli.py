@@ -202,13 +202,14 @@ def soak(
         float, typer.Option(min=0, help="How long; each strategy once at least.")
     ] = 30,
     seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
-    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
+    first: Annotated[int, typer.Option(help="The number of the first round.")] = 1,
     faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
+    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
 ) -> None:
     """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
     from flows.soak import soak as run_soak
 
-    raise typer.Exit(run_soak(minutes, seed, only, faults))
+    raise typer.Exit(run_soak(minutes, seed, first, faults, only))
 
 
 @bench.callback()
