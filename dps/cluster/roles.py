@@ -66,6 +66,17 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
     return nodes
 
 
+def newcomer(
+    address: str, workers: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node], group: Group
+) -> Node:
+    """Give a node that joins a cluster without roles later one: a server if there are too few."""
+    wanted = by_assignment(workers, group)
+    servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
+    role = "server" if servers < enough else "worker"
+    described = workers[address]
+    return Node(address, str(described["name"]), role, -1, None, described["nthreads"])
+
+
 def check(nodes: Sequence[Node], group: Group) -> None:
     """Refuse a cluster that is too small for the group.
 

@@ -25,6 +25,7 @@ from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
 from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
+from dps.cluster.weak import weakly
 from dps.cluster.worker import Worker, run_worker
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
@@ -306,7 +307,7 @@ class ParameterServer:
     async def _bring_up(self) -> None:
         client, name = self._client, self.group.name
         self._inbox.open()
-        client.subscribe_topic(node_topic(name), self._node_joined)
+        client.subscribe_topic(node_topic(name), weakly(self._node_joined))
         await client.register_plugin(CoordinatorPlugin(self.group))
         seeder = Seeder(self.group, self._initial, self._transport, self._router)
         self._seeding = asyncio.create_task(seeder.run())
@@ -401,14 +402,7 @@ class ParameterServer:
         if self._assigned:
             self.nodes += roles.by_resources({address: workers[address]})
         else:
-            wanted = roles.by_assignment(workers, self.group)
-            servers = sum(node.role == "server" for node in self.nodes)
-            short = servers < sum(node.role == "server" for node in wanted)
-            role = "server" if short else "worker"
-            described = workers[address]
-            self.nodes.append(
-                Node(address, str(described["name"]), role, -1, None, described["nthreads"])
-            )
+            self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
         await self._make_hosts([node for node in self.nodes if node.address == address])
 
     async def _finish(self, hosted: _Hosted) -> None:
