@@ -191,7 +191,7 @@ async def _sum_everything(self: Rounds, ready: Sequence[Any]) -> None:
         ids = {op.id, *(update for update, _, _ in op.merged)}
         step = await self._apply(op)
         for held in (held for held in ready if held.operation.id in ids):
-            held.step.set_result(step)
+            self._applied(held, step)
 
 
 # -- chains ----------------------------------------------------------------------------------------
