@@ -47,6 +47,8 @@ from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
 
+KEEPERS = ("store", "mailbox")
+
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
@@ -247,6 +249,12 @@ class Coordinator:
         gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
         if gone and self.cuts is not None:
             self._roll_back(gone[0])
+        if info.host == self.store:
+            self.store = None
+            for tender in self._tenders:
+                tender.forget_store()
+        if info.host == self.mailbox:
+            self.mailbox = None
         self._appoint_keepers()
         await self.publish()
 
@@ -276,7 +284,8 @@ class Coordinator:
             self.store = _first(hosts, "store")
         if self.mailbox not in self.members or self.mailbox == before[0]:
             self.mailbox = _first(hosts, "mailbox") or self.store
-        if (self.store, self.mailbox) != before and self._group.recovery.needs_store:
+        after = (self.store, self.mailbox)
+        if after != before and None not in after and self._group.recovery.needs_store:
             for tender in self._tenders:
                 if tender.view.chain:
                     tender.unsettle()
@@ -285,7 +294,10 @@ class Coordinator:
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
-            return any(tender.begun and not tender.view.serving for tender in self._tenders)
+            keepers = (info for info in self.members.hosts.values() if info.role in KEEPERS)
+            nobody_else = all(info.host == host for info in keepers)
+            waiting = any(tender.begun and not tender.view.serving for tender in self._tenders)
+            return waiting or nobody_else
         last = any(tender.view.chain == (host,) for tender in self._tenders)
         return last and isinstance(self._group.recovery.durability, Chain)
 

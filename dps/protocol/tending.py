@@ -143,6 +143,10 @@ class Tender:
         self.interrupt()
         self.wake()
 
+    def forget_store(self) -> None:
+        """Take note that no store has the shard's state any more."""
+        self._stored = None
+
     def seeded(self, epoch: int) -> None:
         """Take note that the initial values are installed."""
         if self._seeded is not None and epoch == self.view.epoch:
@@ -251,7 +255,9 @@ class Tender:
             case NoDurability() | Chain() | WorkerCache():
                 return False
             case SharedStore():
-                return self.begun and self._stored == self._around.store
+                return (
+                    self.begun and self._stored is not None and self._stored == self._around.store
+                )
             case _:
                 return self.begun
 
