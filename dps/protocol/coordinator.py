@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Chain
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
@@ -219,6 +218,8 @@ class Coordinator:
                 self._detected(tender, info, by)
             if info.host in (tender.reserved, self.store, self.mailbox):
                 tender.interrupt()
+            if info.host == self.store:
+                tender.store_lost()
             tender.wake()
         self._appoint_keepers()
         await self.publish()
@@ -259,8 +260,7 @@ class Coordinator:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
             return any(tender.begun and not tender.view.serving for tender in self._tenders)
-        last = any(tender.view.chain == (host,) for tender in self._tenders)
-        return last and isinstance(self._group.recovery.durability, Chain)
+        return any(tender.is_last_copy(host) for tender in self._tenders)
 
     # -- workers -----------------------------------------------------------------------------------
 
