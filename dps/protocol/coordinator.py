@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Chain
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
@@ -245,14 +244,14 @@ class Coordinator:
                 self._detected(tender, info, by)
             if info.host in (tender.reserved, self.store, self.mailbox):
                 tender.interrupt()
+            if info.host == self.store:
+                tender.store_lost()
             tender.wake()
         gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
         if gone and self.cuts is not None:
             self._roll_back(gone[0])
         if info.host == self.store:
             self.store = None
-            for tender in self._tenders:
-                tender.forget_store()
         if info.host == self.mailbox:
             self.mailbox = None
         self._appoint_keepers()
@@ -298,8 +297,7 @@ class Coordinator:
             nobody_else = all(info.host == host for info in keepers)
             waiting = any(tender.begun and not tender.view.serving for tender in self._tenders)
             return waiting or nobody_else
-        last = any(tender.view.chain == (host,) for tender in self._tenders)
-        return last and isinstance(self._group.recovery.durability, Chain)
+        return any(tender.is_last_copy(host) for tender in self._tenders)
 
     def refuse_cut(self, shard: int, cut: int) -> None:
         """Have all shards go back to the cut before this one, which is damaged."""

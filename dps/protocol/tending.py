@@ -143,14 +143,22 @@ class Tender:
         self.interrupt()
         self.wake()
 
-    def forget_store(self) -> None:
-        """Take note that no store has the shard's state any more."""
-        self._stored = None
-
     def seeded(self, epoch: int) -> None:
         """Take note that the initial values are installed."""
         if self._seeded is not None and epoch == self.view.epoch:
             self._seeded.set()
+
+    def store_lost(self) -> None:
+        """Take note that no state is kept: the store may come back, but empty."""
+        self._stored = None
+
+    def is_last_copy(self, host: Endpoint) -> bool:
+        """Whether a host has the only copy of a state that must not be lost with one host."""
+        if self.view.chain != (host,):
+            return False
+        durability = self._group.recovery.durability
+        unkept = isinstance(durability, SharedStore) and self.begun and not self._is_kept
+        return unkept or isinstance(durability, Chain)
 
     def _next_epoch(self) -> int:
         """A number that no configuration of this shard has had."""
