@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
-from dps.errors import DpsError, StaleEpoch
+from dps.errors import DpsError, StaleEpoch, TransportError
 from dps.protocol.durability import Durability
 from dps.protocol.group import Group
 from dps.protocol.messages import Replicate, ReportLink
@@ -143,11 +143,15 @@ class Commits:
                 try:
                     await self.until_interrupted(self._commit())
                     self._unreached_since = None
-                except (DpsError, OSError):
+                except TransportError:
                     # The successor or the store does not answer. Nothing is acked meanwhile; the
                     # coordinator changes the chain, or the store comes back.
                     await asyncio.sleep(self._group.timings.retry)
                     await self._complain()
+                except (DpsError, OSError):
+                    # It answers, so it can be reached; it is changing, or has to wait itself.
+                    self._unreached_since = None
+                    await asyncio.sleep(self._group.timings.retry)
 
     async def _commit(self) -> None:
         state, epoch, successor = self._newest, self.epoch, self.successor
