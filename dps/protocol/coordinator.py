@@ -274,6 +274,8 @@ class Coordinator:
         hosts, before = self.members.hosts, (self.store, self.mailbox)
         if self.store not in self.members:
             self.store = _first(hosts, "store")
+            for tender in self._tenders:
+                tender.lose_store()
         if self.mailbox not in self.members or self.mailbox == before[0]:
             self.mailbox = _first(hosts, "mailbox") or self.store
         if (self.store, self.mailbox) != before and self._group.recovery.needs_store:
