@@ -372,9 +372,7 @@ class SimTransport:
         return await self._network.probe(self._process, address)
 
 
-async def _serve(
-    courier: Courier, process: Process, key: str, frames: wire.Frames
-) -> wire.Frames:
+async def _serve(courier: Courier, process: Process, key: str, frames: wire.Frames) -> wire.Frames:
     try:
         if key not in process.services:
             raise NotServing(f"there is no {key} at {process.address}")
