@@ -117,6 +117,8 @@ class Replica:
         versions = (update.version for update in step.updates if update.id == op.id)
         version = next(versions, step.state.version)
         weights = await self._readable(op.id.worker, until) if m.pull else None
+        if self._is_refused(op.id):  # it was evicted meanwhile; it is told so when it reads
+            weights = None
         clock = step.state.workers[op.id.worker].clock
         return Pushed(step.outcome, version, clock, weights)
 
@@ -127,13 +129,15 @@ class Replica:
         than the client has seen, but for what was lost since.
         """
         self._must_be_in(m.epoch)
-        self._must_be_active(UpdateId(m.worker, m.incarnation, 0))
+        reader = UpdateId(m.worker, m.incarnation, 0)
+        self._must_be_active(reader)
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
         if not await self._until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
         weights = await self._readable(m.worker, until)
         self._must_be_in(m.epoch)
+        self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
         return weights if weights is not None else Waiting()
 
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
@@ -388,14 +392,18 @@ class Replica:
         return epoch > self.epoch
 
     def _must_be_active(self, update: UpdateId) -> None:
-        """Refuse a worker that nobody waits for, where what it computed may be too stale.
+        """Refuse a worker that nobody waits for, where what it computed may be too stale."""
+        if self._is_refused(update):
+            raise evicted(update)
+
+    def _is_refused(self, update: UpdateId) -> bool:
+        """Whether nobody waits for the worker, and it matters.
 
         One that has been replaced by a later incarnation is always refused: its updates cannot be
         told from those that are here already, and must not be acked as if they were.
         """
         gated = not isinstance(self._group.consistency, ASP)
-        if is_superseded(self.state, update) or (gated and is_evicted(self.state, update)):
-            raise evicted(update)
+        return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))
 
 
 def _after(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:
