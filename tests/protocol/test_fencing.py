@@ -7,13 +7,25 @@ import asyncio
 import numpy as np
 import pytest
 
+from dps.core.consistency import SSP
 from dps.core.recovery import Chain, Continue, Recovery, SharedStore
 from dps.core.shard import initial_state
-from dps.errors import StaleEpoch
+from dps.core.updates import UpdateId
+from dps.errors import Evicted, StaleEpoch
 from dps.events import Detected, Restored
 from dps.protocol.host import Host
+from dps.protocol.lane import Outcome
 from dps.protocol.lease import Leases
-from dps.protocol.messages import AddHosts, Configure, Extend, HostInfo, Install, ReportLink
+from dps.protocol.messages import (
+    AddHosts,
+    Configure,
+    Evict,
+    Extend,
+    HostInfo,
+    Install,
+    Pull,
+    ReportLink,
+)
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock
@@ -223,3 +235,38 @@ def test_a_host_at_an_address_that_was_used_before_is_made_use_of() -> None:
             assert (await view_of(s)).chain == (me,)
 
     in_world(scenario, shards=1)
+
+
+def test_a_worker_that_is_evicted_while_it_waits_is_shown_nothing() -> None:
+    """It would count as one that is not bounded by anybody's clock."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        await client.push(ONES)
+        view = await view_of(s)
+        (head,) = view.chain
+        reading = asyncio.create_task(s.ask(head, Pull(0, view.epoch, "worker-0", 1, 0, 0.5)))
+        await asyncio.sleep(0.1)
+        await s.ask(head, Evict(0, view.epoch, UpdateId("worker-0", 1, 0)))
+        with pytest.raises(Evicted, match=r"Pull \(shard 0, epoch \d+\): worker-0"):
+            await reading
+
+    in_world(scenario, consistency=SSP(0), shards=1)
+
+
+def test_an_update_that_was_applied_does_not_count_as_dropped() -> None:
+    """Though its worker is evicted before it has read the weights after it."""
+    outcomes: list[Outcome] = []
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0", lambda *ack: outcomes.append(ack[-1]))
+        await s.enter("worker-1")
+        pushing = process.run(client.push(ONES, pull=True))
+        await asyncio.sleep(2 * TIMINGS.patience)
+        view = await view_of(s)
+        await s.ask(view.chain[0], Evict(0, view.epoch, UpdateId("worker-0", 1, 0)))
+        await s.all_of(pushing, within=2.0)
+        assert (outcomes, client.dropped, client.incarnation) == (["applied"], 0, 2)
+
+    in_world(scenario, consistency=SSP(0), shards=1)
