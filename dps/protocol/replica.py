@@ -105,6 +105,8 @@ class Replica:
         until = _now() + m.patience
         op = m.operation
         together = op.kind in ("gradient", "tick") and self._applies_together
+        if not together and not await self._until(self._has_room, until):
+            return Waiting()
         step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
         if step is None:
             return Waiting()
@@ -269,15 +271,22 @@ class Replica:
 
     async def _apply(self, op: Operation, epoch: int) -> Step:
         """Apply one operation in its turn; return what came of it, not yet durable."""
-        await self._until(lambda: self._commits.in_flight < self._durability.window, None)
-        async with self._lock:
-            self._must_be_head(epoch)
-            if op.kind in ("gradient", "tick"):
-                self._must_be_active(op.id)
-            step = await self._apply_now(op)
-            await self._rounds.finish()
-        await self._notify()
-        return step
+        limit = _now() + self._group.timings.call
+        while await self._until(self._has_room, limit):
+            async with self._lock:
+                self._must_be_head(epoch)
+                if not self._has_room():  # others had waited for it too
+                    continue
+                if op.kind in ("gradient", "tick"):
+                    self._must_be_active(op.id)
+                step = await self._apply_now(op)
+                await self._rounds.finish()
+            await self._notify()
+            return step
+        raise NotServing(f"shard {self.shard}: what was applied before does not become durable")
+
+    def _has_room(self) -> bool:
+        return self._commits.in_flight < self._durability.window
 
     @property
     def _applies_together(self) -> bool:
@@ -360,7 +369,7 @@ class Replica:
 
     # -- waiting and refusing --------------------------------------------------------------------
 
-    async def _until(self, holds: Callable[[], bool], until: float | None) -> bool:
+    async def _until(self, holds: Callable[[], bool], until: float) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
         if not holds():
             try:

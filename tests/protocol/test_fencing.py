@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from dps.core.consistency import SSP
 from dps.core.recovery import Chain, Continue, Recovery, SharedStore
-from dps.core.shard import initial_state
-from dps.core.updates import UpdateId
+from dps.core.shard import ShardState, initial_state
+from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted, StaleEpoch
 from dps.events import Detected, Restored
+from dps.protocol import replica
 from dps.protocol.host import Host
 from dps.protocol.lane import Outcome
 from dps.protocol.lease import Leases
@@ -24,7 +26,9 @@ from dps.protocol.messages import (
     HostInfo,
     Install,
     Pull,
+    Push,
     ReportLink,
+    Waiting,
 )
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
@@ -44,10 +48,10 @@ def test_a_replica_never_goes_back_to_an_earlier_epoch() -> None:
     async def scenario(s: Setting) -> None:
         view = await view_of(s)
         head = view.chain[0]
-        replica = s.world.hosts[head.address].replica(0)
+        member = s.world.hosts[head.address].replica(0)
         first = Configure(0, view.epoch + 1, view.chain, head)
         second = Configure(0, view.epoch + 2, view.chain, head)
-        async with replica._lock:
+        async with member._lock:
             later = asyncio.create_task(s.ask(head, second))
             await asyncio.sleep(0.1)
             earlier = asyncio.create_task(s.ask(head, first))
@@ -55,7 +59,7 @@ def test_a_replica_never_goes_back_to_an_earlier_epoch() -> None:
         await later
         with pytest.raises(StaleEpoch, match=r"Configure \(shard 0, epoch \d+\): shard 0 is in"):
             await earlier
-        assert replica.epoch == view.epoch + 2
+        assert member.epoch == view.epoch + 2
 
     in_world(scenario, recovery=CHAIN, shards=1)
 
@@ -270,3 +274,42 @@ def test_an_update_that_was_applied_does_not_count_as_dropped() -> None:
         assert (outcomes, client.dropped, client.incarnation) == (["applied"], 0, 2)
 
     in_world(scenario, consistency=SSP(0), shards=1)
+
+
+def test_a_head_that_has_no_room_for_an_update_says_so_in_time() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        store = s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        op = Operation("gradient", UpdateId("worker-1", 1, 1), gradient=np.zeros(320, np.uint8))
+        reply = await s.ask(view.chain[0], Push(0, view.epoch, op, False, 0.1), deadline=0.2)
+        assert reply == Waiting()
+        s.network.resume(store)
+        await s.all_of(pushing, within=1.0)
+
+    in_world(scenario, recovery=Recovery(SharedStore(every=1)), shards=1)
+
+
+def test_no_more_updates_share_a_write_than_were_allowed() -> None:
+    async def scenario(s: Setting) -> None:
+        entered = [await s.enter(f"worker-{i}") for i in range(6)]
+        (server,) = (await view_of(s)).chain
+        commits, most = s.world.hosts[server.address].replica(0)._commits, 0
+        add = commits.add
+
+        def count(state: ShardState, op: Operation) -> None:
+            nonlocal most
+            add(state, op)
+            most = max(most, commits.in_flight)
+
+        commits.add = count  # type: ignore[method-assign]
+        await s.all_of(*(process.run(client.push(ONES)) for process, client in entered), within=3.0)
+        assert most == 2
+
+    with patch.object(replica, "INLINE_BYTES", 0):
+        in_world(scenario, recovery=Recovery(SharedStore(every=2)), shards=1)
