@@ -18,6 +18,7 @@ from dps.core.recovery import (
     Replay,
     SharedStore,
     Wait,
+    WorkerCache,
 )
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import DpsError
@@ -48,6 +49,7 @@ __all__ = [
     "UpdateRule",
     "Wait",
     "Worker",
+    "WorkerCache",
     "__version__",
 ]
 

@@ -267,7 +267,7 @@ class Promoted(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Restored(Event):
-    """A shard began to serve from a copy; `source` is "initial", "checkpoint" or "store".
+    """A shard began to serve from a copy; `source` is "initial", "checkpoint", "store" or "worker".
 
     Versions after `version` of earlier epochs are lost. The start of a run is recorded the same
     way, as the restoration of version 0 in epoch 1.
@@ -278,6 +278,22 @@ class Restored(Event):
     node: str
     version: int
     source: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Rebuilt(Event):
+    """A lost shard was rebuilt from a worker's copy of its weights.
+
+    `donor` is the worker and its incarnation, `version` what it held, and `age_seconds` how long
+    ago it had read it.
+    """
+
+    shard: int
+    epoch: int
+    donor: str
+    version: int
+    age_seconds: float
 
 
 @recorded
@@ -301,6 +317,24 @@ class CheckpointWritten(Event):
     version: int
     nbytes: int
     seconds: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class CutTaken(Event):
+    """Every shard has a checkpoint that holds the same updates; `seconds` is the time it took."""
+
+    cut: int
+    seconds: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class RolledBack(Event):
+    """All shards go back to a cut, because `shard` was lost, or its checkpoint was damaged."""
+
+    shard: int
+    cut: int
 
 
 @recorded

@@ -36,7 +36,12 @@ from dps.events import (
 from flows.grid import Trial
 from flows.outcome import Outcome
 
-SOURCES = {"initial": "initial values", "checkpoint": "a checkpoint", "store": "the store"}
+SOURCES = {
+    "initial": "initial values",
+    "checkpoint": "a checkpoint",
+    "store": "the store",
+    "worker": "a worker's copy",
+}
 
 
 @dataclass

@@ -17,6 +17,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     computed_field,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -25,6 +26,7 @@ from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from dps.errors import ConfigurationError
 from flows.complaints import suggest
 
 
@@ -192,17 +194,37 @@ class NoDurabilitySection(Section):
 
 
 class CheckpointSection(Section):
-    """Shard state survives in files."""
+    """Shard state survives in files, written in an interval of updates, of seconds, or of both."""
 
     kind: Literal["checkpoint"]
-    every: PositiveInt = 100
+    every: PositiveInt | None = None
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: PositiveInt = 2
+    seconds: PositiveFloat | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _all_nodes_see_it(cls, path: str | None) -> str | None:
+        from dps.cluster.choices import shared_path  # brings in fsspec
+
+        try:
+            if path is not None:
+                shared_path(path)
+        except ConfigurationError as error:
+            refuse(str(error))
+        return path
+
+    @model_validator(mode="after")
+    def _some_interval(self) -> CheckpointSection:
+        if self.every is None and self.seconds is None:
+            # Not as if it had been written: an axis over `seconds` must be able to replace it.
+            self.__dict__["every"] = dps_recovery.CHECKPOINT_EVERY
+        return self
 
     def build(self) -> dps_recovery.Durability:
         """Return the choice of durability."""
-        return dps_recovery.Checkpoint(self.every, self.mode, self.path, self.keep)
+        return dps_recovery.Checkpoint(self.every, self.mode, self.path, self.keep, self.seconds)
 
 
 class ChainSection(Section):
@@ -230,8 +252,22 @@ class SharedStoreSection(Section):
         return dps_recovery.SharedStore(self.every)
 
 
+class WorkerCacheSection(Section):
+    """Shard state is rebuilt from the freshest copy that workers hold."""
+
+    kind: Literal["worker_cache"]
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.WorkerCache()
+
+
 DurabilitySection = Annotated[
-    NoDurabilitySection | CheckpointSection | ChainSection | SharedStoreSection,
+    NoDurabilitySection
+    | CheckpointSection
+    | ChainSection
+    | SharedStoreSection
+    | WorkerCacheSection,
     Field(discriminator="kind"),
 ]
 

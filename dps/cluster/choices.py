@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dps.core.consistency import ASP, BSP, SSP
 from dps.core.recovery import Checkpoint, Recovery, preset
 from dps.errors import ConfigurationError
+from dps.protocol.checkpoint import absolute, in_memory
 
 
 def checked_recovery(recovery: object) -> Recovery:
@@ -13,19 +16,38 @@ def checked_recovery(recovery: object) -> Recovery:
     Raises
     ------
     ConfigurationError
-        It is neither, or leaves open where checkpoints go.
+        It is neither, or checkpoints cannot go where they are to go.
     """
     chosen = preset(recovery) if isinstance(recovery, str) else recovery
     if not isinstance(chosen, Recovery):
         raise ConfigurationError(
             f"recovery={recovery!r}, expected a preset's name or Recovery(durability=..., ...)"
         )
-    if isinstance(chosen.durability, Checkpoint) and chosen.durability.path is None:
+    durability = chosen.durability
+    if not isinstance(durability, Checkpoint):
+        return chosen
+    return replace(chosen, durability=replace(durability, path=shared_path(durability.path)))
+
+
+def shared_path(path: str | None) -> str:
+    """Return a checkpoint path as every node of a cluster has to see it.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none, fsspec does not know it, or each process would see another one.
+    """
+    if path is None:
         raise ConfigurationError(
             "checkpoints need a path that all server nodes can reach: give "
             "recovery=Recovery(Checkpoint(path=...))"
         )
-    return chosen
+    if in_memory(path):
+        raise ConfigurationError(
+            f"checkpoints in {path!r} would be lost with the process that wrote them; give a path "
+            "that all server nodes can reach"
+        )
+    return absolute(path)
 
 
 def check_choices(optimizer: object, consistency: object) -> None:

@@ -6,10 +6,13 @@ A `Recovery` only says what is wanted; `dps.protocol` carries it out.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from dps.errors import ConfigurationError
+
+CHECKPOINT_EVERY = 100
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -31,26 +34,48 @@ class Checkpoint:
     Parameters
     ----------
     every
-        The promise, in updates: no more than `every` acked updates are ever at risk.
+        The promise, in updates: no more than `every` acked updates are ever at risk. If neither
+        this nor `seconds` is given, it is 100.
     mode
-        "sync" writes before the ack of every `every`-th update. "async" starts a write after half
-        as many updates and acks go on meanwhile; they wait only if `every` would be exceeded.
+        "sync" has the acks wait for every write that is due. "async" starts a write when half of
+        the interval is over and acks go on meanwhile; they wait only if the promise would be
+        broken.
     path
         Any fsspec path that all server nodes can reach. None: a folder of the run's own.
     keep
         How many checkpoints of each shard to keep.
+    seconds
+        The promise, in time: an acked update is saved within so many seconds, by a timer if no
+        other update follows. While the path cannot be written to, nothing more is acked than came
+        within that time.
+    scope
+        What goes back when a shard is lost: "shard", that one alone, or "all" of them, to the
+        newest consistent cut, in which all shards hold the same updates. The promise then counts
+        from that cut.
     """
 
-    every: int = 100
+    every: int | None = None
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: int = 2
+    seconds: float | None = None
+    scope: Literal["shard", "all"] = "shard"
     replicas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _require(self.every >= 1, f"checkpoint: every={self.every}, expected at least 1 update")
+        if self.every is None and self.seconds is None:
+            object.__setattr__(self, "every", CHECKPOINT_EVERY)
+        _require(
+            self.every is None or self.every >= 1,
+            f"checkpoint: every={self.every}, expected at least 1 update",
+        )
+        _require(
+            self.seconds is None or 0 < self.seconds < math.inf,
+            f"checkpoint: seconds={self.seconds}, expected more than 0",
+        )
         _require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
         _require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
+        _require(self.scope in ("shard", "all"), f"checkpoint: scope={self.scope!r} is unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +121,17 @@ class SharedStore:
 
     def __post_init__(self) -> None:
         _require(self.every >= 1, f"shared_store: every={self.every}, expected at least 1 update")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCache:
+    """Shard state lives on in what workers read of it; a lost shard is rebuilt from the freshest.
+
+    Updates that nobody has read since are lost, and the optimizer's state starts anew. If no
+    worker that takes part holds a copy, the shard restarts from its initial values.
+    """
+
+    replicas: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +186,7 @@ class Replay:
         )
 
 
-Durability = NoDurability | Checkpoint | Chain | SharedStore
+Durability = NoDurability | Checkpoint | Chain | SharedStore | WorkerCache
 Outage = Wait | Continue
 
 
@@ -161,6 +197,15 @@ class Recovery:
     durability: Durability = NoDurability()
     outage: Outage = Wait()
     replay: Replay = Replay()
+
+    def __post_init__(self) -> None:
+        back_together = isinstance(self.durability, Checkpoint) and self.durability.scope == "all"
+        _require(
+            not (back_together and isinstance(self.outage, Continue)),
+            "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
+            "the lost shard would follow on its cut, but not on those of the others; use "
+            "outage=wait, or scope='shard'",
+        )
 
     @property
     def needs_store(self) -> bool:

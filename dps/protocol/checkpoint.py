@@ -2,7 +2,8 @@
 
 A checkpoint is a safetensors file and, beside it, a JSON manifest with its checksum and the state's
 numbers. The manifest is renamed into place last, so a checkpoint either is there whole or not at
-all; one whose bytes do not match its manifest is passed over. Paths are any that fsspec knows.
+all; one whose bytes do not match its manifest is passed over. Paths are any that fsspec knows. A
+server that has been replaced neither outranks nor touches what its successor wrote.
 """
 
 from __future__ import annotations
@@ -21,23 +22,35 @@ from typing import Any
 
 import fsspec
 import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import load, save
 
 from dps.core.shard import Progress, ShardState
-from dps.errors import CheckpointCorrupt, StoreUnavailable
+from dps.errors import (
+    CheckpointCorrupt,
+    ConfigurationError,
+    DpsError,
+    StaleEpoch,
+    StoreUnavailable,
+)
 
 FORMAT = 1
 
-_NAME = re.compile(r"e(\d+)-i(\d+)\.(json|safetensors)(\.\w+\.tmp)?")
+_NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?\.(json|safetensors)(\.\w+\.tmp)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A published checkpoint: where its manifest is, and which state it holds."""
+    """A published checkpoint: where its manifest is, and which state it holds.
+
+    `cut` is the number of the consistent cut that it belongs to, None if to none.
+    """
 
     manifest: str
     epoch: int
     index: int
+    cut: int | None = None
 
 
 class CheckpointFiles:
@@ -51,8 +64,10 @@ class CheckpointFiles:
         self._folder = posixpath.join(root, f"shard-{shard}")
         self._keep = keep
 
-    def write(self, epoch: int, state: ShardState) -> int:
+    def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
         """Publish a checkpoint and delete those beyond the last `keep`.
+
+        One of a cut stays until `prune_cuts`: whether it is needed depends on the other shards.
 
         Returns
         -------
@@ -61,27 +76,40 @@ class CheckpointFiles:
 
         Raises
         ------
+        StaleEpoch
+            A server of a later epoch has written here: this one has been replaced.
         StoreUnavailable
             The path cannot be written; what was there before is still there.
         """
-        name = f"e{epoch:06d}-i{state.index:012d}"
+        name = f"e{epoch:06d}-i{state.index:012d}" + ("" if cut is None else f"-c{cut:06d}")
         data = save({"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}})
         manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
         try:
             self._fs.makedirs(self._folder, exist_ok=True)
+            self._refuse_if_replaced(epoch)
             self._publish(f"{name}.safetensors", data)
             self._publish(f"{name}.json", manifest)
-            self._prune()
-        except OSError as error:
+            if cut is None:
+                self._prune(epoch)
+        except DpsError:
+            raise
+        except Exception as error:
             self._discard(name)
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
         return len(data) + len(manifest)
+
+    def prune_cuts(self, epoch: int, oldest: int) -> None:
+        """Remove what belongs to cuts before `oldest`; what cannot be removed now stays."""
+        with suppress(Exception):
+            for path, (of_epoch, _, cut) in self._files().items():
+                if cut is not None and cut < oldest and of_epoch <= epoch:
+                    self._fs.rm(path)
 
     def found(self) -> list[Found]:
         """The published checkpoints, newest first."""
         try:
             files = self._files()
-        except OSError as error:
+        except Exception as error:
             raise StoreUnavailable(f"checkpoints in {self._folder}: {error}") from error
         published = [Found(p, *number) for p, number in files.items() if p.endswith(".json")]
         return sorted(published, key=lambda f: (f.epoch, f.index), reverse=True)
@@ -102,20 +130,35 @@ class CheckpointFiles:
             if _sealed(manifest, data) != manifest or manifest["format"] != FORMAT:
                 raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
             return _state(manifest, load(data))
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
-        except OSError as error:
+        except FileNotFoundError as error:
+            if not self._fs.exists(found.manifest):
+                raise StoreUnavailable(f"{found.manifest} was removed meanwhile") from error
+            raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
+        except CheckpointCorrupt:
+            raise
+        except Exception as error:
             raise StoreUnavailable(f"{found.manifest}: {error}") from error
 
-    def _files(self) -> dict[str, tuple[int, int]]:
-        """Every file of a checkpoint, whole or not, with the epoch and index in its name."""
+    def _files(self) -> dict[str, tuple[int, int, int | None]]:
+        """Every file of a checkpoint, whole or not, with the epoch, index and cut in its name."""
         self._fs.invalidate_cache(self._folder)  # other processes write here too
         try:
             paths = self._fs.ls(self._folder, detail=False)
         except FileNotFoundError:
             return {}
         named = [(path, _NAME.fullmatch(posixpath.basename(path))) for path in sorted(paths)]
-        return {path: (int(name[1]), int(name[2])) for path, name in named if name}
+        return {
+            path: (int(name[1]), int(name[2]), int(name[3]) if name[3] else None)
+            for path, name in named
+            if name
+        }
+
+    def _refuse_if_replaced(self, epoch: int) -> None:
+        newest = max((number[0] for number in self._files().values()), default=0)
+        if newest > epoch:
+            raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
 
     def _publish(self, name: str, data: bytes) -> None:
         target = posixpath.join(self._folder, name)
@@ -126,7 +169,8 @@ class CheckpointFiles:
                 file.flush()
                 _sync(file)
             self._fs.mv(scratch, target)
-        except OSError:
+            _sync_folder(self._fs, self._folder)
+        except Exception:
             if self._fs.exists(scratch):
                 self._fs.rm(scratch)
             raise
@@ -134,19 +178,50 @@ class CheckpointFiles:
     def _discard(self, name: str) -> None:
         """Remove the data of a checkpoint that was not published."""
         stem = posixpath.join(self._folder, name)
-        with suppress(OSError):
+        with suppress(Exception):  # the failure itself is what is told of
             if not self._fs.exists(f"{stem}.json"):
                 self._fs.rm(f"{stem}.safetensors")
 
-    def _prune(self) -> None:
-        """Remove what is older than the last `keep`, also what a writer that died left there."""
+    def _prune(self, epoch: int) -> None:
+        """Remove what is older than the last `keep`, also what a writer that died left there.
+
+        What a later epoch wrote is not ours to remove, whatever it is.
+        """
         kept = self.found()[: self._keep]
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
         # By name, the manifest goes first: without it the data file is no checkpoint.
         for path, number in self._files().items():
-            if number < oldest:
+            if number[:2] < oldest and number[0] <= epoch:
                 with suppress(FileNotFoundError):
                     self._fs.rm(path)
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same in every working directory.
+
+    Raises
+    ------
+    ConfigurationError
+        It is one of which fsspec knows nothing.
+    """
+    fs, bare = _resolved(path)
+    return str(bare) if isinstance(fs, LocalFileSystem) else path
+
+
+def in_memory(path: str) -> bool:
+    """Whether files there are seen only by the process that writes them."""
+    fs, _ = _resolved(path)
+    while hasattr(fs, "fs"):  # a cache in front of another one, or a folder in it
+        fs = fs.fs
+    return isinstance(fs, MemoryFileSystem)
+
+
+def _resolved(path: str) -> tuple[Any, str]:
+    try:
+        fs, bare = fsspec.url_to_fs(path)
+    except Exception as error:
+        raise ConfigurationError(f"checkpoints cannot be written to {path!r}: {error}") from error
+    return fs, bare
 
 
 def _sync(file: Any) -> None:
@@ -156,6 +231,16 @@ def _sync(file: Any) -> None:
     except (AttributeError, io.UnsupportedOperation):
         return  # it is in memory, or on another machine
     os.fsync(descriptor)
+
+
+def _sync_folder(fs: Any, folder: str) -> None:
+    """Have the names in a folder reach the disk, if that is where it is."""
+    if isinstance(fs, LocalFileSystem):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _manifest(name: str, epoch: int, state: ShardState, data: bytes) -> dict[str, Any]:

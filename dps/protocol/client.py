@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
+from dps.core.recovery import WorkerCache
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
     NotServing,
     TransportError,
 )
+from dps.protocol.cuts import applies, together
 from dps.protocol.group import Group
 from dps.protocol.lane import Lane, OnAck, Outcome
 from dps.protocol.lease import RENEWALS, repeat_forever
@@ -28,6 +31,7 @@ from dps.protocol.messages import (
     ExitWorker,
     RenewWorker,
 )
+from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.transport import Transport
 
@@ -48,6 +52,8 @@ class Client:
         self.incarnation = 0
         self.router = Router(group, transport)
         self._group = group
+        self._transport = transport
+        self._copies: Copies | None = None
         self._seq = 0
         self._home = ("", "")
         self._entered = asyncio.Event()
@@ -73,13 +79,14 @@ class Client:
             request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex)
             reply = await self.router.ask(request)
             self.incarnation, self._given_up = reply.incarnation, False
+            await self._offer_copies()
             if self._renewing is None:
                 every = self._group.timings.lease / RENEWALS
                 self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
             join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
             for lane in self._lanes:
                 lane.evicted = False
-            await self._all_lanes(lambda lane: lane.push(join, pull=False))
+            await self._to_all({s: partial(lane.push, join, False) for s, lane in self._numbered})
             self._seq = max(lane.clock for lane in self._lanes)
             await self._catch_up()
         finally:
@@ -123,6 +130,8 @@ class Client:
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
+        if self._copies is not None:
+            await self._copies.close()
         await self._all_lanes(lambda lane: lane.close())
         await self.router.close()
 
@@ -153,13 +162,15 @@ class Client:
             op = replace(operation, gradient=gradient, pieces=pieces)
             await self._lanes[shard].push(op, pull)
 
-        jobs = [send(shard) for shard in touched]
-        for lane in (lane for shard, lane in enumerate(self._lanes) if shard not in touched):
-            if self._ticks:
-                jobs.append(lane.push(replace(operation, kind="tick"), pull))
+        jobs: dict[int, Callable[[], Awaitable[None]]] = {}
+        for shard, lane in self._numbered:
+            if shard in touched:
+                jobs[shard] = partial(send, shard)
+            elif self._ticks:
+                jobs[shard] = partial(lane.push, replace(operation, kind="tick"), pull)
             elif pull:
-                jobs.append(lane.pull(self._reader))
-        await asyncio.gather(*jobs)
+                jobs[shard] = partial(lane.pull, self._reader)
+        await self._to_all(jobs)
         if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
             await self.pull()
 
@@ -191,6 +202,17 @@ class Client:
         """The version of each shard's weights that were read last; -1 where none were."""
         return tuple(lane.base.version if lane.base else -1 for lane in self._lanes)
 
+    async def _offer_copies(self) -> None:
+        """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""
+        if self._copies is not None:
+            await self._copies.close()
+        if isinstance(self._group.recovery.durability, WorkerCache):
+            donor = donor_name(self.worker, self.incarnation)
+            lanes = self._lanes
+            self._copies = Copies(
+                self._group, self._transport, self.router, donor, lambda s: lanes[s].base
+            )
+
     @property
     def _reader(self) -> UpdateId:
         return UpdateId(self.worker, self.incarnation, 0)
@@ -198,7 +220,18 @@ class Client:
     @property
     def _ticks(self) -> bool:
         """Whether a worker's clock must be the same on all shards, whatever its updates touch."""
-        return not isinstance(self._group.consistency, ASP)
+        return not isinstance(self._group.consistency, ASP) or applies(self._group)
+
+    @property
+    def _numbered(self) -> Iterable[tuple[int, Lane]]:
+        return enumerate(self._lanes)
+
+    async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
+        """Send something to several shards, and wait until all have it."""
+        if applies(self._group):
+            await together(jobs, self.router, lambda shard: self._lanes[shard].acked_in)
+        else:
+            await asyncio.gather(*(job() for job in jobs.values()))
 
     def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
         if outcome == "dropped":

@@ -15,7 +15,9 @@ from typing import Any
 from dps.core.consistency import ASP
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
-from dps.events import Decided, Detected, Sink, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.protocol.cut_files import WantCut
+from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.members import Members
@@ -40,8 +42,11 @@ from dps.protocol.messages import (
     Table,
     View,
 )
+from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
+
+KEEPERS = ("store", "mailbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +77,13 @@ class Coordinator:
         self.store: Endpoint | None = None
         self.mailbox: Endpoint | None = None
         self.seeds: dict[int, Seed] = {}
+        self.offers = Offers(self._donors)
         self._workers: dict[str, _Worker] = {}
         self._worker_leases = Leases[str](group.timings, clock)
         self._tenders = [
             Tender(shard, group, transport, self) for shard in range(len(group.layout.shards))
         ]
+        self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
         self._version = 0
         self._closed = False
         self._published = asyncio.Condition()
@@ -90,6 +97,8 @@ class Coordinator:
             RenewWorker: self._renew_worker,
             AddHosts: self._add_hosts,
             Seeded: self._seeded,
+            Offer: self._offer,
+            WantCut: self._want_cut,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -103,6 +112,8 @@ class Coordinator:
         """Stop deciding."""
         for tender in self._tenders:
             await tender.close()
+        if self.cuts is not None:
+            await self.cuts.close()
         for task in (self._watching, *self._evictions):
             task.cancel()
         await asyncio.gather(self._watching, *self._evictions, return_exceptions=True)
@@ -157,6 +168,15 @@ class Coordinator:
         self._tenders[m.shard].seeded(m.epoch)
         return Done()
 
+    async def _offer(self, m: Offer) -> Done:
+        await self.offers.take(m)
+        return Done()
+
+    async def _want_cut(self, m: WantCut) -> Done:
+        if self.cuts is not None:
+            self.cuts.want(m.shard, m.version)
+        return Done()
+
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
         await self.publish()
@@ -178,11 +198,16 @@ class Coordinator:
 
     # -- what is known ---------------------------------------------------------------------------
 
+    def _views(self) -> list[View]:
+        return [tender.view for tender in self._tenders]
+
     def _table(self) -> Table:
-        views = tuple(tender.view for tender in self._tenders)
+        views = tuple(self._views())
         complete = all(v.serving and len(v.chain) == self._group.replicas for v in views)
-        seeds = tuple(self.seeds.values())
-        return Table(self._version, views, self.store, self.mailbox, seeds, complete, self._closed)
+        seeds, wanted = tuple(self.seeds.values()), tuple(self.offers.wanted.values())
+        return Table(
+            self._version, views, self.store, self.mailbox, seeds, complete, self._closed, wanted
+        )
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
@@ -211,8 +236,9 @@ class Coordinator:
 
     async def _lose_host(self, info: HostInfo, by: str) -> None:
         """Go on without a host, which serves nobody any more."""
+        theirs = [tender for tender in self._tenders if info.host in tender.view.chain]
         for tender in self._tenders:
-            if info.host in tender.view.chain:
+            if tender in theirs:
                 tender.unsettle(without=info.host)
                 tender.interrupt()
                 self._detected(tender, info, by)
@@ -221,6 +247,13 @@ class Coordinator:
             if info.host == self.store:
                 tender.store_lost()
             tender.wake()
+        gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
+        if gone and self.cuts is not None:
+            self._roll_back(gone[0])
+        if info.host == self.store:
+            self.store = None
+        if info.host == self.mailbox:
+            self.mailbox = None
         self._appoint_keepers()
         await self.publish()
 
@@ -251,7 +284,8 @@ class Coordinator:
         with_store = self.mailbox == before[0] and not self._any_down
         if self.mailbox not in self.members or with_store:
             self.mailbox = _first(hosts, "mailbox") or self.store
-        if (self.store, self.mailbox) != before and self._group.recovery.needs_store:
+        after = (self.store, self.mailbox)
+        if after != before and None not in after and self._group.recovery.needs_store:
             for tender in self._tenders:
                 if tender.view.chain:
                     tender.unsettle()
@@ -265,10 +299,36 @@ class Coordinator:
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
-            return self._any_down
+            keepers = (info for info in self.members.hosts.values() if info.role in KEEPERS)
+            nobody_else = all(info.host == host for info in keepers)
+            return self._any_down or nobody_else
         return any(tender.is_last_copy(host) for tender in self._tenders)
 
+    def refuse_cut(self, shard: int, cut: int) -> None:
+        """Have all shards go back to the cut before this one, which is damaged."""
+        if self.cuts is not None and self.cuts.newest == cut and self.cuts.refuse(cut):
+            self._roll_back(shard)
+
+    def _roll_back(self, shard: int) -> None:
+        """Have all shards go back to the newest cut."""
+        assert self.cuts is not None
+        self.cuts.roll_back(shard)
+        for tender in self._tenders:
+            if tender.begun:
+                tender.forsake()
+
+    def rebuilt(self, offer: Offer) -> None:
+        """Record that a shard was rebuilt from the copy that was offered."""
+        now = self._clock.now()
+        age = now - offer.at
+        self._emit(Rebuilt(now, offer.shard, offer.epoch, offer.donor, offer.version, age))
+
     # -- workers -----------------------------------------------------------------------------------
+
+    def _donors(self) -> set[str]:
+        """The workers that take part."""
+        active = {name: worker for name, worker in self._workers.items() if worker.active}
+        return {donor_name(name, worker.incarnation) for name, worker in active.items()}
 
     async def admit_present(self, view: View, host: Endpoint) -> None:
         """Enter every worker in the clock table of a shard before it is served again.

@@ -14,6 +14,8 @@ from typing import Any
 from dps.core.shard import ShardState
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
+from dps.protocol.cut_files import CutCheckpoints
+from dps.protocol.cuts import EndCut, Held, HoldCut, TakeCut, Taken
 from dps.protocol.durability import Durability, durability
 from dps.protocol.group import Group
 from dps.protocol.lease import Lease
@@ -76,6 +78,9 @@ class Host:
             Configure: self._configure,
             Extend: self._extend,
             Audit: self._audit,
+            HoldCut: self._cut,
+            TakeCut: self._cut,
+            EndCut: self._cut,
             Flush: self._flush,
             PutState: _at_once(self._states.put),
             GetState: _at_once(self._states.get),
@@ -184,6 +189,12 @@ class Host:
         applied = {name: p.applied for name, p in replica.state.workers.items()}
         return AuditReply(self._node, replica.state.version, applied, replica.duplicates)
 
+    async def _cut(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
+        replica = self.replica(m.shard)
+        if replica.cutter is None or replica.epoch != m.epoch:
+            raise StaleEpoch(f"shard {m.shard} is in epoch {replica.epoch}, not {m.epoch}")
+        return await replica.cutter.handle(m)
+
     async def _flush(self, m: Flush) -> Done:
         self.flush()
         return Done()
@@ -205,7 +216,10 @@ class Host:
     async def _restore(self, m: Restore) -> Done:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
         keeper, life = self._durability(m.shard), self._life
-        state = await keeper.restore(m.epoch)
+        if isinstance(keeper, CutCheckpoints):
+            state = await keeper.restore_cut(m.cut)
+        else:
+            state = await keeper.restore(m.epoch)
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)

@@ -69,6 +69,7 @@ class Lane:
         self._since_read = 0
         self._clock = 0
         self.evicted = False
+        self.acked_in = 0  # the epoch of the last acknowledgement
 
     @property
     def clock(self) -> int:
@@ -123,6 +124,7 @@ class Lane:
             if isinstance(reply, Waiting):
                 return False
             replies.append(reply)
+            self.acked_in = view.epoch
             return True
 
         buffer = None if op.kind == "join" else self._buffering(op)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.core.shard import ShardState
+from dps.core.shard import Progress, ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
@@ -31,7 +31,21 @@ class View:
 @message
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A shard that must be given its initial values, by whoever has them, at `host`."""
+    """A shard that must be given a state at `host`.
+
+    `donor` is the worker whose copy is to be used; "" asks whoever has the initial values.
+    """
+
+    shard: int
+    epoch: int
+    host: Endpoint
+    donor: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A lost shard of which copies are wanted at `host`: every worker answers with an `Offer`."""
 
     shard: int
     epoch: int
@@ -55,6 +69,7 @@ class Table:
     seeds: tuple[Seed, ...]
     complete: bool
     closed: bool
+    wanted: tuple[Wanted, ...] = ()
 
 
 @message
@@ -209,17 +224,30 @@ class Push:
 
 @message
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a shard's state is besides its weights, and the epoch in which they were read."""
+
+    epoch: int
+    index: int
+    steps: int
+    workers: dict[str, Progress]
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
     `slack` is how many further gradients the consistency model lets the worker compute from them,
-    after the first, without reading again; -1: any number.
+    after the first, without reading again; -1: any number. `beside` is there if lost shards are
+    rebuilt from what workers hold.
     """
 
     version: int
     at: float
     slack: int
     values: np.ndarray
+    beside: Beside | None = None
 
 
 @message
@@ -308,11 +336,12 @@ class Install:
 @message
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Bring the shard back from where its durability keeps it, and serve it alone."""
+    """Bring the shard back from where its durability keeps it (in `cut`), and serve it alone."""
 
     shard: int
     epoch: int
     host: Endpoint
+    cut: int = 0
 
 
 @message

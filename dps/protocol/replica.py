@@ -19,6 +19,8 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
 from dps.protocol.commits import Commits
+from dps.protocol.cut_files import CutCheckpoints
+from dps.protocol.cuts import Cutter
 from dps.protocol.durability import Durability
 from dps.protocol.group import Group
 from dps.protocol.ledger import Ledger
@@ -34,6 +36,7 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
+from dps.protocol.rebuild import weights
 from dps.protocol.rounds import Rounds, evicted, is_evicted, is_superseded
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -84,7 +87,14 @@ class Replica:
             transport,
             self._notify,
         )
-        self._rounds = Rounds(self._layout, self._aggregate, lambda: self.state, self._apply_now)
+        self.cutter = (
+            Cutter(group, self._lock, lambda: self.state, self._settle, durability)
+            if isinstance(durability, CutCheckpoints)
+            else None
+        )
+        self._rounds = Rounds(
+            self._layout, self._aggregate, lambda: self.state, self._apply_now, self._admits
+        )
         self._lingering: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -92,6 +102,9 @@ class Replica:
         """Refuse everything from now on and stop the tasks."""
         self._closed = True
         await self._commits.close()
+        await self._durability.close()
+        if self.cutter is not None:
+            await self.cutter.close()
         if self._lingering is not None:
             self._lingering.cancel()
         await self._notify()
@@ -105,7 +118,7 @@ class Replica:
         until = _now() + m.patience
         op = m.operation
         together = op.kind in ("gradient", "tick") and self._applies_together
-        if not together and not await self._until(self._has_room, until):
+        if not together and not await self._until(lambda: self._has_room(op), until):
             return Waiting()
         step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
         if step is None:
@@ -118,11 +131,10 @@ class Replica:
             self.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)
         version = next(versions, step.state.version)
-        weights = await self._readable(op.id.worker, until) if m.pull else None
-        if self._is_refused(op.id):  # it was evicted meanwhile; it is told so when it reads
-            weights = None
+        read = await self._readable(op.id.worker, until) if m.pull else None
+        read = None if self._is_refused(op.id) else read  # it is told when it reads
         clock = step.state.workers[op.id.worker].clock
-        return Pushed(step.outcome, version, clock, weights)
+        return Pushed(step.outcome, version, clock, read)
 
     async def pull(self, m: Pull) -> Weights | Waiting:
         """Return the committed weights, when the consistency model lets this worker read them.
@@ -137,10 +149,10 @@ class Replica:
         seen = min(m.seen, self.state.version)
         if not await self._until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
-        weights = await self._readable(m.worker, until)
+        read = await self._readable(m.worker, until)
         self._must_be_in(m.epoch)
         self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
-        return weights if weights is not None else Waiting()
+        return read if read is not None else Waiting()
 
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.
@@ -272,21 +284,32 @@ class Replica:
     async def _apply(self, op: Operation, epoch: int) -> Step:
         """Apply one operation in its turn; return what came of it, not yet durable."""
         limit = _now() + self._group.timings.call
-        while await self._until(self._has_room, limit):
+        while await self._until(lambda: self._has_room(op), limit):
             async with self._lock:
                 self._must_be_head(epoch)
-                if not self._has_room():  # others had waited for it too
-                    continue
                 if op.kind in ("gradient", "tick"):
                     self._must_be_active(op.id)
+                if not self._has_room(op):  # others had waited for it too
+                    continue
                 step = await self._apply_now(op)
                 await self._rounds.finish()
             await self._notify()
             return step
-        raise NotServing(f"shard {self.shard}: what was applied before does not become durable")
+        raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
 
-    def _has_room(self) -> bool:
-        return self._commits.in_flight < self._durability.window
+    def _has_room(self, op: Operation) -> bool:
+        return self._commits.in_flight < self._durability.window and self._admits(op)
+
+    def _admits(self, op: Operation) -> bool:
+        """Whether no cut that is being taken makes the operation wait."""
+        return self.cutter is None or self.cutter.admits(op)
+
+    async def _settle(self) -> None:
+        """Apply what has nothing more to wait for, now that more may be admitted."""
+        async with self._lock:
+            if self.is_head and not self._closed:
+                await self._rounds.finish()
+        await self._notify()
 
     @property
     def _applies_together(self) -> bool:
@@ -356,8 +379,8 @@ class Replica:
             return None
         left = self._slack(worker)
         visible = self._commits.visible
-        return Weights(
-            visible.version, self._clock.now(), -1 if left is None else left, visible.values
+        return weights(
+            visible, self.epoch, self._clock.now(), -1 if left is None else left, self._group
         )
 
     def _may_read(self, worker: str) -> bool:
@@ -382,6 +405,8 @@ class Replica:
         return True
 
     async def _notify(self) -> None:
+        if self.cutter is not None:
+            self.cutter.look()
         async with self._changed:
             self._changed.notify_all()
 

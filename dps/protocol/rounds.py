@@ -36,6 +36,8 @@ class Rounds:
         Returns the shard's present state.
     apply
         Applies one operation to it; called with the replica's lock held.
+    admits
+        Whether an operation may be applied now; the others wait on.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class Rounds:
         aggregate: int,
         state: Callable[[], ShardState],
         apply: Callable[[Operation], Awaitable[Step]],
+        admits: Callable[[Operation], bool],
     ) -> None:
         self._layout = layout
         self._aggregate = aggregate
         self._state = state
         self._apply = apply
+        self._admits = admits
         self._held: dict[str, _Held] = {}
 
     def __len__(self) -> int:
@@ -91,12 +95,13 @@ class Rounds:
         must not be taken for the worker's next.
         """
         state, clocks = self._state(), self._state().clocks
-        done = {name for name, held in self._held.items() if is_duplicate(state, held.operation.id)}
-        done |= self._held.keys() - clocks.keys()
-        waiting = self._held.keys() - done
+        here = {name for name, held in self._held.items() if self._admits(held.operation)}
+        done = {name for name in here if is_duplicate(state, self._held[name].operation.id)}
+        done |= here - clocks.keys()
+        waiting = here - done
         if self._aggregate > 1:
             enough = complete or len(waiting) >= min(self._aggregate, len(clocks))
-            return set(self._held) if enough else done
+            return here if enough else done
         slowest = min(clocks.values(), default=0)
         awaited = {name for name, clock in clocks.items() if clock == slowest}
         return done | awaited if awaited <= waiting else done

@@ -8,7 +8,7 @@ next connection to a dead process may take seconds to fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ class Router:
         self._watching: asyncio.Task[None] | None = None
         self._reports: dict[Endpoint, asyncio.Task[None]] = {}
         self._calls: dict[asyncio.Timeout, tuple[int, Endpoint, bool]] = {}
+        self._listeners: list[Callable[[Table], None]] = []
 
     async def close(self) -> None:
         """Stop watching."""
@@ -36,6 +37,16 @@ class Router:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def listen(self, listener: Callable[[Table], None]) -> None:
+        """Have each new table passed on, beginning with the one that is known."""
+        self._listeners.append(listener)
+        if self._table is not None:
+            listener(self._table)
+
+    def unlisten(self, listener: Callable[[Table], None]) -> None:
+        """Undo `listen`."""
+        self._listeners.remove(listener)
 
     async def table(self) -> Table:
         """The table, as far as is known here; raises `GroupClosed` when the group is."""
@@ -128,6 +139,8 @@ class Router:
         self._table = table
         news, self._news = self._news, asyncio.Event()
         news.set()
+        for listener in self._listeners:
+            listener(table)
         for scope, (shard, to, as_head) in self._calls.items():
             now = table.views[shard]
             able = now.chain[:1] if as_head else now.chain

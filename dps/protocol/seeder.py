@@ -50,7 +50,7 @@ class Seeder:
                 table = await self._router.newer(version)
                 version = table.version
                 for seed in table.seeds:
-                    if seed not in done:
+                    if not seed.donor and seed not in done:
                         await self._install(seed)
                         done.add(seed)
                         self.error = None

@@ -11,12 +11,24 @@ import asyncio
 from dataclasses import replace
 from typing import Any, Protocol
 
-from dps.core.recovery import Chain, NoDurability, SharedStore
-from dps.errors import DpsError, TransportError
+from dps.core.recovery import Chain, NoDurability, SharedStore, WorkerCache
+from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
+from dps.protocol.cuts import Cuts
 from dps.protocol.group import Group
 from dps.protocol.members import Members
-from dps.protocol.messages import Configure, Extend, HostInfo, Restore, Seed, View
+from dps.protocol.messages import (
+    Configure,
+    Extend,
+    HostInfo,
+    Restore,
+    Seed,
+    View,
+    Wanted,
+)
+from dps.protocol.rebuild import Offer, Offers
 from dps.protocol.transport import Endpoint, Transport
+
+DONOR_SECONDS = 0.05  # how often to look whether a donor still takes part
 
 
 class Surroundings(Protocol):
@@ -33,6 +45,24 @@ class Surroundings(Protocol):
     @property
     def seeds(self) -> dict[int, Seed]:
         """The shards that are to be given their initial values; published with the table."""
+        ...
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """Consistent cuts, if all shards go back together."""
+        ...
+
+    def refuse_cut(self, shard: int, cut: int) -> None:
+        """Have all shards go back to the cut before this one, which is damaged."""
+        ...
+
+    @property
+    def offers(self) -> Offers:
+        """Copies of lost shards that workers offer."""
+        ...
+
+    def rebuilt(self, offer: Offer) -> None:
+        """Take note that a shard was rebuilt from a copy."""
         ...
 
     def load(self, host: Endpoint) -> int:
@@ -79,6 +109,7 @@ class Tender:
         self._transport = transport
         self._around = surroundings
         self._last_epoch = 0
+        self._last_host: Endpoint | None = None
         self._stored: Endpoint | None = None
         self._avoided: dict[Endpoint, float] = {}
         self._awake = asyncio.Event()
@@ -104,6 +135,13 @@ class Tender:
         """Let nobody use the shard until what is left of its chain has entered a new epoch."""
         chain = tuple(member for member in self.view.chain if member != without)
         self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
+
+    def forsake(self) -> None:
+        """Give the shard's present state up, though its replicas live."""
+        self._last_host = self.view.chain[0] if self.view.chain else self._last_host
+        self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
+        self.interrupt()
+        self.wake()
 
     def seeded(self, epoch: int) -> None:
         """Take note that the initial values are installed."""
@@ -189,7 +227,7 @@ class Tender:
         try:
             await self._bring_back(view, host)
             await self._around.admit_present(view, host)
-            served = host in self._around.members
+            served = host in self._around.members and self.view == view
         finally:
             self.reserved = None
             if served:
@@ -201,16 +239,28 @@ class Tender:
         return True
 
     async def _bring_back(self, view: View, host: Endpoint) -> None:
-        if self._is_kept:
+        if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
+            await self._rebuild(view, host)
+        elif self.begun and self._around.cuts is not None:
+            await self._restore_cut(view, host, self._around.cuts.newest)
+        elif self._is_kept:
             await self._call(host, Restore(view.shard, view.epoch, host))
         else:
             await self._have_seeded(Seed(view.shard, view.epoch, host))
+
+    async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> None:
+        """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
+        try:
+            await self._call(host, Restore(view.shard, view.epoch, host, cut))
+        except CheckpointCorrupt:
+            self._around.refuse_cut(view.shard, cut)
+            raise
 
     @property
     def _is_kept(self) -> bool:
         """Whether the shard's state can be restored from where its durability keeps it."""
         match self._group.recovery.durability:
-            case NoDurability() | Chain():
+            case NoDurability() | Chain() | WorkerCache():
                 return False
             case SharedStore():
                 return (
@@ -224,14 +274,39 @@ class Tender:
         kept = isinstance(self._group.recovery.durability, SharedStore)
         return kept and self._around.store is None
 
-    async def _have_seeded(self, seed: Seed) -> None:
-        """Ask whoever has the initial values to install them, and wait until that is done."""
+    async def _rebuild(self, view: View, host: Endpoint) -> None:
+        """Have the worker with the freshest copy install it; without any, start from the first."""
+        offers = self._around.offers
+        offers.ask(Wanted(view.shard, view.epoch, host))
+        try:
+            await self._around.publish()
+            offer = await offers.best(view.shard)
+            seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
+            await self._have_seeded(seed, offer)
+        finally:
+            offers.close(view.shard)
+        if offer is not None:
+            self._around.rebuilt(offer)
+
+    async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> None:
+        """Ask whoever has the state to install it, and wait until that is done.
+
+        Raises
+        ------
+        NotServing
+            It was a worker's, which left, or does not offer it any more.
+        """
         self._seeded = asyncio.Event()
         self._around.seeds[seed.shard] = seed
         await self._around.publish()
         try:
-            while not await _is_set(self._seeded, self._group.timings.call):
-                self._around.members.suspect(seed.host.address, "coordinator")
+            patience = self._group.timings.call if offer is None else DONOR_SECONDS
+            while not await _is_set(self._seeded, patience):
+                stands = offer is None or self._around.offers.stands(offer)
+                if offer is None or not stands:
+                    self._around.members.suspect(seed.host.address, "coordinator")
+                if not stands:
+                    raise NotServing(f"shard {seed.shard}: {seed.donor} cannot give its copy")
         finally:
             self._seeded = None
             del self._around.seeds[seed.shard]
@@ -289,10 +364,11 @@ class Tender:
         ]
         return min(candidates, key=self._rank).host if candidates else None
 
-    def _rank(self, info: HostInfo) -> tuple[bool, int, bool, str]:
+    def _rank(self, info: HostInfo) -> tuple[bool, bool, int, bool, str]:
         for_any = info.home != self.view.shard
         meant_for_other_role = (info.role == "replica") != bool(self.view.chain)
-        return for_any, self._around.load(info.host), meant_for_other_role, info.node
+        moves = info.host != self._last_host
+        return moves, for_any, self._around.load(info.host), meant_for_other_role, info.node
 
     def _avoid(self, host: Endpoint) -> None:
         """Try others before this host, which may be out of the chain's reach, for a while."""

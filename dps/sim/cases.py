@@ -14,6 +14,7 @@ from dps.core.recovery import (
     Replay,
     SharedStore,
     Wait,
+    WorkerCache,
 )
 from dps.protocol.group import Timings
 
@@ -35,8 +36,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint() as wanted:
-                return wanted.every
+            case Checkpoint(every=every) if every is not None:
+                return every
             case SharedStore():
                 return 0
         return float("inf")
@@ -82,6 +83,11 @@ _ALL = (
         "checkpoint + mailbox",
         Recovery(Checkpoint(every=4), Continue(limit=3), Replay("each")),
     ),
+    Case("checkpoint, seconds", Recovery(Checkpoint(seconds=0.2))),
+    Case("checkpoint, all", Recovery(Checkpoint(every=4, scope="all"))),
+    Case("checkpoint, all, BSP", Recovery(Checkpoint(every=4, scope="all")), BSP()),
+    Case("worker cache", Recovery(WorkerCache())),
+    Case("worker cache + continue", Recovery(WorkerCache(), Continue(limit=3, buffer="worker"))),
     Case("shared store + wait", Recovery(SharedStore(every=4))),
     Case("none, BSP", Recovery(NoDurability()), BSP()),
     Case("checkpoint, BSP", Recovery(Checkpoint(every=4)), BSP()),

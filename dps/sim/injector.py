@@ -15,7 +15,7 @@ from dps.sim.network import Weather
 from dps.sim.process import Process
 from dps.sim.world import World
 
-PATIENCE = 1.5  # how long a fault waits for what it is to come after
+PATIENCE = 1.0  # how long a fault waits for what it is to come after
 WRITE_STEPS = 7  # how often a checkpoint that is written touches the disk, about
 GLANCE = 0.01
 SLOW_LINK = 0.1

@@ -19,7 +19,6 @@ from dps.protocol import lease, replica
 from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.commits import Commits
 from dps.protocol.coordinator import Coordinator
-from dps.protocol.durability import Checkpoints
 from dps.protocol.host import Host
 from dps.protocol.lane import Lane
 from dps.protocol.lease import Lease
@@ -42,6 +41,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.rounds import Rounds
+from dps.protocol.saving import Checkpoints
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Endpoint
@@ -191,7 +191,7 @@ async def _sum_everything(self: Rounds, ready: Sequence[Any]) -> None:
         ids = {op.id, *(update for update, _, _ in op.merged)}
         step = await self._apply(op)
         for held in (held for held in ready if held.operation.id in ids):
-            held.step.set_result(step)
+            self._applied(held, step)
 
 
 # -- chains ----------------------------------------------------------------------------------------

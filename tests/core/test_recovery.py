@@ -55,6 +55,9 @@ def test_a_strategy_unlike_any_other_gets_the_names_there_are() -> None:
     ("make", "message"),
     [
         (lambda: Checkpoint(every=0), "checkpoint: every=0, expected at least 1 update"),
+        (lambda: Checkpoint(seconds=0), "checkpoint: seconds=0, expected more than 0"),
+        (lambda: Checkpoint(seconds=float("inf")), "checkpoint: seconds=inf, expected more"),
+        (lambda: Checkpoint(seconds=float("nan")), "checkpoint: seconds=nan, expected more"),
         (lambda: Checkpoint(keep=0), "checkpoint: keep=0, expected at least 1"),
         (lambda: Checkpoint(mode="often"), "checkpoint: mode='often' is unknown"),  # type: ignore[arg-type]
         (lambda: Chain(replicas=0), "chain: replicas=0, expected at least 1"),
@@ -70,6 +73,13 @@ def test_a_choice_that_cannot_work_is_refused(make: Callable[[], object], messag
     with pytest.raises(ConfigurationError) as caught:
         make()
     assert str(caught.value).startswith(message)
+
+
+def test_the_interval_of_checkpoints_is_in_updates_or_seconds_or_both() -> None:
+    assert (Checkpoint().every, Checkpoint().seconds) == (100, None)
+    assert (Checkpoint(seconds=2).every, Checkpoint(seconds=2).seconds) == (None, 2)
+    both = Checkpoint(every=5, seconds=2)
+    assert (both.every, both.seconds) == (5, 2)
 
 
 @pytest.mark.parametrize(

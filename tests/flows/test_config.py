@@ -98,6 +98,41 @@ def test_recovery_by_its_axes(config: Path) -> None:
     assert trial.recovery.name == "custom"
 
 
+def test_the_interval_of_checkpoints_may_be_in_seconds(config: Path) -> None:
+    assert only(config, "recovery=checkpoint").build_recovery() == Recovery(Checkpoint(100))
+    shown = only(config, "recovery=checkpoint").model_dump(mode="json")["recovery"]["durability"]
+    assert (shown["every"], shown["seconds"]) == (100, None)
+    timed = only(config, "recovery=checkpoint", "recovery.durability.seconds=2.5")
+    assert timed.build_recovery() == Recovery(Checkpoint(seconds=2.5))
+    axes = "axes={recovery.durability.seconds: [0.5, 1.5]}"
+    configs = load_experiment(str(config), ["recovery=checkpoint", axes]).trial_configs()
+    built = [trial.build_recovery() for _, trial in configs]
+    assert built == [Recovery(Checkpoint(seconds=seconds)) for seconds in (0.5, 1.5)]
+    with pytest.raises(ConfigurationError, match=r"durability\.seconds"):
+        load_experiment(str(config), ["recovery=checkpoint", "recovery.durability.seconds=0.0"])
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("memory://x", "would be lost with the process"),
+        ("nowhere://x", "cannot be written to 'nowhere://x'"),
+    ],
+)
+def test_checkpoints_go_where_all_nodes_see_them(config: Path, path: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        load_experiment(str(config), ["recovery=checkpoint", f"recovery.durability.path={path}"])
+    assert "recovery.durability.path" in str(caught.value)
+
+
+def test_a_shard_may_be_rebuilt_from_the_copies_of_workers(config: Path) -> None:
+    trial = only(
+        config, "recovery.durability={kind: worker_cache}", "recovery.outage.kind=continue"
+    )
+    assert trial.build_recovery() == Recovery(dps.WorkerCache(), Continue())
+    assert trial.recovery.name == "custom"
+
+
 def test_a_preset_may_be_adjusted(config: Path) -> None:
     trial = only(config, "recovery=checkpoint", "recovery.durability.every=7")
     assert trial.build_recovery() == Recovery(Checkpoint(7))

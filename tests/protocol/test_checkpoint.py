@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file
 
 from dps.core.shard import Progress, ShardState
-from dps.errors import CheckpointCorrupt, StoreUnavailable
+from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
 from dps.protocol import checkpoint
-from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.checkpoint import CheckpointFiles, absolute, in_memory
 from tests.core.builders import same_state
 from tests.strategies import records
 
@@ -118,7 +118,7 @@ def test_where_nothing_was_written_nothing_is_found(place: Place) -> None:
 
 def test_checkpoints_are_found_newest_first_and_a_later_epoch_is_newer(place: Place) -> None:
     files = CheckpointFiles(place.path, 0, keep=9)
-    for epoch, index in ((1, 9), (1, 10), (3, 5), (2, 200), (10, 1)):
+    for epoch, index in ((1, 9), (1, 10), (2, 200), (3, 5), (10, 1)):
         files.write(epoch, state(index))
     found = [(f.epoch, f.index) for f in files.found()]
     assert found == [(10, 1), (3, 5), (2, 200), (1, 10), (1, 9)]
@@ -148,7 +148,10 @@ def test_a_server_that_was_replaced_does_not_outrank_its_successor(place: Place)
         place.files.write(1, state(index))
     for index in (150, 160):
         place.files.write(2, state(index))
-    place.files.write(1, state(300))
+    before = place.listing()
+    with pytest.raises(StaleEpoch, match=r"shard-0 are in epoch 2, not 1"):
+        place.files.write(1, state(300))
+    assert place.listing() == before
     assert [(f.epoch, f.index) for f in place.files.found()] == [(2, 160), (2, 150)]
 
 
@@ -313,10 +316,68 @@ def test_a_checkpoint_that_is_being_written_by_a_successor_is_left_alone(place: 
     place.files.write(1, state(1))
     with failing(place.fs, "open", Crash(), 1), pytest.raises(Crash):
         place.files.write(2, state(1))
-    being_written = place.newest(".safetensors")
-    for index in (2, 3):
-        place.files.write(1, state(index))
-    assert place.fs.exists(being_written)
+    before = place.listing()
+    with pytest.raises(StaleEpoch):
+        place.files.write(1, state(2))
+    assert place.listing() == before
+
+
+def test_a_writer_that_is_replaced_in_the_middle_removes_nothing_of_its_successor(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zombie = CheckpointFiles(place.path, 0, keep=1)
+    place.files.write(1, state(1))
+    monkeypatch.setattr(zombie, "_refuse_if_replaced", lambda epoch: None)  # it looked before
+    with failing(place.fs, "open", Crash(), 1), pytest.raises(Crash):
+        place.files.write(2, state(1))
+    place.files.write(3, state(1))
+    successors = [name for name in place.listing() if not name.startswith("e000001")]
+    zombie.write(1, state(2))
+    assert [name for name in place.listing() if not name.startswith("e000001")] == successors
+    assert [found.epoch for found in place.files.found()] == [3]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_taken_for_a_damaged_one(
+    place: Place,
+) -> None:
+    place.files.write(1, state(1))
+    (found,) = place.files.found()
+    for path in place.fs.find(place.root):
+        place.fs.rm(path)
+    with pytest.raises(StoreUnavailable, match="removed meanwhile"):
+        place.files.read(found)
+
+
+def test_an_error_of_a_file_system_s_own_is_one_of_the_store(place: Place) -> None:
+    class Throttled(Exception):
+        pass
+
+    place.files.write(1, state(1))
+    (found,) = place.files.found()
+    for operation in ("open", "mv", "ls"):
+        with failing(place.fs, operation, Throttled("slow down")), pytest.raises(StoreUnavailable):
+            place.files.write(1, state(2))
+    with failing(place.fs, "cat_file", Throttled("slow down")), pytest.raises(StoreUnavailable):
+        place.files.read(found)
+    assert same_state(place.read_newest(), state(1))
+
+
+def test_a_path_that_fsspec_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be written to 'nowhere://x'"):
+        absolute("nowhere://x")
+
+
+def test_a_path_means_the_same_in_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("a/b") == absolute("file://a/b") == str(tmp_path / "a" / "b")
+    assert absolute("memory://a") == "memory://a"
+    assert [in_memory(path) for path in ("a", "memory://a", "simplecache::memory://a")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("error", [TimeoutError("no answer"), PermissionError(13, "denied")])

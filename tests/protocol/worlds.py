@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from dps.sim.world import COORDINATOR, World
 T = TypeVar("T")
 
 HORIZON = 600.0
+_numbers = count()
 
 
 class Setting:
@@ -90,8 +92,9 @@ def in_world(
     random = Random(str(seed))
     params = params if params is not None else {"w": np.zeros(40)}
     layout = Layout.of(params, shards)
+    name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
     group = Group(
-        "g", layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
+        name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
     )
 
     async def main() -> T:
