@@ -276,27 +276,32 @@ class Coordinator:
         """Choose who keeps states and mail.
 
         When that changes, the shards enter a new epoch: their servers fill a new store, and close a
-        new mailbox.
+        new mailbox. A mailbox that is in use is not changed: nobody would look into it again.
         """
         hosts, before = self.members.hosts, (self.store, self.mailbox)
         if self.store not in self.members:
             self.store = _first(hosts, "store")
-        if self.mailbox not in self.members or self.mailbox == before[0]:
+        with_store = self.mailbox == before[0] and not self._any_down
+        if self.mailbox not in self.members or with_store:
             self.mailbox = _first(hosts, "mailbox") or self.store
         after = (self.store, self.mailbox)
         if after != before and None not in after and self._group.recovery.needs_store:
             for tender in self._tenders:
                 if tender.view.chain:
                     tender.unsettle()
-                    tender.interrupt()
+                tender.interrupt()
+
+    @property
+    def _any_down(self) -> bool:
+        """Whether a shard is down, so that it may need what the store and the mailbox have."""
+        return any(tender.begun and not tender.view.serving for tender in self._tenders)
 
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
             keepers = (info for info in self.members.hosts.values() if info.role in KEEPERS)
             nobody_else = all(info.host == host for info in keepers)
-            waiting = any(tender.begun and not tender.view.serving for tender in self._tenders)
-            return waiting or nobody_else
+            return self._any_down or nobody_else
         return any(tender.is_last_copy(host) for tender in self._tenders)
 
     def refuse_cut(self, shard: int, cut: int) -> None:

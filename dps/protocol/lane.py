@@ -104,10 +104,7 @@ class Lane:
     async def pull(self, reader: UpdateId) -> None:
         """Read the weights; during an outage the last ones may have to do."""
         async with self._turn:
-            try:
-                await self._read(reader)
-            except Evicted:
-                self.evicted = True
+            await self._read_unless_evicted(reader)
 
     async def drain(self) -> None:
         """Wait until the gradients that are buffered in this worker are applied."""
@@ -179,7 +176,7 @@ class Lane:
         for reply in replies:
             self._acked(op, reply)
         if pull and not any(reply.weights for reply in replies):
-            await self._read(op.id)
+            await self._read_unless_evicted(op.id)
 
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0
@@ -201,6 +198,12 @@ class Lane:
         for op in ops:
             if op.kind == "gradient":
                 self._on_ack(self._shard, op.id.seq, 0, "dropped")
+
+    async def _read_unless_evicted(self, reader: UpdateId) -> None:
+        try:
+            await self._read(reader)
+        except Evicted:  # what was pushed before it is not dropped
+            self.evicted = True
 
     async def _read(self, reader: UpdateId) -> None:
         async def keep_last(view: View) -> bool:

@@ -71,7 +71,8 @@ class Members:
         self._on_found = on_found
         self._known: dict[Endpoint, _Member] = {}
         self._leases = Leases[Endpoint](group.timings, clock)
-        self._ended: set[str] = set()
+        self._ended: set[Endpoint] = set()
+        self._ended_at: set[str] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._watching = asyncio.create_task(self._leases.watch(self._over))
 
@@ -97,9 +98,14 @@ class Members:
         return member is not None and member.silent
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
-        """Count on hosts, but for those that are known to have ended."""
+        """Count on hosts, but for those that are known to have ended.
+
+        A host at the address of a process that has ended is another one, or was in that process.
+        """
         for info in infos:
-            if info.host.address not in self._ended:
+            if info.host.address in self._ended_at:
+                self.suspect(info.host.address, "coordinator")
+            if info.host not in self._ended:
                 member = self._known.setdefault(info.host, _Member(life=0))
                 member.info = info
                 if not member.given_up:
@@ -108,7 +114,7 @@ class Members:
 
     async def renew(self, host: Endpoint, life: int) -> bool:
         """Renew a lease; False: the host was given up and has to start over."""
-        if host.address in self._ended:
+        if host in self._ended:
             return False  # a message that was under way when the process ended
         member = self._known.setdefault(host, _Member(life))
         if life > member.life:
@@ -158,8 +164,9 @@ class Members:
             del self._probes[address]
 
     async def _end(self, address: str, by: str) -> None:
-        self._ended.add(address)
+        self._ended_at.add(address)
         for host in [host for host in self._known if host.address == address]:
+            self._ended.add(host)
             member = self._known.pop(host)
             self._leases.end(host)
             if member.info is not None and not member.given_up:

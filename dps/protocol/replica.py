@@ -118,6 +118,8 @@ class Replica:
         until = _now() + m.patience
         op = m.operation
         together = op.kind in ("gradient", "tick") and self._applies_together
+        if not together and not await self._until(lambda: self._has_room(op), until):
+            return Waiting()
         step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
         if step is None:
             return Waiting()
@@ -130,6 +132,7 @@ class Replica:
         versions = (update.version for update in step.updates if update.id == op.id)
         version = next(versions, step.state.version)
         read = await self._readable(op.id.worker, until) if m.pull else None
+        read = None if self._is_refused(op.id) else read  # it is told when it reads
         clock = step.state.workers[op.id.worker].clock
         return Pushed(step.outcome, version, clock, read)
 
@@ -140,13 +143,15 @@ class Replica:
         than the client has seen, but for what was lost since.
         """
         self._must_be_in(m.epoch)
-        self._must_be_active(UpdateId(m.worker, m.incarnation, 0))
+        reader = UpdateId(m.worker, m.incarnation, 0)
+        self._must_be_active(reader)
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
         if not await self._until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
         read = await self._readable(m.worker, until)
         self._must_be_in(m.epoch)
+        self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
         return read if read is not None else Waiting()
 
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
@@ -278,19 +283,22 @@ class Replica:
 
     async def _apply(self, op: Operation, epoch: int) -> Step:
         """Apply one operation in its turn; return what came of it, not yet durable."""
-        window = self._durability.window
-        while True:
-            await self._until(lambda: self._commits.in_flight < window and self._admits(op), None)
+        limit = _now() + self._group.timings.call
+        while await self._until(lambda: self._has_room(op), limit):
             async with self._lock:
                 self._must_be_head(epoch)
                 if op.kind in ("gradient", "tick"):
                     self._must_be_active(op.id)
-                if not self._admits(op):
+                if not self._has_room(op):  # others had waited for it too
                     continue
                 step = await self._apply_now(op)
                 await self._rounds.finish()
             await self._notify()
             return step
+        raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
+
+    def _has_room(self, op: Operation) -> bool:
+        return self._commits.in_flight < self._durability.window and self._admits(op)
 
     def _admits(self, op: Operation) -> bool:
         """Whether no cut that is being taken makes the operation wait."""
@@ -384,7 +392,7 @@ class Replica:
 
     # -- waiting and refusing --------------------------------------------------------------------
 
-    async def _until(self, holds: Callable[[], bool], until: float | None) -> bool:
+    async def _until(self, holds: Callable[[], bool], until: float) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
         if not holds():
             try:
@@ -418,14 +426,18 @@ class Replica:
         return epoch > self.epoch
 
     def _must_be_active(self, update: UpdateId) -> None:
-        """Refuse a worker that nobody waits for, where what it computed may be too stale.
+        """Refuse a worker that nobody waits for, where what it computed may be too stale."""
+        if self._is_refused(update):
+            raise evicted(update)
+
+    def _is_refused(self, update: UpdateId) -> bool:
+        """Whether nobody waits for the worker, and it matters.
 
         One that has been replaced by a later incarnation is always refused: its updates cannot be
         told from those that are here already, and must not be acked as if they were.
         """
         gated = not isinstance(self._group.consistency, ASP)
-        if is_superseded(self.state, update) or (gated and is_evicted(self.state, update)):
-            raise evicted(update)
+        return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))
 
 
 def _after(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:

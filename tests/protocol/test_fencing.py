@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from dps.core.recovery import Chain, Recovery
-from dps.errors import StaleEpoch
-from dps.protocol.messages import Configure, Extend
-from tests.protocol.test_membership import view_of
-from tests.protocol.worlds import Setting, in_world
+from dps.core.consistency import SSP
+from dps.core.recovery import Chain, Continue, Recovery, SharedStore
+from dps.core.shard import ShardState, initial_state
+from dps.core.updates import Operation, UpdateId
+from dps.errors import Evicted, StaleEpoch
+from dps.events import Detected, Restored
+from dps.protocol import replica
+from dps.protocol.host import Host
+from dps.protocol.lane import Outcome
+from dps.protocol.lease import Leases
+from dps.protocol.messages import (
+    AddHosts,
+    Configure,
+    Evict,
+    Extend,
+    HostInfo,
+    Install,
+    Pull,
+    Push,
+    ReportLink,
+    Waiting,
+)
+from dps.protocol.transport import Endpoint
+from dps.sim.network import SimTransport
+from dps.sim.process import SimClock
+from dps.sim.world import COORDINATOR
+from tests.protocol.test_membership import STORED, cut_off, happened, until, view_of
+from tests.protocol.worlds import TIMINGS, Setting, in_world
 
+LEASE = TIMINGS.lease
 ONES = {"w": np.ones(40)}
 CHAIN = Recovery(Chain(2))
 
@@ -23,10 +48,10 @@ def test_a_replica_never_goes_back_to_an_earlier_epoch() -> None:
     async def scenario(s: Setting) -> None:
         view = await view_of(s)
         head = view.chain[0]
-        replica = s.world.hosts[head.address].replica(0)
+        member = s.world.hosts[head.address].replica(0)
         first = Configure(0, view.epoch + 1, view.chain, head)
         second = Configure(0, view.epoch + 2, view.chain, head)
-        async with replica._lock:
+        async with member._lock:
             later = asyncio.create_task(s.ask(head, second))
             await asyncio.sleep(0.1)
             earlier = asyncio.create_task(s.ask(head, first))
@@ -34,7 +59,7 @@ def test_a_replica_never_goes_back_to_an_earlier_epoch() -> None:
         await later
         with pytest.raises(StaleEpoch, match=r"Configure \(shard 0, epoch \d+\): shard 0 is in"):
             await earlier
-        assert replica.epoch == view.epoch + 2
+        assert member.epoch == view.epoch + 2
 
     in_world(scenario, recovery=CHAIN, shards=1)
 
@@ -54,3 +79,237 @@ def test_a_configuration_that_comes_twice_does_not_undo_what_came_since() -> Non
         assert newcomer.state.version == 1
 
     in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_host_that_started_over_does_not_serve_in_an_epoch_that_it_has_left() -> None:
+    """A request that made it the head may come twice, the second time much later."""
+
+    async def scenario(s: Setting) -> None:
+        view = await view_of(s)
+        (host,) = view.chain
+        cut_off(s, s.world.name_of(host))
+        await until(lambda: happened(s, Detected), 2 * LEASE)
+        s.network.heal()
+        again = s.world.hosts[host.address]
+        await until(lambda: again._life == 1 and again._lease.held, LEASE)
+        state = initial_state(np.zeros(320, np.uint8), s.world.group.rule)
+        with pytest.raises(StaleEpoch, match=r"Install \(shard 0, epoch \d+\): "):
+            await s.ask(host, Install(0, view.epoch, (host,), state, "initial"))
+
+    async def bring_a_spare(s: Setting) -> None:
+        await s.world.bring_up(["spare-0"])
+
+    in_world(scenario, shards=1, meanwhile=bring_a_spare)
+
+
+def test_a_replica_that_is_left_out_stays_if_it_is_the_last() -> None:
+    """It is told to start over when it renews; by then the others may be lost."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        head, tail = view.chain
+        cut_off(s, s.world.name_of(tail))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        s.world.crash(s.world.name_of(head), back_after=LEASE)
+        await asyncio.sleep(LEASE / 2)
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=3.0)
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_server_is_waited_for_when_the_store_is_lost() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        (server,) = (await view_of(s)).chain
+        s.world.crash("store-0", back_after=3 * LEASE)
+        cut_off(s, s.world.name_of(server))
+        await asyncio.sleep(4 * LEASE)
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=3.0)
+        assert {state.version for state in await s.states()} == {2}
+
+    async def bring_a_spare(s: Setting) -> None:
+        await s.world.bring_up(["spare-0"])
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1, meanwhile=bring_a_spare)
+
+
+def test_a_store_that_started_over_is_not_taken_for_one_that_has_the_state() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        (server,) = (await view_of(s)).chain
+        cut_off(s, "store-0")
+        await until(lambda: s.world.table.store is None, 2 * LEASE)
+        s.world.crash(s.world.name_of(server), back_after=0.1)
+        await asyncio.sleep(LEASE)
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=5.0)
+        assert happened(s, Restored)[-1].source == "initial"
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1)
+
+
+def test_a_lease_that_is_renewed_at_the_last_moment_goes_on() -> None:
+    """Whoever deals with one holder lets others be heard of."""
+    over: list[str] = []
+
+    async def scenario(s: Setting) -> None:
+        process = s.network.process("watcher")
+        leases = Leases[str](TIMINGS, SimClock(process))
+
+        async def on_over(holder: str) -> None:
+            over.append(holder)
+            leases.end(holder)
+            await asyncio.sleep(0.1)
+
+        leases.grant("a")
+        leases.grant("b")
+        watching = asyncio.create_task(leases.watch(on_over))
+        await until(lambda: over, 2 * LEASE)
+        leases.grant("b")
+        await asyncio.sleep(LEASE / 2)
+        assert over == ["a"]
+        watching.cancel()
+
+    in_world(scenario)
+
+
+def test_mail_is_not_left_behind_when_another_node_keeps_it() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES, pull=True)
+        s.world.crash(s.world.name_of((await view_of(s)).chain[0]), back_after=1.0)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        await s.world.bring_up(["mailbox-0"])
+        await s.world.complete()
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, recovery=STORED, shards=1)
+
+
+def test_a_mailbox_that_comes_while_a_shard_is_restored_is_closed_too() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES, pull=True)
+        s.world.crash("store-0")
+        await s.world.complete()
+        s.network.slow("server-0", "driver", 1.0)
+        s.world.crash("server-0", back_after=0.1)
+        await asyncio.sleep(0.5)  # the new server holds the state and has asked for its mail
+        await s.world.bring_up(["store-0"])
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        await s.world.complete()
+        assert {state.version for state in await s.states()} == {1}
+
+    in_world(scenario, recovery=Recovery(outage=Continue()), shards=1)
+
+
+def test_a_host_at_an_address_that_was_used_before_is_made_use_of() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        process = s.world.process(s.world.name_of(view.chain[0]))
+        assert process is not None
+        s.world.crash(process.name)
+        await asyncio.sleep(0.2)
+        process.alive = True  # another host in another process, at the same address
+        me = Endpoint(process.address, "again")
+        host = process.do(
+            lambda: Host(
+                s.world.group,
+                "again",
+                me,
+                SimTransport(s.network, process),
+                SimClock(process),
+                lambda event: None,
+            )
+        )
+        process.services[me.key] = host.handle
+        process.do(host.start)
+        s.world.hosts[process.address] = host
+        await s.ask(COORDINATOR, AddHosts((HostInfo(me, "again", "server", 0),)))
+        async with asyncio.timeout(5.0):
+            assert (await view_of(s)).chain == (me,)
+
+    in_world(scenario, shards=1)
+
+
+def test_a_worker_that_is_evicted_while_it_waits_is_shown_nothing() -> None:
+    """It would count as one that is not bounded by anybody's clock."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        await client.push(ONES)
+        view = await view_of(s)
+        (head,) = view.chain
+        reading = asyncio.create_task(s.ask(head, Pull(0, view.epoch, "worker-0", 1, 0, 0.5)))
+        await asyncio.sleep(0.1)
+        await s.ask(head, Evict(0, view.epoch, UpdateId("worker-0", 1, 0)))
+        with pytest.raises(Evicted, match=r"Pull \(shard 0, epoch \d+\): worker-0"):
+            await reading
+
+    in_world(scenario, consistency=SSP(0), shards=1)
+
+
+def test_an_update_that_was_applied_does_not_count_as_dropped() -> None:
+    """Though its worker is evicted before it has read the weights after it."""
+    outcomes: list[Outcome] = []
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0", lambda *ack: outcomes.append(ack[-1]))
+        await s.enter("worker-1")
+        pushing = process.run(client.push(ONES, pull=True))
+        await asyncio.sleep(2 * TIMINGS.patience)
+        view = await view_of(s)
+        await s.ask(view.chain[0], Evict(0, view.epoch, UpdateId("worker-0", 1, 0)))
+        await s.all_of(pushing, within=2.0)
+        assert (outcomes, client.dropped, client.incarnation) == (["applied"], 0, 2)
+
+    in_world(scenario, consistency=SSP(0), shards=1)
+
+
+def test_a_head_that_has_no_room_for_an_update_says_so_in_time() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        store = s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        op = Operation("gradient", UpdateId("worker-1", 1, 1), gradient=np.zeros(320, np.uint8))
+        reply = await s.ask(view.chain[0], Push(0, view.epoch, op, False, 0.1), deadline=0.2)
+        assert reply == Waiting()
+        s.network.resume(store)
+        await s.all_of(pushing, within=1.0)
+
+    in_world(scenario, recovery=Recovery(SharedStore(every=1)), shards=1)
+
+
+def test_no_more_updates_share_a_write_than_were_allowed() -> None:
+    async def scenario(s: Setting) -> None:
+        entered = [await s.enter(f"worker-{i}") for i in range(6)]
+        (server,) = (await view_of(s)).chain
+        commits, most = s.world.hosts[server.address].replica(0)._commits, 0
+        add = commits.add
+
+        def count(state: ShardState, op: Operation) -> None:
+            nonlocal most
+            add(state, op)
+            most = max(most, commits.in_flight)
+
+        commits.add = count  # type: ignore[method-assign]
+        await s.all_of(*(process.run(client.push(ONES)) for process, client in entered), within=3.0)
+        assert most == 2
+
+    with patch.object(replica, "INLINE_BYTES", 0):
+        in_world(scenario, recovery=Recovery(SharedStore(every=2)), shards=1)
