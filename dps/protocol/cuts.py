@@ -20,7 +20,7 @@ from dps.core.updates import Operation
 from dps.errors import DpsError, NotServing
 from dps.events import CutTaken, RolledBack, Sink
 from dps.protocol.cut_files import CutCheckpoints
-from dps.protocol.group import Group, Timings
+from dps.protocol.group import Group
 from dps.protocol.messages import Done, View
 from dps.protocol.router import Router
 from dps.protocol.transport import Clock, Transport
@@ -33,11 +33,15 @@ Reach = dict[str, tuple[int, int]]
 @message
 @dataclass(frozen=True, slots=True)
 class HoldCut:
-    """Admit no further gradients, so that a cut can be taken. Reply: Held."""
+    """Admit no further gradients, so that a cut can be taken. Reply: Held.
+
+    After `patience` seconds they are admitted again, whatever becomes of the cut.
+    """
 
     shard: int
     epoch: int
     cut: int
+    patience: float
 
 
 @message
@@ -85,11 +89,6 @@ def applies(group: Group) -> bool:
     return isinstance(durability, Checkpoint) and durability.scope == "all"
 
 
-def patience(timings: Timings) -> float:
-    """How long a shard may admit nothing, in seconds, for a cut that may never be completed."""
-    return min(timings.lease, timings.call)
-
-
 class Cutter:
     """A head's part in cuts. All calls come from one event loop.
 
@@ -113,7 +112,7 @@ class Cutter:
         settle: Callable[[], Awaitable[None]],
         keeper: CutCheckpoints,
     ) -> None:
-        self._patience = patience(group.timings)
+        self._patience = 0.0
         self._lock = lock
         self._state = state
         self._settle = settle
@@ -160,9 +159,10 @@ class Cutter:
                 raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
             self._release()
             self._cut = self._last = m.cut
+            self._patience = m.patience
             loop = asyncio.get_running_loop()
             # Whoever holds us may be gone.
-            self._timer = loop.call_later(self._patience, self._release_soon)
+            self._timer = loop.call_later(m.patience, self._release_soon)
             active = {name: p for name, p in self._state().workers.items() if p.active}
             return Held({name: (p.incarnation, p.seq) for name, p in active.items()})
 
@@ -238,6 +238,8 @@ class Cuts:
         durability = group.recovery.durability
         self._keep = durability.keep if isinstance(durability, Checkpoint) else 1
         self._timings = group.timings
+        self._shortest = min(group.timings.lease, group.timings.call)
+        self._patience = self._shortest
         self._transport = transport
         self._clock = clock
         self._emit = emit
@@ -280,7 +282,10 @@ class Cuts:
             self._wanted.clear()
             try:
                 await self._take()
+                self._patience = self._shortest
             except (DpsError, TimeoutError):
+                # The shards may be too busy to hold in so short a time.
+                self._patience = min(2 * self._patience, self._timings.copy)
                 await asyncio.sleep(self._timings.retry)
                 self._wanted.set()
 
@@ -293,7 +298,7 @@ class Cuts:
         complete = False
         try:
             held = await self._ask_all(
-                lambda v: HoldCut(v.shard, v.epoch, cut), views, patience(self._timings) / 2
+                lambda v: HoldCut(v.shard, v.epoch, cut, self._patience), views, self._patience / 2
             )
             upto = _furthest(reply.reach for reply in held)
             taken = await self._ask_all(
