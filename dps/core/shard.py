@@ -121,7 +121,9 @@ def apply(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operatio
     if is_duplicate(state, op.id):
         return Step("duplicate", state)
     if op.kind == "join":
-        return Step("applied", _entered(state, op.id, min(state.clocks.values(), default=0)))
+        # A newcomer has no number yet; one that says again how far it is keeps its clock.
+        clock = op.id.seq or min(state.clocks.values(), default=0)
+        return Step("applied", _entered(state, op.id, clock))
     if op.kind == "tick":
         return Step("applied", _entered(state, op.id, op.id.seq))
     return _gradient(layout, rule, state, op)

@@ -15,11 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
+from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Continue
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
+    DpsError,
     Evicted,
+    GroupClosed,
     MailboxClosed,
     NotServing,
     ShardUnavailable,
@@ -68,6 +71,9 @@ class Lane:
         self._deposited = 0
         self._since_read = 0
         self._clock = 0
+        self._last: UpdateId | None = None
+        self._told_in = 0  # the epoch in which the shard was told of the last update
+        self._telling: asyncio.Task[None] | None = None
         self.evicted = False
         self.acked_in = 0  # the epoch of the last acknowledgement
 
@@ -84,6 +90,9 @@ class Lane:
     async def push(self, op: Operation, pull: bool) -> None:
         """Bring an operation to the shard, or to a buffer if the outage policy says so."""
         async with self._turn:
+            if op.kind == "join":
+                self._last = None
+                self._begin_to_tell()
             if op.kind == "gradient" and self._base is not None:
                 op = replace(op, based_on=self._base.version, based_at=self._base.at)
             self._since_read += op.kind != "join"
@@ -106,9 +115,43 @@ class Lane:
 
     async def close(self) -> None:
         """Forget what is buffered in this worker."""
-        if self._draining is not None:
-            self._draining.cancel()
-            await asyncio.gather(self._draining, return_exceptions=True)
+        for task in (self._draining, self._telling):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    # -- how far the worker is -------------------------------------------------------------------
+
+    def _begin_to_tell(self) -> None:
+        gated = not isinstance(self._group.consistency, ASP)
+        if gated and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.create_task(self._tell_forever())
+
+    async def _tell_forever(self) -> None:
+        """Others may wait for this worker at a restored shard, though it waits elsewhere."""
+        version = -1
+        while True:
+            try:
+                version = (await self._router.newer(version)).version
+                async with self._turn:
+                    view = await self._router.view(self._shard)
+                    if view.serving:
+                        await self._tell(view)
+            except GroupClosed:
+                return
+            except (DpsError, TimeoutError):
+                version = -1
+                await asyncio.sleep(self._group.timings.retry)
+
+    async def _tell(self, view: View) -> None:
+        """Have a shard in a new epoch know this worker's clock: its own may have been lost."""
+        if self._telling is None or self._last is None or self._told_in == view.epoch:
+            return
+        join = Operation("join", self._last)
+        patience = self._group.timings.patience
+        request = Push(view.shard, view.epoch, join, False, patience)
+        await self._ask(view, view.chain[0], request)
+        self._told_in = view.epoch
 
     # -- one request ---------------------------------------------------------------------------
 
@@ -117,6 +160,7 @@ class Lane:
         replies: list[Pushed] = []
 
         async def attempt(view: View) -> bool:
+            await self._tell(view)
             await self._flush_held(view)
             patience = self._group.timings.patience
             request = Push(view.shard, view.epoch, op, pull, patience)
@@ -137,6 +181,7 @@ class Lane:
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0
         self._clock = reply.clock
+        self._last, self._told_in = op.id, self.acked_in
         if reply.weights is not None:
             self._keep(reply.weights)
         if op.kind == "gradient":
@@ -171,7 +216,8 @@ class Lane:
 
     def _pull_as(self, reader: UpdateId) -> Callable[[View], Awaitable[bool]]:
         async def attempt(view: View) -> bool:
-            await self._flush_held(view)  # the shard judges by this worker's clock
+            await self._tell(view)  # the shard judges by this worker's clock
+            await self._flush_held(view)
             seen = self._base.version if self._base else 0
             patience = self._group.timings.patience
             request = Pull(

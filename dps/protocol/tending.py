@@ -131,9 +131,13 @@ class Tender:
         if self._step is not None and not self._step.expired():
             self._step.reschedule(asyncio.get_running_loop().time())
 
-    def unsettle(self, without: Endpoint | None = None) -> None:
-        """Let nobody use the shard until what is left of its chain has entered a new epoch."""
+    def unsettle(self, without: Endpoint | None = None, also: Endpoint | None = None) -> None:
+        """Let nobody use the shard until what is left of its chain has entered a new epoch.
+
+        `also` is a newcomer that is to be its tail.
+        """
         chain = tuple(member for member in self.view.chain if member != without)
+        chain += (also,) if also is not None else ()
         self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
 
     def forsake(self) -> None:
@@ -318,9 +322,10 @@ class Tender:
             return False
         longer = View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
         self.reserved = host
-        joined = False
+        has_all, joined = False, False
         try:
             await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
+            has_all = True
             await self._configure(longer)
             joined = self.view == view and host in self._around.members
         except DpsError:
@@ -332,7 +337,9 @@ class Tender:
             if joined:
                 self.view = longer
             else:
-                self.unsettle()  # some members may count on the newcomer, or be in its epoch
+                # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
+                # more that it does not have: it may be the last one that has it.
+                self.unsettle(also=host if has_all and host in self._around.members else None)
             await self._around.publish()
         return True
 

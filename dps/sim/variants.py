@@ -238,10 +238,12 @@ async def _replicate_from_anyone(self: Replica, m: Replicate) -> Done:
 
 
 @instead_of(Tender, "unsettle", "restarted although a replica lives", chains)
-def _unsettle_and_forget(self: Tender, without: Endpoint | None = None) -> None:
+def _unsettle_and_forget(
+    self: Tender, without: Endpoint | None = None, also: Endpoint | None = None
+) -> None:
     """Start a shard anew when its head is lost, whoever else has its state."""
     lost_head = without is not None and self.view.chain[:1] == (without,)
-    _unsettle(self, without)
+    _unsettle(self, without, also)
     if lost_head:
         self.view = replace(self.view, chain=())
 
