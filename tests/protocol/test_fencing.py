@@ -145,14 +145,14 @@ def test_a_store_that_started_over_is_not_taken_for_one_that_has_the_state() -> 
         await client.push(ONES)
         (server,) = (await view_of(s)).chain
         cut_off(s, "store-0")
-        await until(lambda: s.world.table.store is None, 2 * LEASE)
+        await until(lambda: s.world.table.store is None, 4 * LEASE)
         s.world.crash(s.world.name_of(server), back_after=0.1)
         await asyncio.sleep(LEASE)
         s.network.heal()
         await s.all_of(process.run(client.push(ONES)), within=5.0)
         assert happened(s, Restored)[-1].source == "initial"
 
-    in_world(scenario, recovery=Recovery(SharedStore()), shards=1)
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1, last_copy=LEASE)
 
 
 def test_a_lease_that_is_renewed_at_the_last_moment_goes_on() -> None:
