@@ -66,6 +66,22 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
     return nodes
 
 
+def joined(
+    address: str,
+    workers: Mapping[str, Mapping[str, Any]],
+    group: Group,
+    present: Sequence[Node] | None,
+) -> list[Node]:
+    """Give a node that joined later its role; `present` are those that were assigned theirs."""
+    described = workers[address]
+    if present is None:
+        return by_resources({address: described})
+    wanted = sum(node.role == "server" for node in by_assignment(workers, group))
+    short = sum(node.role == "server" for node in present) < wanted
+    role = "server" if short else "worker"
+    return [Node(address, str(described["name"]), role, -1, None, described["nthreads"])]
+
+
 def check(nodes: Sequence[Node], group: Group) -> None:
     """Refuse a cluster that is too small for the group.
 
