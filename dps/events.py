@@ -430,6 +430,15 @@ class TrialStarted(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class TrialResumed(Event):
+    """The trial goes on from the checkpoints in `path`, of which each shard has `updates`."""
+
+    path: str
+    updates: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
     """Every node is up and the workers start; time axes begin here."""
 
