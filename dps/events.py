@@ -283,11 +283,7 @@ class Restored(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Rebuilt(Event):
-    """A lost shard was rebuilt from a worker's copy of its weights.
-
-    `donor` is the worker and its incarnation, `version` what it held, and `age_seconds` how long
-    ago it had read it.
-    """
+    """A shard was rebuilt from the weights that `donor` (worker/incarnation) had read before."""
 
     shard: int
     epoch: int
@@ -363,10 +359,7 @@ class CheckpointRefused(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The evaluator scored a snapshot; `t` is when the snapshot was read.
-
-    `updates` is the sum over shards of the snapshot's versions, divided by the number of shards.
-    """
+    """The evaluator scored a snapshot read at `t`; `updates` is the mean of the shards' versions."""
 
     updates: float
     loss: float

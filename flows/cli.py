@@ -231,13 +231,38 @@ def soak(
         float, typer.Option(min=0, help="How long; each strategy once at least.")
     ] = 30,
     seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
-    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
+    first: Annotated[int, typer.Option(help="The number of the first round.")] = 1,
     faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
+    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
 ) -> None:
     """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
     from flows.soak import soak as run_soak
 
-    raise typer.Exit(run_soak(minutes, seed, only, faults))
+    raise typer.Exit(run_soak(minutes, seed, first, faults, only))
+
+
+@app.command()
+def simulate(
+    schedules: Annotated[int, typer.Option(min=1, help="How many, over all strategies.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Which series of schedules.")] = 0,
+    replay: Annotated[
+        str, typer.Option(metavar="CASE:SEED", help="Repeat one schedule, as in 'chain(2):12'.")
+    ] = "",
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Have every deliberately broken variant caught.")
+    ] = False,
+) -> None:
+    """Run the protocol on virtual time under random faults; every promise must hold."""
+    from flows import simulate as simulation
+
+    if replay:
+        failed = simulation.replay(replay, _console())
+    elif mutants:
+        failed = bool(simulation.run_mutants(_console()))
+    else:
+        failed = bool(simulation.run_many(schedules, seed, _console()))
+    if failed:
+        raise typer.Exit(1)
 
 
 @bench.callback()

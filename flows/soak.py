@@ -7,6 +7,7 @@ see from outside what a driver leaves behind: no process of its session, and no 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,8 +30,6 @@ from flows.soak_round import Case, Result, Round, parts
 from flows.watch import TookTooLong, eventually
 
 GONE_SECONDS = 10.0
-FAULTS = 8
-
 CASES = (
     Case("chain(2)", Recovery(Chain(2))),
     Case("checkpoint", Recovery(Checkpoint(every=20))),
@@ -50,11 +49,19 @@ CASES = (
 )
 
 
-def soak(minutes: float, seed: int, only: Sequence[str], faults: int = FAULTS) -> int:
-    """Run the soak in a driver of its own; return its exit code: 1 if a promise was broken."""
+def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]) -> int:
+    """Run the soak in a driver of its own; return its exit code: 1 if a promise was broken.
+
+    Parameters
+    ----------
+    first
+        The number of the first round; seed and number of a round draw its faults.
+    only
+        Names of the cases to take; all of them if there are none.
+    """
     chosen(only)
     folder = Path(tempfile.mkdtemp(prefix="dps-soak-"))
-    settings = [str(minutes), str(seed), str(faults), str(folder), *only]
+    settings = [str(minutes), str(seed), str(first), str(faults), str(folder), *only]
     command = [sys.executable, "-m", __name__, *settings]
     temporary = folder / "tmp"
     temporary.mkdir()
@@ -63,8 +70,11 @@ def soak(minutes: float, seed: int, only: Sequence[str], faults: int = FAULTS) -
     ) as driver:
         try:
             code = driver.wait()
-        finally:
-            driver.terminate()
+        except KeyboardInterrupt:
+            driver.terminate()  # what belongs to it ends and is removed with it
+            driver.wait()
+            shutil.rmtree(folder)
+            raise
     left = _left_behind(driver.pid)
     for process in left:
         print(f"left behind: {process}")
@@ -113,7 +123,9 @@ def _session(pid: int) -> int | None:
 # -- the driver ----------------------------------------------------------------------------------
 
 
-def drive(minutes: float, seed: int, faults: int, folder: Path, only: Sequence[str]) -> int:
+def drive(
+    minutes: float, seed: int, first: int, faults: int, folder: Path, only: Sequence[str]
+) -> int:
     """Run rounds until the time is up; print a line for each and a table of all."""
     cases = chosen(only)
     results: list[Result] = []
@@ -121,23 +133,23 @@ def drive(minutes: float, seed: int, faults: int, folder: Path, only: Sequence[s
     code = 0
     with Pool() as pool:
         try:
-            for number, case in _rounds(cases, until):
+            for number, case in _rounds(cases, first, until):
                 results.append(_round(number, case, seed, faults, pool, folder))
                 pool.fill()
                 pool.measure()
             require_flat(pool)
         except (DpsError, OSError, TimeoutError) as error:
-            print(f"VIOLATION: {error}\nIts events are kept in {folder}", flush=True)
+            print(f"VIOLATION: {error}\nIts events are kept in {folder}.", flush=True)
             code = 1
         print(table(results), "", "from the first third to the end, between rounds:", sep="\n")
         print(pool.held(), flush=True)
     return code
 
 
-def _rounds(cases: Sequence[Case], until: float) -> Iterator[tuple[int, Case]]:
+def _rounds(cases: Sequence[Case], first: int, until: float) -> Iterator[tuple[int, Case]]:
     """Rounds until the time is up, and each case once in any event."""
-    for number, case in zip(count(1), cycle(cases), strict=False):
-        if number > len(cases) and time.monotonic() > until:
+    for number, case in zip(count(first), cycle(cases), strict=False):
+        if number >= first + len(cases) and time.monotonic() > until:
             return
         yield number, case
 
@@ -151,7 +163,11 @@ def _round(number: int, case: Case, seed: int, faults: int, pool: Pool, folder: 
     try:
         result = running.run()
     except BaseException:
-        print(name, flush=True)
+        print(
+            f"{name}\nTo repeat: dps soak --minutes 0 --seed {seed} --first {number} "
+            f"--faults {faults} --only {shlex.quote(case.name)}",
+            flush=True,
+        )
         with EventWriter(here / EVENTS_FILE) as write:
             for event in running.watch.record.events:
                 write(event)
@@ -205,5 +221,5 @@ def _sum(name: str, results: Sequence[Result]) -> str:
 
 
 if __name__ == "__main__":
-    minutes, seed, faults, folder, *only = sys.argv[1:]
-    sys.exit(drive(float(minutes), int(seed), int(faults), Path(folder), only))
+    minutes, seed, first, faults, folder, *only = sys.argv[1:]
+    sys.exit(drive(float(minutes), int(seed), int(first), int(faults), Path(folder), only))

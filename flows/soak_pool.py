@@ -97,7 +97,7 @@ class Pool:
 
     def held(self) -> str:
         """Say what the oldest processes held at first and at last."""
-        longest = max(map(len, self._samples.values()))
+        longest = max(map(len, self._samples.values()), default=0)
         lines = []
         for name, samples in self._samples.items():
             if len(samples) >= max(2, longest // 2):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -356,6 +356,7 @@ class Round:
 
         def advanced() -> bool:
             now = versions()
+            self._require_sound_workers()
             # A shard may still fall back once: then it must advance from there.
             nonlocal before
             if now is not None and any(n < b for n, b in zip(now, before or (), strict=True)):
@@ -368,10 +369,15 @@ class Round:
         """Have the workers end; none may have failed."""
         (self._folder / "stop").touch()
         futures = list(self._workers.values())
-        with self._pool.cluster.client.as_current():
+        with self._pool.cluster.client.as_current(), suppress(TimeoutError):
             wait(futures, timeout=PATIENCE)
+        self._require_sound_workers()
+        late = [name for name, future in self._workers.items() if not future.done()]
+        require(not late, f"{late} did not end")
+
+    def _require_sound_workers(self) -> None:
         for name, future in self._workers.items():
-            if future.status != "finished":
+            if future.status == "error":
                 raise Violation(f"{name} failed: {future.exception()!r}")
 
     def _check(self, shard: int) -> int:

@@ -34,7 +34,7 @@ LIBRARIES = {
     "events": set[str](),
     "core": {"numpy"},
     "protocol": {"numpy", "fsspec", "safetensors"},
-    "sim": {"numpy"},
+    "sim": {"numpy", "fsspec"},
     "cluster": {"numpy", "dask", "distributed", "dask_jobqueue", "psutil"},
     "chaos": {"dask", "distributed", "psutil"},
 }

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.recorder import topic
+from dps.cluster.weak import weakly
 from dps.events import Sink, from_dict
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Inbox:
 
     def open(self) -> None:
         """Begin to receive."""
-        self._client.subscribe_topic(self._topic, self._receive)
+        self._client.subscribe_topic(self._topic, weakly(self._receive))
 
     async def close(self) -> None:
         """Stop receiving, once everything that live nodes have sent has arrived.

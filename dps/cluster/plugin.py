@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed import Scheduler
@@ -20,6 +18,7 @@ from dps.cluster.transport import (
     frozen,
     thawed,
 )
+from dps.cluster.weak import weakly
 from dps.events import ResourceSampled
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Group
@@ -51,7 +50,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._recording = asyncio.create_task(
             record_forever(self._recorder, every, lambda: None, self._sample)
         )
-        scheduler.handlers[self.name] = _handler(self)
+        scheduler.handlers[self.name] = weakly(self.handle)
 
     async def close(self) -> None:
         """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""
@@ -77,17 +76,6 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     def _sample(self) -> ResourceSampled:
         return sample("scheduler", "scheduler", self._meter)
-
-
-def _handler(plugin: CoordinatorPlugin) -> Callable[..., Awaitable[list[bytes] | None]]:
-    """A handler that does not keep its plugin: Dask never lets go of one that was called."""
-    known = weakref.ref(plugin)
-
-    async def handle(link: str, frames: list[bytes]) -> list[bytes] | None:
-        found = known()
-        return None if found is None else await found.handle(link, frames)
-
-    return handle
 
 
 async def forget(group: str, dask_scheduler: Scheduler) -> None:

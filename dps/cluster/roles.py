@@ -66,20 +66,15 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
     return nodes
 
 
-def joined(
-    address: str,
-    workers: Mapping[str, Mapping[str, Any]],
-    group: Group,
-    present: Sequence[Node] | None,
-) -> list[Node]:
-    """Give a node that joined later its role; `present` are those that were assigned theirs."""
+def newcomer(
+    address: str, workers: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node], group: Group
+) -> Node:
+    """Give a node that joins a cluster without roles later one: a server if there are too few."""
+    wanted = by_assignment(workers, group)
+    servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
+    role = "server" if servers < enough else "worker"
     described = workers[address]
-    if present is None:
-        return by_resources({address: described})
-    wanted = sum(node.role == "server" for node in by_assignment(workers, group))
-    short = sum(node.role == "server" for node in present) < wanted
-    role = "server" if short else "worker"
-    return [Node(address, str(described["name"]), role, -1, None, described["nthreads"])]
+    return Node(address, str(described["name"]), role, -1, None, described["nthreads"])
 
 
 def check(nodes: Sequence[Node], group: Group) -> None:

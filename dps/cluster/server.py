@@ -24,6 +24,7 @@ from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
 from dps.cluster.starting import Start, afresh, from_path
 from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
+from dps.cluster.weak import weakly
 from dps.cluster.worker import Worker, run_worker
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Recovery
@@ -322,7 +323,7 @@ class ParameterServer:
     async def _bring_up(self) -> None:
         client, name = self._client, self.group.name
         self._inbox.open()
-        client.subscribe_topic(node_topic(name), self._node_joined)
+        client.subscribe_topic(node_topic(name), weakly(self._node_joined))
         await client.register_plugin(CoordinatorPlugin(self.group))
         start = self._start_with
         await start.leave_description()
@@ -418,8 +419,10 @@ class ParameterServer:
         if address not in workers or any(node.address == address for node in self.nodes):
             return
         self.nodes = [node for node in self.nodes if node.address in workers]
-        present = self.nodes if not self._assigned else None
-        self.nodes += roles.joined(address, workers, self.group, present)
+        if self._assigned:
+            self.nodes += roles.by_resources({address: workers[address]})
+        else:
+            self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
         await self._make_hosts([node for node in self.nodes if node.address == address])
 
     async def _evaluate(self, score: Score, every: float) -> None:

@@ -88,8 +88,15 @@ class Client:
                 lane.evicted = False
             await self._to_all({s: partial(lane.push, join, False) for s, lane in self._numbered})
             self._seq = max(lane.clock for lane in self._lanes)
+            await self._catch_up()
         finally:
             self._entered.set()
+
+    async def _catch_up(self) -> None:
+        """Begin with the same clock on all shards: some may be a round behind the others."""
+        tick = Operation("tick", UpdateId(self.worker, self.incarnation, self._seq))
+        behind = [lane for lane in self._lanes if self._ticks and lane.clock < self._seq]
+        await asyncio.gather(*(lane.push(tick, pull=False) for lane in behind))
 
     async def _entered_again(self) -> bool:
         """Enter again if the worker was given up meanwhile; return whether it was."""

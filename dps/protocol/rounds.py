@@ -91,17 +91,20 @@ class Rounds:
 
         After the loss of a head some updates of a round may be in the state already. Their workers
         are ahead: what they send next is for the next round. A worker that was evicted meanwhile
-        neither waits nor is waited for.
+        neither waits nor is waited for, and an update that was sent again while it was applied
+        must not be taken for the worker's next.
         """
-        clocks = self._state().clocks
+        state, clocks = self._state(), self._state().clocks
         here = {name for name, held in self._held.items() if self._admits(held.operation)}
-        gone = here - clocks.keys()
+        done = {name for name in here if is_duplicate(state, self._held[name].operation.id)}
+        done |= here - clocks.keys()
+        waiting = here - done
         if self._aggregate > 1:
-            enough = complete or len(here) >= min(self._aggregate, len(clocks))
-            return here if enough else gone
+            enough = complete or len(waiting) >= min(self._aggregate, len(clocks))
+            return here if enough else done
         slowest = min(clocks.values(), default=0)
         awaited = {name for name, clock in clocks.items() if clock == slowest}
-        return gone | awaited if awaited <= here else gone
+        return done | awaited if awaited <= waiting else done
 
     def _refused(self, held: _Held) -> bool:
         """Refuse the update of a worker that was evicted while it waited."""
@@ -131,7 +134,8 @@ class Rounds:
 
     async def _apply_summed(self, ready: Sequence[_Held]) -> None:
         # One that was sent again may have been applied while it was held: it must not be summed.
-        alone, fresh = [], []
+        alone: list[Operation] = []
+        fresh: list[Operation] = []
         for op in (held.operation for held in ready):
             summable = op.kind == "gradient" and not is_duplicate(self._state(), op.id)
             (fresh if summable else alone).append(op)

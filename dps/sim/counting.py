@@ -84,7 +84,7 @@ class Tally:
         its next update.
         """
         clock = None
-        own = cells_of(worker)[self.active[worker] :]
+        own = cells_of(worker)[self.active.get(worker, 0) :]
         for cell in own:
             if cell in cells:
                 clock = self.numbers[cell]
@@ -202,8 +202,9 @@ class CountingWorker:
             text = f"{what}: {sorted(missing)} was there, is gone"
             require(not (self._linear and missing), "stale read", text)
             tally.seen[shard] |= found
-            active = tally.active.items()
-            clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active}
+            set_back = tally.clock(self.name, shard, found) is None
+            active = {} if set_back else tally.active
+            clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active.items()}
             readings.append(_Reading(clocks))
         self._readings = readings
 

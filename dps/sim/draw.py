@@ -1,19 +1,22 @@
-"""Owns the drawing of schedules: stories of what may go wrong together, and free mixes of faults."""
+"""Owns the drawing of schedules: stories of what goes wrong together, and mixes of faults."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from random import Random
 
 from dps.core.recovery import Checkpoint
-from dps.sim.cases import Case
-from dps.sim.faults import Fault, Kind, Role, Schedule, Trigger, Whom
+from dps.errors import ConfigurationError
+from dps.sim.cases import CASES, Case
+from dps.sim.faults import CALM, NOTHING, Fault, Kind, Role, Schedule, Trigger, Whom
 from dps.sim.network import Weather
 
 DELAYS = ((0.0002, 0.005), (0.002, 0.02))
 LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
 WORK = (0.02, 0.2)
 THINK = (0.03, 0.12)
+SERIES = 1_000_000  # seeds of one series
 
 Story = Callable[["Draw"], list[Fault]]
 
@@ -34,6 +37,33 @@ def schedule(case: Case, seed: int) -> Schedule:
         extra=_extra(case, weather),
         told=weather.random() < 0.85,
     )
+
+
+def numbered(number: int, series: int = 0) -> Schedule:
+    """One of a series of schedules that goes through all cases in turn, seed by seed."""
+    seed, which = divmod(number, len(CASES))
+    return schedule(list(CASES.values())[which], series * SERIES + seed)
+
+
+def named(name: str) -> Schedule:
+    """The schedule of that name (see `Schedule.name`); raises `ConfigurationError`."""
+    case, seed, *rest = (*name.split(":"), "")
+    if case not in CASES:
+        near = difflib.get_close_matches(case, CASES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigurationError(f"there is no case {case!r}; {hint}there are: {'; '.join(CASES)}")
+    options = [part for part in rest if part]
+    numbers = [part for part in options if part != CALM]
+    try:
+        drawn = schedule(CASES[case], int(seed))
+        for listed in numbers:
+            drawn = drawn.only(int(n) for n in listed.split(",") if n != NOTHING)
+    except (ValueError, IndexError):
+        raise ConfigurationError(
+            f"{name!r} is no schedule: expected <case>:<seed>, or <case>:<seed>:<faults>, as in "
+            "'chain(2):1234' or 'chain(2):1234:0,2'"
+        ) from None
+    return drawn.calmed() if CALM in options else drawn
 
 
 def _extra(case: Case, random: Random) -> tuple[str, ...]:

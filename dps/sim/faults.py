@@ -8,7 +8,7 @@ is found out when the fault is due.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dps.sim.cases import Case
@@ -58,6 +58,9 @@ Trigger = Literal[
     "mail taken",
     "whole",
 ]
+
+CALM = "calm"
+NOTHING = "none"
 
 EFFECTS: dict[Kind, str] = {
     "crash": "{whom} crashes",
@@ -175,6 +178,8 @@ class Schedule:
         Whether the coordinator is told of connections that break.
     skewed
         Whether the processes' clocks differ.
+    calm
+        Whether all was left out that the seed draws besides the faults.
     chosen
         Which of the seed's faults these are; None: all.
     """
@@ -189,13 +194,16 @@ class Schedule:
     extra: tuple[str, ...] = ()
     told: bool = True
     skewed: bool = False
-    chosen: tuple[int, ...] | None = field(default=None)
+    calm: bool = False
+    chosen: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
         """What `dps simulate --replay` takes."""
-        which = "" if self.chosen is None else ":" + ",".join(map(str, self.chosen))
-        return f"{self.case.name}:{self.seed}{which}"
+        parts = [self.case.name, str(self.seed)]
+        if self.chosen is not None:
+            parts.append(",".join(map(str, self.chosen)) or NOTHING)
+        return ":".join([*parts, CALM] if self.calm else parts)
 
     def only(self, chosen: Iterable[int]) -> Schedule:
         """The same schedule with only some of its faults, by number."""
@@ -203,6 +211,11 @@ class Schedule:
         numbers = self.chosen if self.chosen is not None else tuple(range(len(self.faults)))
         faults = tuple(self.faults[i] for i in kept)
         return replace(self, faults=faults, chosen=tuple(numbers[i] for i in kept))
+
+    def calmed(self) -> Schedule:
+        """The same schedule in good weather, and with clocks that agree."""
+        calm = Weather(self.weather.delays)
+        return replace(self, weather=calm, skewed=False, told=True, calm=True)
 
     def in_words(self) -> list[str]:
         """The faults, one a line, after what is unusual about the rest."""

@@ -1,8 +1,9 @@
-"""Owns the carrying out of a schedule's faults: it waits until each is due, and finds whom it hits."""
+"""Owns the carrying out of faults: it waits until each is due, and finds out whom it hits."""
 
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -14,7 +15,7 @@ from dps.sim.network import Weather
 from dps.sim.process import Process
 from dps.sim.world import World
 
-PATIENCE = 1.5  # how long a fault waits for what it is to come after
+PATIENCE = 1.0  # how long a fault waits for what it is to come after
 WRITE_STEPS = 7  # how often a checkpoint that is written touches the disk, about
 GLANCE = 0.01
 SLOW_LINK = 0.1
@@ -68,7 +69,7 @@ class Injector:
         self._waiting: dict[Trigger, asyncio.Future[None]] = {}
         self._endings: list[asyncio.Task[None]] = []
         self._network.watchers.append(self._watch)
-        disk.on_write = lambda path: self._network.note("write", path, "", "")
+        disk.on_write = self._note_write
 
     def touched(self, process: Process) -> bool:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
@@ -115,6 +116,10 @@ class Injector:
             if table.complete and all(self._world.name_of(member) for member in members):
                 return
             await asyncio.sleep(GLANCE)
+
+    def _note_write(self, path: str) -> None:
+        """Some files have names that are never the same; their folders do."""
+        self._network.note("write", posixpath.basename(posixpath.dirname(path)), "", "")
 
     def _watch(self, what: str, source: str, target: str, message: str) -> None:
         if message == "Install" and what == "sent":

@@ -51,13 +51,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._tidy_at = TIDY
         self._parked: dict[Process, list[Handle]] = {}
         self._ready: Any  # asyncio's own queue of what is to be called next
+        self._stopping: bool
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
 
     def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> TimerHandle:
         """Call a function at a time; those of the same time in the order in which they came."""
         timer = TimerHandle(when, callback, args, self, context)
@@ -140,15 +145,11 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float 
         It waits for something that can never happen.
     """
     loop = VirtualLoop(random, work)
-
-    async def released() -> T:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
-            return await main()
+            return runner.run(main())
         finally:
             loop.resume_all()  # so that everything can be cancelled
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(released())
 
 
 def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:

@@ -19,6 +19,16 @@ from typing import Any, TypeVar
 
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
+from dps.protocol.messages import (
+    Done,
+    GetTable,
+    Pull,
+    Renewed,
+    RenewLease,
+    RenewWorker,
+    Table,
+    Waiting,
+)
 from dps.protocol.transport import Endpoint
 from dps.sim.loop import VirtualLoop
 from dps.sim.process import Process, here
@@ -28,6 +38,8 @@ T = TypeVar("T")
 
 Line = tuple[float, str, str, str, str]
 
+# Messages of plain values that cannot be changed, and that are sent again and again.
+REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
 ROUNDING = 1e-6  # seconds by which sums of times may be off
 
 
@@ -60,7 +72,7 @@ class _Link:
     def __init__(self, random: Random, delays: tuple[float, float]) -> None:
         shortest, longest = delays
         self.random = random
-        self.mean = shortest * (longest / shortest) ** random.random()
+        self.mean: float = shortest * (longest / shortest) ** random.random()
 
     def delay(self) -> float:
         return self.mean * (0.5 + self.random.expovariate(2.0))
@@ -93,6 +105,7 @@ class Network:
         self._loop = asyncio.get_running_loop()
         self.broken: asyncio.Future[Violation] = self._loop.create_future()
         self._loop.set_task_factory(self._task)
+        self.courier = Courier()
         self._nowhere = copy_context()  # of no process: what is under way is in nobody's hands
         self._processes: dict[str, Process] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -188,14 +201,14 @@ class Network:
         def arrive() -> None:
             if not target.alive:
                 return _refuse(reply, target)
-            serving = target.run(_serve(target, to.key, frames))
+            serving = target.run(_serve(self.courier, target, to.key, frames))
             serving.add_done_callback(answer)
 
         def answer(serving: asyncio.Task[wire.Frames]) -> None:
             if not serving.cancelled() and serving.exception() is None:
                 if link == "train":
                     self.on_answer(target, message, serving.result())
-                back = partial(_fulfil, reply, _sealed(serving.result()))
+                back = partial(_fulfil, reply, serving.result())
                 self._send(target, source, f"{name} reply", link, reply, back)
 
         try:
@@ -289,6 +302,43 @@ class Network:
             self.report(Violation("bug", f"in {process.name}: {error!r}"))
 
 
+class Courier:
+    """Brings messages into the form of the wire and back.
+
+    Most are short and have been sent before, word for word: leases, tables, acknowledgements.
+    Their form is looked up, and what nobody can change is handed out again.
+    """
+
+    def __init__(self) -> None:
+        self._encoded: dict[Any, wire.Frames] = {}
+        self._decoded: dict[bytes, Any] = {}
+
+    def encode(self, message: Any) -> wire.Frames:
+        """Frames that nobody can write to: what is on the wire is out of the sender's hands."""
+        if type(message) in REPEATED:
+            frames = self._encoded.get(message)
+            if frames is None:
+                frames = self._encoded[message] = wire.encode(message)
+            return frames
+        header, *arrays = wire.encode(message)
+        copies = [array.copy() for array in arrays]
+        for copy in copies:
+            copy.setflags(write=False)
+        return [header, *copies]
+
+    def decode(self, frames: wire.Frames) -> Any:
+        """The message of these frames; raises the error if they carry one."""
+        if len(frames) > 1:
+            return wire.decode(frames)
+        header = frames[0].tobytes()
+        message = self._decoded.get(header)
+        if message is None:
+            message = wire.decode(frames)
+            if type(message) in REPEATED:
+                self._decoded[header] = message
+        return message
+
+
 class SimTransport:
     """Calls from one process to others (see `dps.protocol.transport.Transport`)."""
 
@@ -299,7 +349,8 @@ class SimTransport:
 
     async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
         """Send a message and return the reply."""
-        frames = _sealed(wire.encode(message))
+        courier = self._network.courier
+        frames = courier.encode(message)
         latest = self._loop.time() - self._process.stood + deadline
         try:
             async with asyncio.timeout(deadline):
@@ -314,32 +365,24 @@ class SimTransport:
                 what = f"{self._process.name}: {type(message).__name__}"
                 text = f"{what} took {late:g} s more than its deadline"
                 self._network.report(Violation("deadline", text))
-        return wire.decode(reply)
+        return courier.decode(reply)
 
     async def gone(self, address: str) -> bool:
         """Whether the process at the address has ended; what a cut keeps from us is not known."""
         return await self._network.probe(self._process, address)
 
 
-async def _serve(process: Process, key: str, frames: wire.Frames) -> wire.Frames:
+async def _serve(courier: Courier, process: Process, key: str, frames: wire.Frames) -> wire.Frames:
     try:
         if key not in process.services:
             raise NotServing(f"there is no {key} at {process.address}")
-        return wire.encode(await process.services[key](wire.decode(frames)))
+        return courier.encode(await process.services[key](courier.decode(frames)))
     except DpsError as error:
         return wire.encode(error)
 
 
 def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:
     pass
-
-
-def _sealed(frames: wire.Frames) -> wire.Frames:
-    """Copies that nobody can write to: what is on the wire is out of the sender's hands."""
-    copies = [frame.copy() for frame in frames]
-    for copy in copies:
-        copy.setflags(write=False)
-    return copies
 
 
 def _fulfil(reply: asyncio.Future[wire.Frames], frames: wire.Frames) -> None:

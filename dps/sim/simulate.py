@@ -55,11 +55,15 @@ class Record:
 def simulate(schedule: Schedule) -> Record:
     """Run a schedule; the same one always comes to the same record."""
     record = Record(schedule)
+
+    async def main() -> None:
+        await _Run(schedule, files, record).to_the_end()
+
     files = disk("counting")
     random = Random(f"{schedule.case.name}/{schedule.seed}/work")
     threshold, replica.INLINE_BYTES = replica.INLINE_BYTES, 1 << 20 if schedule.inline else 0
     try:
-        run(lambda: _Run(schedule, files, record).to_the_end(), random, schedule.work)
+        run(main, random, schedule.work)
     except Violation as violation:
         record.violation = violation
     except (Deadlock, TimeoutError) as error:
@@ -99,11 +103,12 @@ class _Run:
         with accepting(self._auditor.accepted):
             work = asyncio.create_task(self._all())
             broken = self._network.broken
+            broken.add_done_callback(lambda _: work.cancel())
             try:
-                await asyncio.wait({work, broken}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([work])
                 if broken.done():
                     raise broken.result()
-                await work
+                work.result()
             finally:
                 self._record.operations = self._tally.operations
 

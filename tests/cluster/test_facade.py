@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
@@ -37,6 +39,7 @@ from dps.errors import (
     ShapeMismatch,
 )
 from dps.events import Applied, Evaluated, EvaluationMissed, ResourceSampled, WorkerLeft
+from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Timings
 from tests.cluster.training import (
     COUNTING,
@@ -414,6 +417,27 @@ def test_close_leaves_the_cluster_as_it_was(client: Client) -> None:
         assert len(traces(client, group)) >= 4
     eventually(lambda: not traces(client, group), SECONDS)
     assert client.submit(sum, [1, 2]).result(timeout=SECONDS) == 3
+
+
+def held_by_scheduler(dask_scheduler: Any) -> int:
+    gc.collect()
+    return sum(isinstance(thing, Coordinator) for thing in gc.get_objects())
+
+
+def test_nothing_of_a_closed_group_is_kept(with_roles: Client) -> None:
+    def bring_up_and_close() -> weakref.ref[ParameterServer]:
+        with ParameterServer(with_roles, params(), on_event=Events()) as ps:
+            results(ps.run(partial(count, STEPS)))
+            return weakref.ref(ps)
+
+    groups = [bring_up_and_close() for _ in range(3)]
+
+    def forgotten() -> bool:
+        gc.collect()
+        return not any(group() for group in groups)
+
+    eventually(forgotten, SECONDS)
+    eventually(lambda: with_roles.run_on_scheduler(held_by_scheduler) == 0, SECONDS)
 
 
 def test_workers_end_when_the_group_is_closed_under_them(plain: Client, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from dps import (
     SharedStore,
 )
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.errors import ConfigurationError
 from dps.events import (
     Detected,
     Promoted,
@@ -312,6 +313,26 @@ def test_a_lost_worker_does_not_hold_up_the_others(
             assert reply.version == sum(reply.applied.values())
         assert len({reply.version for reply in audited(run.ps)}) <= 2
     assert sorted(left.reason for left in run.events.of(WorkerLeft)) == ["finished", "lost"]
+
+
+def test_a_lost_worker_starts_again_as_another_incarnation(tmp_path: Path) -> None:
+    with training(tmp_path, Recovery(Chain()), nodes(replicas=1)) as run:
+        run.lose("worker-0")
+        lost = eventually(lambda: [f for f in run.futures if f.status == "error"], SECONDS)
+        (survivor,) = (future for future in run.futures if future not in lost)
+        (left,) = eventually(lambda: run.events.of(WorkerLeft), SECONDS)
+        with pytest.raises(ConfigurationError, match="no node 'worker-9' for workers"):
+            run.ps.run_again(partial(count_until, str(run.flag)), left.worker, "worker-9")
+        run.cluster.start(NodeSpec("worker-9", "worker"))
+        eventually(lambda: "worker-9" in {node.name for node in run.ps.nodes}, SECONDS)
+        again = run.ps.run_again(partial(count_until, str(run.flag)), left.worker, "worker-9")
+        joined = eventually(lambda: run.events.of(WorkerJoined)[2:], SECONDS)
+        assert [(e.worker, e.incarnation, e.node) for e in joined] == [(left.worker, 2, "worker-9")]
+        run.advance()
+        run.flag.touch()
+        pushed = sum(results([survivor, again]))
+        for reply in audited(run.ps):
+            assert reply.version == sum(reply.applied.values()) >= pushed
 
 
 @pytest.mark.parametrize("consistency", [SSP(1), BSP()], ids=repr)

@@ -74,6 +74,22 @@ def test_a_killed_node_stays_gone_until_another_is_started() -> None:
         eventually(lambda: resources(cluster) == {"server-0-b": ["server"]}, SECONDS)
 
 
+def test_nodes_that_ended_cost_no_open_files() -> None:
+    with LocalCluster([NodeSpec("worker-0", "worker")]) as cluster:
+
+        def replace(number: int) -> int:
+            name = f"worker-{number}"
+            assert is_gone(cluster.kill(name), SECONDS)
+            with pytest.raises(ProcessLookupError):
+                cluster.kill(name)
+            cluster.start(NodeSpec(f"worker-{number + 1}", "worker"))
+            eventually(lambda: resources(cluster).keys() == {f"worker-{number + 1}"}, SECONDS)
+            return psutil.Process().num_fds()
+
+        first, *_, last = [replace(number) for number in range(6)]
+        assert last < first + 5  # the end of the last one may not be known yet
+
+
 def test_two_nodes_of_one_name_are_refused(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigurationError, match="worker-0"):
         cluster.start(NodeSpec("worker-0", "worker"))

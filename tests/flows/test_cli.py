@@ -107,9 +107,14 @@ def test_version(dps: Command) -> None:
 
 
 def test_every_command_has_help(dps: Command) -> None:
-    for command in ("run", "plan", "report", "results", "ui", "doctor", "bench"):
+    for command in ("run", "plan", "report", "results", "ui", "doctor", "bench", "soak"):
         ended = dps(command, "--help")
         assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_soak_of_an_unknown_strategy_is_refused(dps: Command) -> None:
+    ended = dps("soak", "--only", "chain")
+    assert "no strategy 'chain'; there are: chain(2), checkpoint" in refused(ended)
 
 
 def test_plan_shows_trials_and_runs_nothing(dps: Command, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""What each recovery strategy promises, under many seeded schedules of crashes and lost messages.
+"""What clients are promised: no update twice, bounded buffers, bounded waiting; and membership.
 
-Also what clients are promised: no update twice, refusals that leave no trace, bounded buffers and
-bounded waiting.
+Under random faults all of it is tried by `tests/sim/test_schedules.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,9 @@ from dps.protocol.lane import Outcome
 from dps.protocol.messages import Evict, Extend, Install, Push, PutState, ReplayBuffered
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather
-from tests.protocol.cases import CASES
-from tests.protocol.schedules import simulate
 from tests.protocol.worlds import TIMINGS, Setting, in_world
 
-SCHEDULES = 25
 ONES = {"w": np.ones(40)}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_promises_hold_under_random_faults(name: str) -> None:
-    for seed in range(SCHEDULES):
-        simulate(name, CASES[name], seed)
 
 
 # -- exactly once ----------------------------------------------------------------------------------
@@ -293,6 +283,7 @@ def test_a_copy_to_a_newcomer_is_whole_though_another_copy_fails_meanwhile() -> 
     """The operations that come during the one copy must outlive the end of the other."""
 
     async def scenario(s: Setting) -> None:
+        await s.world.bring_up(["spare-0", "spare-1"])
         _, client = await s.enter("worker-0")
         view = (await s.world.complete()).views[0]
         first, second = (s.world.endpoint(name) for name in ("spare-0", "spare-1"))
@@ -315,10 +306,7 @@ def test_a_copy_to_a_newcomer_is_whole_though_another_copy_fails_meanwhile() -> 
         assert states[0].version == 6
         assert [state.version for state in states] == [6, 6]
 
-    async def bring_spares_up(s: Setting) -> None:
-        await s.world.bring_up(["spare-0", "spare-1"])
-
-    in_world(scenario, meanwhile=bring_spares_up)
+    in_world(scenario)
 
 
 def test_a_loss_during_a_long_copy_is_dealt_with_at_once() -> None:

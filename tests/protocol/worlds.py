@@ -17,9 +17,10 @@ from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule
 from dps.core.shard import ShardState
 from dps.protocol.client import Client
-from dps.protocol.group import Group, Timings
+from dps.protocol.group import Group
 from dps.protocol.lane import OnAck
 from dps.protocol.transport import Endpoint
+from dps.sim.cases import TIMINGS
 from dps.sim.loop import run
 from dps.sim.network import Network, SimTransport, Weather
 from dps.sim.process import Process
@@ -29,7 +30,6 @@ T = TypeVar("T")
 
 HORIZON = 600.0
 _numbers = count()
-TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
 
 
 class Setting:

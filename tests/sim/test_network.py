@@ -1,12 +1,8 @@
-"""The simulator itself: virtual time, the network's faults, and one trace for one seed."""
+"""The simulator itself: virtual time, processes, and the network between them."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -20,38 +16,6 @@ from dps.protocol.transport import Endpoint
 from dps.sim.loop import Deadlock, run
 from dps.sim.network import Network, SimTransport, Weather
 from dps.sim.process import Process
-from tests.protocol.cases import CASES
-from tests.protocol.schedules import simulate
-
-# -- the same seed, the same events ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_seed_repeats_its_trace(name: str) -> None:
-    first = simulate(name, CASES[name], 7)
-    assert first == simulate(name, CASES[name], 7)
-    assert first != simulate(name, CASES[name], 8)
-
-
-def test_a_seed_repeats_its_trace_in_another_process() -> None:
-    traces = {_digest_with_hash_seed(seed) for seed in ("0", "1")}
-    assert len(traces) == 1
-
-
-def digest() -> str:
-    """What the two processes of the test above compare."""
-    trace = [simulate(name, CASES[name], 3) for name in ("chain(3)", "stateless", "checkpoint")]
-    return hashlib.sha256(repr(trace).encode()).hexdigest()
-
-
-def _digest_with_hash_seed(seed: str) -> str:
-    program = "from tests.sim.test_determinism import digest; print(digest())"
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-c", program]
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
-    ).stdout
-
 
 # -- virtual time ----------------------------------------------------------------------------------
 

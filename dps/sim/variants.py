@@ -1,0 +1,437 @@
+"""Owns the broken variants of the protocol: what each leaves out, and where that must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from dps.core import consistency, replay
+from dps.core import shard as core_shard
+from dps.core.consistency import ASP, Consistency
+from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
+from dps.core.replay import summed
+from dps.core.shard import Progress, ShardState, Step
+from dps.core.updates import Operation, UpdateId
+from dps.errors import NotServing, TransportError
+from dps.protocol import checkpoint as files
+from dps.protocol import lease, replica
+from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.commits import Commits
+from dps.protocol.coordinator import Coordinator
+from dps.protocol.host import Host
+from dps.protocol.lane import Lane
+from dps.protocol.lease import Lease
+from dps.protocol.members import Members
+from dps.protocol.messages import (
+    ClearMail,
+    Deposit,
+    Done,
+    Extend,
+    GetState,
+    Install,
+    Pull,
+    Push,
+    Pushed,
+    PutState,
+    Replicate,
+    TakeMail,
+    View,
+    Weights,
+)
+from dps.protocol.replica import Replica
+from dps.protocol.rounds import Rounds
+from dps.protocol.saving import Checkpoints
+from dps.protocol.store import Mailboxes, StateStore
+from dps.protocol.tending import Tender
+from dps.protocol.transport import Endpoint
+from dps.sim.cases import Case
+
+Broken = TypeVar("Broken", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One thing that is done wrong: `by` instead of the `attribute` of `target`.
+
+    `concerns` tells whether a strategy has the part at all.
+    """
+
+    name: str
+    target: Any
+    attribute: str
+    by: Any
+    concerns: Callable[[Case], bool]
+
+    @property
+    def about(self) -> str:
+        """What is wrong, in a sentence."""
+        return (self.by.__doc__ or "").strip().splitlines()[0]
+
+
+VARIANTS: dict[str, Variant] = {}
+
+
+def instead_of(
+    target: Any, attribute: str, name: str, concerns: Callable[[Case], bool]
+) -> Callable[[Broken], Broken]:
+    """Enter a function in the table of variants."""
+
+    def enter(by: Broken) -> Broken:
+        VARIANTS[name] = Variant(name, target, attribute, by, concerns)
+        return by
+
+    return enter
+
+
+def chains(case: Case) -> bool:
+    return isinstance(case.recovery.durability, Chain) and case.recovery.durability.replicas > 1
+
+
+def checkpoints(case: Case) -> bool:
+    return isinstance(case.recovery.durability, Checkpoint)
+
+
+def stores(case: Case) -> bool:
+    return isinstance(case.recovery.durability, SharedStore)
+
+
+def mailboxes(case: Case) -> bool:
+    return isinstance(case.recovery.outage, Continue) and case.recovery.outage.buffer == "mailbox"
+
+
+def buffers(case: Case) -> bool:
+    return isinstance(case.recovery.outage, Continue)
+
+
+def gated(case: Case) -> bool:
+    return not isinstance(case.consistency, ASP)
+
+
+def sums(case: Case) -> bool:
+    return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
+
+
+def any_case(case: Case) -> bool:
+    return True
+
+
+# -- acknowledging ---------------------------------------------------------------------------------
+
+
+async def _ack_at_once(self: Replica, m: Push) -> Pushed:
+    """Acknowledge an update before anybody else has it."""
+    self._must_be_head(m.epoch)
+    step = await self._apply(m.operation, m.epoch)
+    clock = step.state.workers[m.operation.id.worker].clock
+    return Pushed(step.outcome, step.state.version, clock, None)
+
+
+instead_of(Replica, "push", "ack before the tail", chains)(_ack_at_once)
+instead_of(Replica, "push", "ack before the store", stores)(_ack_at_once)
+
+
+@instead_of(Replica, "_readable", "uncommitted weights served", chains)
+async def _read_uncommitted(self: Replica, worker: str, until: float) -> Weights:
+    """Serve weights that a failure may take back."""
+    return Weights(self.state.version, self._clock.now(), -1, self.state.values)
+
+
+@instead_of(Commits, "_commit", "acknowledged to the wrong chain", chains)
+async def _commit_in_any_epoch(self: Commits) -> None:
+    """Count an operation as committed when the chain has changed since it was passed on."""
+    state, successor = self._newest, self.successor
+    if successor is not None:
+        await self.pass_on(successor, self.index)
+    else:
+        await self._durability.commit(self.epoch, state)
+    self._set_committed(state)
+    await self._notify()
+
+
+# -- exactly once ----------------------------------------------------------------------------------
+
+
+@instead_of(core_shard, "is_duplicate", "sent again, applied again", any_case)
+def _never_a_duplicate(state: ShardState, update: UpdateId) -> bool:
+    """Apply an update that is sent again a second time."""
+    return False
+
+
+@instead_of(Host, "_install", "dedupe table not replicated", chains)
+async def _install_without_table(self: Host, m: Install) -> Any:
+    """Give a newcomer the weights, but not the dedupe table."""
+    return await _install(self, replace(m, state=replace(m.state, workers={})))
+
+
+@instead_of(Checkpoints, "restore", "dedupe table not restored", checkpoints)
+async def _restore_without_table(self: Checkpoints, *args: Any) -> Any:
+    """Restore the weights, but not the dedupe table."""
+    return replace(await _restore(self, *args), workers={})
+
+
+@instead_of(Checkpoints, "restore", "clocks not restored", checkpoints)
+async def _restore_without_clocks(self: Checkpoints, *args: Any) -> Any:
+    """Restore a dedupe table in which nobody is waited for."""
+    state = await _restore(self, *args)
+    workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
+    return replace(state, workers=workers)
+
+
+@instead_of(Replica, "_must_be_active", "replaced worker acked", any_case)
+def _anybody_is_active(self: Replica, update: UpdateId) -> None:
+    """Take updates of workers that were given up, or ack them as duplicates of later ones."""
+
+
+@instead_of(Rounds, "_apply_summed", "duplicates summed", sums)
+async def _sum_everything(self: Rounds, ready: Sequence[Any]) -> None:
+    """Sum updates that were applied while they were held with others that were not."""
+    operations = [held.operation for held in ready]
+    for op in summed(self._layout, operations):
+        ids = {op.id, *(update for update, _, _ in op.merged)}
+        step = await self._apply(op)
+        for held in (held for held in ready if held.operation.id in ids):
+            self._applied(held, step)
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+
+@instead_of(Replica, "extend", "last operations not copied", chains)
+async def _extend_without_the_last(self: Replica, m: Extend) -> Done:
+    """Copy the state to a newcomer, but not what was applied during the copy."""
+    chain, state = (*self.chain, m.host), self.state
+    install = Install(self.shard, m.epoch, chain, state, "replica")
+    await self._transport.call(m.host, install, self._group.timings.copy, "replicate")
+    self._commits.successor = m.host
+    return Done()
+
+
+@instead_of(Replica, "configure", "lost on promotion", chains)
+async def _configure_and_forget(self: Replica, m: Any) -> Done:
+    """Enter a new epoch without what the old successor had not acknowledged."""
+    self._commits._log.clear()
+    return await _configure(self, m)
+
+
+@instead_of(Commits, "pass_on", "operations skipped", chains)
+async def _skip_uncommitted(self: Commits, successor: Endpoint, after: int) -> None:
+    """Pass only the newest operation on."""
+    await _pass_on(self, successor, max(after, self._newest.index - 1))
+
+
+@instead_of(Replica, "replicate", "gaps in the order taken", chains)
+async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
+    """Apply whatever comes, although earlier operations are missing."""
+    async with self._lock:
+        self._must_be_in(m.epoch)
+        for op in m.operations:
+            await self._apply_now(op)
+    await self._notify()
+    return Done()
+
+
+@instead_of(Replica, "replicate", "zombie's operations taken", chains)
+async def _replicate_from_anyone(self: Replica, m: Replicate) -> Done:
+    """Take operations from a head that was replaced."""
+    return await _replicate(self, replace(m, epoch=self.epoch))
+
+
+@instead_of(Tender, "unsettle", "restarted although a replica lives", chains)
+def _unsettle_and_forget(self: Tender, without: Endpoint | None = None) -> None:
+    """Start a shard anew when its head is lost, whoever else has its state."""
+    lost_head = without is not None and self.view.chain[:1] == (without,)
+    _unsettle(self, without)
+    if lost_head:
+        self.view = replace(self.view, chain=())
+
+
+# -- epochs and leases -----------------------------------------------------------------------------
+
+
+@instead_of(Replica, "_must_be_in", "epoch not checked", any_case)
+def _any_epoch(self: Replica, epoch: int) -> None:
+    """Serve requests of any epoch."""
+    if self._closed:
+        raise NotServing("closed")
+
+
+@instead_of(Lease, "held", "zombie not fenced", any_case)
+def _always_held(self: Lease) -> bool:
+    """Serve on when the lease is over."""
+    return True
+
+
+VARIANTS["zombie not fenced"] = replace(
+    VARIANTS["zombie not fenced"], by=property(_always_held, doc=_always_held.__doc__)
+)
+
+
+@instead_of(Host, "_must_hold_lease", "lease not checked on reads", any_case)
+def _reads_without_lease(self: Host, message: Any) -> None:
+    """Serve reads when the lease is over."""
+    if not isinstance(message, Pull):
+        _must_hold_lease(self, message)
+
+
+@instead_of(Host, "handle", "lease not checked again", any_case)
+async def _check_before_only(self: Host, message: Any) -> Any:
+    """Look at the lease before the work, but not before the reply."""
+    self._must_hold_lease(message)
+    return await self._services[type(message)](message)
+
+
+@instead_of(Lease, "_renew", "lease counted from the reply", any_case)
+async def _renew_from_the_reply(self: Lease, ask: Callable[[float], Any]) -> None:
+    """Count a lease from when the reply came, not from when it was asked for."""
+    try:
+        granted = await ask(self._seconds)
+    except (TransportError, NotServing):
+        return
+    if granted:
+        self._until = self._clock.monotonic() + self._seconds * (1 - lease.DRIFT)
+
+
+@instead_of(Members, "renew", "given up, but renewed", any_case)
+async def _renew_anyway(self: Members, host: Endpoint, life: int) -> bool:
+    """Let a host that was given up hold its lease again, with what it held before."""
+    self._leases.grant(host)
+    member = self._known.get(host)
+    if member is not None:
+        member.given_up = member.excluded = member.silent = False
+    await self._on_found()
+    return True
+
+
+@instead_of(Coordinator, "_suspend_host", "given up on suspicion", any_case)
+async def _never_suspend(self: Coordinator, info: Any) -> None:
+    """Go on with a host that is silent as if it were not."""
+
+
+@instead_of(Coordinator, "lose", "given up without proof", any_case)
+async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
+    """Give a process up because somebody says that it is lost."""
+    await self.members._end(address, by)
+
+
+# -- the store and mailboxes -----------------------------------------------------------------------
+
+
+@instead_of(StateStore, "_fence", "zombie's state stored", stores)
+def _fence_nobody(self: StateStore, shard: int, epoch: int) -> None:
+    """Let a server that was replaced overwrite the state of the one that replaced it."""
+
+
+@instead_of(StateStore, "put", "older state stored", stores)
+def _put_any_state(self: StateStore, m: PutState) -> Done:
+    """Let a state that was overtaken on the way replace a newer one."""
+    self._fence(m.shard, m.epoch)
+    self._states[m.shard] = (m.epoch, m.state)
+    return Done()
+
+
+@instead_of(StateStore, "get", "store forgets optimizer and table", stores)
+def _get_without_table(self: StateStore, m: GetState) -> ShardState | None:
+    """Return the weights without the dedupe table."""
+    state = _get(self, m)
+    return None if state is None else replace(state, workers={})
+
+
+@instead_of(Host, "_take_mail", "mailbox cleared before apply", mailboxes)
+async def _clear_before_replay(self: Host, on: Replica, epoch: int) -> None:
+    """Empty the mailbox before what was in it is durable."""
+    mailbox = (await self._table()).mailbox
+    if mailbox is not None:
+        take = TakeMail(on.shard, epoch)
+        mail = await self._transport.call(mailbox, take, 1.0, "store")
+        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+        await on.replay(epoch, mail.operations)
+
+
+@instead_of(Host, "_take_mail", "mailbox left", mailboxes)
+async def _leave_mail(self: Host, on: Replica, epoch: int) -> None:
+    """Never apply what is in the mailbox."""
+
+
+@instead_of(Mailboxes, "deposit", "mail taken after it was closed", mailboxes)
+def _deposit_late(self: Mailboxes, m: Deposit) -> Done:
+    """Take a gradient for a shard that is served again."""
+    self._mail.setdefault(m.shard, []).append((m.epoch, m.operation))
+    return Done()
+
+
+@instead_of(replica, "plan", "replay out of order", buffers)
+def _plan_backwards(policy: Any, layout: Any, version: int, buffered: Sequence[Operation]) -> Any:
+    """Apply buffered gradients with the newest first."""
+    return _plan(policy, layout, version, tuple(reversed(buffered)))
+
+
+@instead_of(Lane, "_flush_held", "buffer left in the worker", buffers)
+async def _keep_held(self: Lane, view: View) -> bool:
+    """Push newer gradients before those that were held back."""
+    return True
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@instead_of(Checkpoints, "commit", "checkpoint ignores its bound", checkpoints)
+async def _commit_regardless(self: Checkpoints, epoch: int, state: ShardState) -> None:
+    """Write checkpoints in the background, and never wait for one that is overdue."""
+    if state.version - self._complete >= self._due:
+        self._start_writing(epoch, state)
+
+
+@instead_of(files, "_sealed", "torn checkpoint accepted", checkpoints)
+def _sealed_by_nothing(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Take any bytes for a checkpoint."""
+    return manifest
+
+
+@instead_of(CheckpointFiles, "_publish", "non-atomic publish", checkpoints)
+def _publish_in_place(self: CheckpointFiles, name: str, data: bytes) -> None:
+    """Write a checkpoint under its own name, the manifest as well."""
+    self._fs.pipe_file(f"{self._folder}/{name}", data)
+
+
+@instead_of(CheckpointFiles, "found", "oldest checkpoint restored", checkpoints)
+def _oldest_first(self: CheckpointFiles) -> Any:
+    """Look through the checkpoints from the oldest on."""
+    return list(reversed(_found(self)))
+
+
+# -- consistency -----------------------------------------------------------------------------------
+
+
+@instead_of(replica, "slack", "gate off by one", gated)
+def _one_too_many(model: Consistency, clocks: Any, worker: str) -> int | None:
+    """Let a worker be one update further ahead than it may be."""
+    left = _slack(model, clocks, worker)
+    return None if left is None else left + 1
+
+
+@instead_of(Replica, "evict", "dead workers waited for", gated)
+async def _keep_the_dead(self: Replica, epoch: int, update: UpdateId) -> None:
+    """Leave lost workers in the clock table."""
+
+
+@instead_of(Coordinator, "admit_present", "workers forgotten after a loss", gated)
+async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
+    """Serve a restored shard that waits for nobody whom its state does not know."""
+
+
+@instead_of(replica, "apply", "newcomers start at zero", gated)
+def _join_at_zero(layout: Any, rule: Any, state: ShardState, op: Operation) -> Step:
+    """Have a newcomer start at clock 0, far behind the others."""
+    step: Step = _apply(layout, rule, state, op)
+    if op.kind != "join" or step.outcome == "duplicate":
+        return step
+    progress: Progress = replace(step.state.workers[op.id.worker], clock=0)
+    workers = {**step.state.workers, op.id.worker: progress}
+    return replace(step, state=replace(step.state, workers=workers))
+
+
+_install, _configure, _replicate = Host._install, Replica.configure, Replica.replicate
+_restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
+_must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
+_plan, _slack, _apply = replay.plan, consistency.slack, core_shard.apply

@@ -1,0 +1,250 @@
+"""Owns `dps simulate`: many random schedules over all cores, one again, or the broken variants."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from dps.sim.cases import CASES
+from dps.sim.draw import named, numbered
+from dps.sim.mutants import BUDGET, VARIANTS, hunt
+from dps.sim.network import Line
+from dps.sim.shrink import shrink
+from dps.sim.simulate import Record, simulate
+
+BATCH = 20  # schedules that a process is given at a time
+SHRUNK = 3  # violations of one batch that are shrunk; more are only named
+SHOWN = 10
+
+# The kinds of faults under a few heads, so that the table fits on a page.
+HEADS = {
+    "crashes": ("crash", "crash in a write"),
+    "pauses": ("pause", "slow"),
+    "cuts": ("partition", "one-way cut", "lossy link", "slow link"),
+    "false alarms": ("suspicion",),
+    "disk": ("full disk", "failed rename", "torn write", "bit flip"),
+    "joins": ("join",),
+}
+
+Job = TypeVar("Job")
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that was broken: the schedule, and what it takes to break it."""
+
+    schedule: str
+    what: str
+    shrunk: str
+    words: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Totals:
+    """What came of the schedules of one case."""
+
+    schedules: int = 0
+    operations: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    broken: list[Broken] = field(default_factory=list)
+
+    def add(self, other: Totals) -> None:
+        """Count another batch in."""
+        self.schedules += other.schedules
+        self.operations += other.operations
+        self.faults += other.faults
+        self.broken += other.broken
+
+
+# -- many schedules --------------------------------------------------------------------------------
+
+
+def run_many(schedules: int, series: int, console: Console) -> int:
+    """Run so many schedules, evenly over the cases; return how many broke a promise."""
+    began = time.monotonic()
+    totals = {name: Totals() for name in CASES}
+    ranges = [
+        (series, first, min(first + BATCH, schedules)) for first in range(0, schedules, BATCH)
+    ]
+    with _bar(schedules, "schedules") as advance:
+        for batch in _in_processes(_run_batch, ranges):
+            for name, found in batch.items():
+                totals[name].add(found)
+                advance(found.schedules)
+    console.print(_table(totals))
+    broken = [each for found in totals.values() for each in found.broken]
+    _print_broken(broken, console)
+    seconds = time.monotonic() - began
+    faults = sum(sum(found.faults.values()) for found in totals.values())
+    operations = sum(found.operations for found in totals.values())
+    console.print(
+        f"{schedules} schedules, {faults} faults, {operations} operations, "
+        f"{len(broken)} violations in {seconds:.0f} s."
+    )
+    return len(broken)
+
+
+def _run_batch(job: tuple[int, int, int]) -> dict[str, Totals]:
+    series, first, end = job
+    totals: dict[str, Totals] = {}
+    shrunk = 0
+    for number in range(first, end):
+        record = simulate(numbered(number, series))
+        found = totals.setdefault(record.schedule.case.name, Totals())
+        found.schedules += 1
+        found.operations += record.operations
+        found.faults += record.struck
+        if record.violation is not None:
+            found.broken.append(_broken(record, shrunk < SHRUNK))
+            shrunk += 1
+    return totals
+
+
+def _broken(record: Record, shorten: bool) -> Broken:
+    less = (shrink(record) if shorten else record).schedule
+    return Broken(record.schedule.name, str(record.violation), less.name, tuple(less.in_words()))
+
+
+def _table(totals: dict[str, Totals]) -> Table:
+    table = Table("case", *_right("schedules", *HEADS, "operations", "violations"))
+    everything = Totals()
+    for name, found in totals.items():
+        if found.schedules:
+            table.add_row(name, *_row(found))
+            everything.add(found)
+    table.add_section()
+    table.add_row("all", *_row(everything))
+    return table
+
+
+def _row(found: Totals) -> list[str]:
+    faults = [sum(found.faults[kind] for kind in kinds) for kinds in HEADS.values()]
+    numbers = [found.schedules, *faults, found.operations, len(found.broken)]
+    return [f"{number:,}" for number in numbers]
+
+
+def _print_broken(broken: Sequence[Broken], console: Console) -> None:
+    for each in broken[:SHOWN]:
+        console.print(f"\n[bold]{each.schedule}[/bold]: {_plain(each.what)}")
+        for line in each.words:
+            console.print(f"  - {line}")
+        console.print(f"  dps simulate --replay {shlex.quote(each.shrunk)}")
+    if len(broken) > SHOWN:
+        names = "; ".join(each.schedule for each in broken[SHOWN:])
+        console.print(f"\nand {len(broken) - SHOWN} more: {names}")
+
+
+# -- one schedule ----------------------------------------------------------------------------------
+
+
+def replay(name: str, console: Console) -> bool:
+    """Run one schedule again, and print all that happens; return whether a promise is broken."""
+    schedule = named(name)
+    record = simulate(schedule)
+    console.print(f"{schedule.name}, in words:")
+    for line in schedule.in_words() or ["no fault at all"]:
+        console.print(f"  - {line}")
+    console.print()
+    for event in record.trace:
+        print(_told(event))
+    verdict = record.violation
+    kept = f"No promise is broken ({record.operations} operations)."
+    console.print(f"\n{kept if verdict is None else _plain(str(verdict))}")
+    return verdict is not None
+
+
+def _told(line: Line) -> str:
+    seconds, what, source, target, message = line
+    ends = f"{source} -> {target}" if target else source
+    return f"{seconds:11.6f}  {what:10}  {ends:28}  {message}".rstrip()
+
+
+# -- the broken variants ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """What came of the hunt for one broken variant; without a schedule, it was not caught."""
+
+    variant: str
+    after: int = 0
+    schedule: str = ""
+    said: str = ""
+
+
+def run_mutants(console: Console) -> list[str]:
+    """Hunt for every broken variant, and print a table; return the names of those not caught."""
+    began = time.monotonic()
+    hunted = {}
+    with _bar(len(VARIANTS), "broken variants") as advance:
+        for each in _in_processes(_hunt, list(VARIANTS)):
+            hunted[each.variant] = each
+            advance(1)
+    table = Table("broken variant", "what it does", "caught by", *_right("after"), "what was said")
+    for name, variant in VARIANTS.items():
+        each = hunted[name]
+        caught = [each.schedule, f"{each.after:,}"] if each.schedule else ["nobody", ""]
+        table.add_row(name, variant.about, *caught, _plain(each.said))
+    console.print(table)
+    missed = [name for name, each in hunted.items() if not each.schedule]
+    console.print(
+        f"{len(hunted) - len(missed)} of {len(hunted)} broken variants caught within "
+        f"{BUDGET:,} schedules each, in {time.monotonic() - began:.0f} s."
+    )
+    return missed
+
+
+def _hunt(name: str) -> Hunted:
+    caught = hunt(VARIANTS[name])
+    if caught is None:
+        return Hunted(name)
+    record = caught.record
+    return Hunted(name, caught.after, record.schedule.name, str(record.violation))
+
+
+# -- processes and progress ------------------------------------------------------------------------
+
+
+def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[Done]:
+    """The results of all jobs, as they come, from one process on each core."""
+    context = multiprocessing.get_context("spawn")
+    processes = min(os.cpu_count() or 1, len(jobs))
+    with context.Pool(processes) as pool:
+        yield from pool.imap_unordered(work, jobs)
+
+
+@contextmanager
+def _bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal, if there is one; call what this gives with how many are done."""
+    columns: Iterable[Any] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+def _right(*names: str) -> list[Any]:
+    return [Column(name, justify="right") for name in names]
+
+
+def _plain(text: str) -> str:
+    """Text that rich takes as it is."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,52 @@
+"""Random schedules of every strategy: no promise is broken, and a seed says all there is to say."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dps.sim.cases import CASES
+from dps.sim.draw import numbered, schedule
+from dps.sim.simulate import simulate
+
+SCHEDULES = 500
+HASH_SEEDS = ("0", "1")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_promise_is_broken(case: str) -> None:
+    for number in range(SCHEDULES):
+        drawn = numbered(number)
+        if drawn.case.name == case:
+            violation = simulate(drawn).violation
+            assert violation is None, f"{drawn.name}: {violation}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_seed_repeats_its_trace(case: str) -> None:
+    first = simulate(schedule(CASES[case], 7)).trace
+    assert first == simulate(schedule(CASES[case], 7)).trace
+    assert first != simulate(schedule(CASES[case], 8)).trace
+
+
+def test_a_seed_repeats_its_trace_in_another_process() -> None:
+    assert len({_digest_with_hash_seed(seed) for seed in HASH_SEEDS}) == 1
+
+
+def digest() -> str:
+    """What the processes of the test above compare."""
+    traces = [simulate(schedule(case, 3)).trace for case in CASES.values()]
+    return hashlib.sha256(repr(traces).encode()).hexdigest()
+
+
+def _digest_with_hash_seed(seed: str) -> str:
+    program = "from tests.sim.test_schedules import digest; print(digest())"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
