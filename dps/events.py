@@ -283,7 +283,7 @@ class Restored(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Rebuilt(Event):
-    """A shard was rebuilt from the weights that `donor` (worker/incarnation) had read before."""
+    """A shard was rebuilt from weights that `donor` (worker/incarnation) had read."""
 
     shard: int
     epoch: int
@@ -359,7 +359,7 @@ class CheckpointRefused(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The evaluator scored a snapshot read at `t`; `updates` is the mean of the shards' versions."""
+    """The evaluator scored a snapshot read at `t`; `updates` is the mean of its versions."""
 
     updates: float
     loss: float
