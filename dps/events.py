@@ -283,11 +283,7 @@ class Restored(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Rebuilt(Event):
-    """A lost shard was rebuilt from a worker's copy of its weights.
-
-    `donor` is the worker and its incarnation, `version` what it held, and `age_seconds` how long
-    ago it had read it.
-    """
+    """A shard was rebuilt from weights that `donor` (worker/incarnation) had read."""
 
     shard: int
     epoch: int
@@ -363,10 +359,7 @@ class CheckpointRefused(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The evaluator scored a snapshot; `t` is when the snapshot was read.
-
-    `updates` is the sum over shards of the snapshot's versions, divided by the number of shards.
-    """
+    """The evaluator scored a snapshot read at `t`; `updates` is the mean of its versions."""
 
     updates: float
     loss: float
@@ -426,6 +419,15 @@ class TrialStarted(Event):
     trial: str
     settings: dict[str, Any]
     versions: dict[str, str]
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class TrialResumed(Event):
+    """The trial goes on from the checkpoints in `path`, of which each shard has `updates`."""
+
+    path: str
+    updates: int
 
 
 @recorded

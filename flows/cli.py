@@ -119,6 +119,35 @@ def run(config: Config, settings: Settings = []) -> None:  # noqa: B006 (typer m
 
 
 @app.command()
+def resume(
+    path: Annotated[str, typer.Argument(help="The checkpoints of a trial that was interrupted.")],
+) -> None:
+    """Go on with a trial from its checkpoints alone, on this machine, and record it."""
+    from dps.protocol.runs import find_saved
+    from flows.prices import load_prices
+    from flows.progress import view_for
+    from flows.record import EVENTS_FILE
+    from flows.results import print_comparison, read_finished
+    from flows.resume import keep_record, trial_folder, trial_of
+    from flows.trial import run_trial
+
+    trial = trial_of(find_saved(path), path)
+    folder = trial_folder(trial, path, Path.cwd())
+    keep_record(folder)
+    console = _console()
+    with view_for(console) as view:
+        view.begin(trial.experiment, [trial], [])
+        view.trial_started(trial)
+        run_trial(trial, folder, view.event, path)
+        outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
+        view.trial_ended(outcome)
+    print_comparison((outcome,), console)
+    if outcome.status == "failed":
+        print(f"dps: {trial.name} failed: {outcome.reason}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
 def plan(config: Config, settings: Settings = []) -> None:  # noqa: B006
     """Show the trials of an experiment and the nodes they need, without running anything."""
     from flows.config import load_experiment

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Sink
 from flows.config import ExperimentConfig
 from flows.grid import Trial, expand
 from flows.outcome import Outcome
@@ -23,10 +22,11 @@ from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
 from flows.report import write_report
 from flows.results import REPORT, RESULTS, Finished, is_recorded, read_finished
+from flows.resume import interrupted, keep_record
 from flows.tracking import Tracker
 from flows.workloads import load_dataset
 
-RunTrial = Callable[[Trial, Path, Sink], None]
+RunTrial = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def compare(
     view
         Is told how it goes.
     run
-        Runs one trial: `flows.trial.run_trial`.
+        Runs one trial: `flows.trial.run_trial`. One that was interrupted goes on from its last
+        complete checkpoint, if it writes any.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
 
@@ -87,7 +88,7 @@ def compare(
                 new = trial not in recorded
                 if new:
                     view.trial_started(trial)
-                    _run_afresh(run, trial, folder / trial.name, view)
+                    _run_or_resume(run, trial, folder / trial.name, view)
                 done = read_finished(events_file, prices)
                 if new:
                     view.trial_ended(done.outcome)
@@ -99,7 +100,14 @@ def compare(
     return Comparison(tuple(done.outcome for done in finished), report)
 
 
-def _run_afresh(run: RunTrial, trial: Trial, folder: Path, view: PlainView) -> None:
+def _run_or_resume(run: RunTrial, trial: Trial, folder: Path, view: PlainView) -> None:
+    path = interrupted(trial, folder)
+    if path is not None:
+        keep_record(folder)
+        run(trial, folder, view.event, path)
+        return
+    if (folder / EVENTS_FILE).exists():
+        view.say("    an earlier attempt left nothing to go on from: it starts again")
     # What an interrupted attempt left, checkpoints too, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)
     run(trial, folder, view.event)

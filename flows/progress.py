@@ -26,11 +26,14 @@ from dps.events import (
     Killed,
     Paused,
     Promoted,
+    Rebuilt,
     Replayed,
     ReplicaAdded,
     Restored,
     Resumed,
+    RolledBack,
     TrainingStarted,
+    TrialResumed,
     WorkerLeft,
 )
 from flows.grid import Trial
@@ -224,6 +227,14 @@ def _told(event: Event) -> str | None:
             return f"shard {event.shard} has a new replica at {event.node}"
         case Replayed():
             return f"shard {event.shard}: {event.count} buffered gradients applied"
+        case TrialResumed():
+            return f"goes on from update {event.updates}, from checkpoints in {event.path}"
+        case Rebuilt():
+            return (
+                f"shard {event.shard}: the copy of {event.donor} was {event.age_seconds:.1f} s old"
+            )
+        case RolledBack():
+            return f"all shards go back to cut {event.cut}, for shard {event.shard}"
         case CheckpointRefused():
             return f"shard {event.shard}: checkpoint refused: {event.reason}"
         case WorkerLeft() if event.reason != "finished":

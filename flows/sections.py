@@ -202,6 +202,7 @@ class CheckpointSection(Section):
     path: str | None = None
     keep: PositiveInt = 2
     seconds: PositiveFloat | None = None
+    scope: Literal["shard", "all"] = "shard"
 
     @field_validator("path")
     @classmethod
@@ -224,7 +225,9 @@ class CheckpointSection(Section):
 
     def build(self) -> dps_recovery.Durability:
         """Return the choice of durability."""
-        return dps_recovery.Checkpoint(self.every, self.mode, self.path, self.keep, self.seconds)
+        return dps_recovery.Checkpoint(
+            self.every, self.mode, self.path, self.keep, self.seconds, self.scope
+        )
 
 
 class ChainSection(Section):
@@ -353,6 +356,14 @@ class RecoverySection(Section):
             given = written.get(axis, {})
             written[axis] = {**kind, **given} if isinstance(given, dict) else given
         return written
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> RecoverySection:
+        try:
+            self.build()
+        except ConfigurationError as error:
+            refuse(str(error))
+        return self
 
     def build(self) -> dps_recovery.Recovery:
         """Return the recovery of the parameter server."""

@@ -8,16 +8,19 @@ happens is an event, and the events are all that a trial leaves behind.
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
 import numpy as np
-from distributed import wait
+from distributed import Client, wait
 
 from dps.chaos.injector import Injector
 from dps.cluster.local import LocalCluster, NodeSpec
@@ -33,19 +36,21 @@ from dps.events import (
     Sink,
     TrainingStarted,
     TrialEnded,
+    TrialResumed,
     TrialStarted,
 )
 from dps.protocol.group import Timings
 from flows.config import TrialConfig
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
+from flows.resume import CHECKPOINTS
 from flows.workloads import SHAPES, Dataset, Workload, batches, build_workload, load_dataset
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
 PRELOAD = ("dps.cluster.server", "flows.trial")
 
 
-def run_trial(trial: Trial, folder: Path, sink: Sink) -> None:
+def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -> None:
     """Run one trial and record it in `folder`.
 
     Parameters
@@ -56,6 +61,8 @@ def run_trial(trial: Trial, folder: Path, sink: Sink) -> None:
         Gets `events.jsonl`, and the trial's checkpoints if it writes any.
     sink
         Is called with every event as well, from another thread.
+    path
+        Checkpoints of this trial to go on from; None: from its start.
 
     Notes
     -----
@@ -75,7 +82,7 @@ def run_trial(trial: Trial, folder: Path, sink: Sink) -> None:
 
         record(TrialStarted(clock.now(), trial.name, settings(trial), versions()))
         try:
-            failure = _train(trial.config, folder, record)
+            failure = _train(trial, folder, record, path)
         except (DpsError, OSError, TimeoutError) as error:
             failure = f"{type(error).__name__}: {error}"
         if failure is not None:
@@ -104,12 +111,9 @@ def versions() -> dict[str, str]:
     return {"python": python_version(), **{name: version(name) for name in PACKAGES}}
 
 
-def _train(config: TrialConfig, folder: Path, record: Sink) -> str | None:
+def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
-    workload = _workload(config)
-    params = workload.initial(np.random.default_rng([config.seed, 0]))
-    checkpoints = str((folder / "checkpoints").absolute())
-    clock = SystemClock()
+    config, clock = trial.config, SystemClock()
     with LocalCluster(_nodes(config), PRELOAD) as cluster:
         injector: Injector | None = None
 
@@ -118,30 +122,59 @@ def _train(config: TrialConfig, folder: Path, record: Sink) -> str | None:
             if injector is not None:
                 injector.note(event)
 
-        with ParameterServer(
-            cluster.client,
-            params,
-            shards=config.server.shards,
-            optimizer=config.build_optimizer(),
-            consistency=config.build_consistency(),
-            recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
-            on_event=on_event,
-            timings=Timings(lease=config.server.lease),
-        ) as ps:
+        with _server(trial, cluster.client, folder, on_event, path) as ps:
+            done = _done(ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
-            injector = Injector(config.build_faults(), cluster, ps.audit, clock, record)
-            elements = sum(array.size for array in params.values())
+            injector = Injector(_faults(ps, config), cluster, ps.audit, clock, record)
+            elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(
                     clock.now(), config.training.workers, config.server.shards, elements
                 )
             )
+            if ps.saved is not None and path is not None:
+                record(TrialResumed(clock.now(), path, ps.saved.updates))
             with injector:
-                futures = ps.run(partial(train, config), workers=config.training.workers)
+                futures = ps.run(partial(train, config, done), workers=config.training.workers)
                 with cluster.client.as_current():
                     failure = _finished(futures, config.time_limit)
             _audit(ps, clock.now(), record)
     return failure
+
+
+def _server(
+    trial: Trial, client: Client, folder: Path, on_event: Sink, path: str | None
+) -> ParameterServer:
+    config, timings = trial.config, Timings(lease=trial.config.server.lease)
+    if path is not None:
+        return ParameterServer.resume(client, path, on_event=on_event, timings=timings)
+    checkpoints = str((folder / CHECKPOINTS).absolute())
+    return ParameterServer(
+        client,
+        _workload(config).initial(np.random.default_rng([config.seed, 0])),
+        shards=config.server.shards,
+        optimizer=config.build_optimizer(),
+        consistency=config.build_consistency(),
+        recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
+        on_event=on_event,
+        timings=timings,
+        about=settings(trial),
+    )
+
+
+def _done(ps: ParameterServer, config: TrialConfig) -> tuple[int, ...]:
+    """How many gradients of each worker are in what the trial goes on from, on every shard."""
+    names = [f"worker-{index}" for index in range(config.training.workers)]
+    if ps.saved is None:
+        return (0,) * len(names)
+    tables = [state.workers for state in ps.saved.states]
+    return tuple(min(t[name].applied if name in t else 0 for t in tables) for name in names)
+
+
+def _faults(ps: ParameterServer, config: TrialConfig) -> tuple[Any, ...]:
+    """The fault plan, but for what lies before the point from which the trial goes on."""
+    behind = ps.saved.updates if ps.saved is not None else 0
+    return tuple(fault for fault in config.build_faults() if fault.at_updates > behind)
 
 
 def _finished(futures: Sequence[Any], limit: float) -> str | None:
@@ -176,14 +209,19 @@ def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
 # -- what runs on the nodes ----------------------------------------------------------------------
 
 
-def train(config: TrialConfig, worker: Worker) -> None:
-    """One worker's loop, the same for every strategy: gradient, push and pull, report."""
+def train(config: TrialConfig, done: Sequence[int], worker: Worker) -> None:
+    """One worker's loop, the same for every strategy: gradient, push and pull, report.
+
+    `done` is how many gradients of each worker an interrupted part of the trial has applied.
+    """
     workload = _workload(config)
     data = load_dataset(**config.dataset.model_dump(), part="train")
     rng = np.random.default_rng([config.seed, 1 + worker.index])
     order = batches(rng, len(data.x_train), config.training.batch_size)
+    skipped = done[worker.index]
+    deque(islice(order, skipped), maxlen=0)
     params = worker.pull()
-    for _ in range(_share(config, worker.index)):
+    for _ in range(_share(config, worker.index) - skipped):
         began = time.perf_counter()
         batch = next(order)
         loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])

@@ -1,10 +1,14 @@
-"""Owns asking a shard for the numbers of its state, without waiting for a server that is gone."""
+"""Owns reading a group from outside: the weights, and the numbers of its shards' states."""
 
 from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+
 from dps.errors import DpsError
+from dps.protocol.client import Client
+from dps.protocol.group import Group
 from dps.protocol.messages import Audit, AuditReply
 from dps.protocol.router import Router
 from dps.protocol.transport import Transport
@@ -26,3 +30,20 @@ async def audit(
     except (DpsError, TimeoutError):
         return None
     return reply
+
+
+async def audit_all(group: Group, router: Router, transport: Transport) -> list[AuditReply | None]:
+    """Return the numbers of each shard's state, None for one that does not answer."""
+    shards = range(len(group.layout.shards))
+    asked = (audit(shard, router, transport, group.timings.call) for shard in shards)
+    return list(await asyncio.gather(*asked))
+
+
+async def pull_all(group: Group, transport: Transport) -> dict[str, np.ndarray]:
+    """Return the current weights as fresh arrays."""
+    reader = Client(group, transport)
+    try:
+        await reader.pull()
+        return {name: array.copy() for name, array in reader.weights().items()}
+    finally:
+        await reader.close()

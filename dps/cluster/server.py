@@ -11,30 +11,27 @@ import contextlib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from dps.cluster import roles
-from dps.cluster.actor import HostActor
-from dps.cluster.audit import audit
-from dps.cluster.choices import check_choices, checked_recovery
+from dps.cluster.actor import HostActor, Hosted
+from dps.cluster.audit import audit_all, pull_all
 from dps.cluster.evaluator import EvaluatorActor, Score
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
+from dps.cluster.starting import Start, afresh, from_path
 from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
 from dps.cluster.weak import weakly
 from dps.cluster.worker import Worker, run_worker
-from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule
 from dps.errors import CapacityError, ConfigurationError, GroupClosed, StoreUnavailable
 from dps.events import Sink
-from dps.protocol.client import Client
-from dps.protocol.group import Group, Timings
+from dps.protocol.group import Timings
 from dps.protocol.messages import (
     AddHosts,
     AuditReply,
@@ -52,15 +49,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 START_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Hosted:
-    """An actor that the driver made; the future keeps it alive."""
-
-    node: Node
-    endpoint: Endpoint
-    future: Any
 
 
 class ParameterServer:
@@ -86,6 +74,13 @@ class ParameterServer:
         Called with every event of the group, from the client's event loop: it must not block.
     timings
         Deadlines of the protocol.
+    about
+        Kept beside checkpoints, for whoever goes on from them (see `resume`); JSON.
+
+    Attributes
+    ----------
+    saved
+        What it goes on from, if it was brought up by `resume`.
 
     Raises
     ------
@@ -113,27 +108,47 @@ class ParameterServer:
         recovery: str | Recovery = "none",
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        about: Mapping[str, Any] | None = None,
     ) -> None:
-        if client.scheduler is None:
-            raise ConfigurationError("the Dask client is closed; give one that is connected")
-        check_choices(optimizer, consistency)
-        name = uuid.uuid4().hex[:8]
-        layout = Layout.of(params, shards)
-        self.group = Group(
-            name,
-            layout,
-            optimizer,
-            consistency,
-            checked_recovery(recovery),
-            Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name),
-            timings,
+        start = afresh(
+            client, params, shards, optimizer, consistency, recovery, timings, about or {}
         )
+        self._set_up(client, start, on_event)
+
+    @classmethod
+    def resume(
+        cls,
+        client: distributed.Client,
+        path: str,
+        *,
+        on_event: Sink | None = None,
+        timings: Timings = Timings(),  # noqa: B008 - a frozen value
+    ) -> ParameterServer:
+        """Bring a parameter server up again from its checkpoints alone.
+
+        Parameters
+        ----------
+        path
+            What `Checkpoint` was given, or the folder of one parameter server in it.
+
+        Raises
+        ------
+        StoreUnavailable
+            There is no whole checkpoint of every shard.
+        """
+        server = cls.__new__(cls)
+        server._set_up(client, from_path(client, path, timings), on_event)
+        return server
+
+    def _set_up(self, client: distributed.Client, start: Start, on_event: Sink | None) -> None:
+        self.group = start.group
+        self.saved = start.saved
         self.nodes: list[Node] = []
         self._client = client
-        self._initial = [layout.gather(s, params)[0].copy() for s in range(len(layout.shards))]
-        self._inbox = Inbox(client, name, on_event)
-        self._hosts: dict[str, _Hosted] = {}
-        self._evaluators: list[_Hosted] = []
+        self._start_with = start
+        self._inbox = Inbox(client, start.group.name, on_event)
+        self._hosts: dict[str, Hosted] = {}
+        self._evaluators: list[Hosted] = []
         self._adopting: set[asyncio.Task[None]] = set()
         self._started_workers = 0
         self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -241,13 +256,14 @@ class ParameterServer:
             A shard stayed down for too long.
         """
         self._require_open()
-        weights: dict[str, np.ndarray] = self._client.sync(self._pull)
+        weights: dict[str, np.ndarray] = self._client.sync(pull_all, self.group, self._transport)
         return weights
 
     def audit(self) -> list[AuditReply | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
         self._require_open()
-        replies: list[AuditReply | None] = self._client.sync(self._audit)
+        asked = self._client.sync(audit_all, self.group, self._router, self._transport)
+        replies: list[AuditReply | None] = asked
         return replies
 
     def table(self) -> Table:
@@ -309,7 +325,9 @@ class ParameterServer:
         self._inbox.open()
         client.subscribe_topic(node_topic(name), weakly(self._node_joined))
         await client.register_plugin(CoordinatorPlugin(self.group))
-        seeder = Seeder(self.group, self._initial, self._transport, self._router)
+        start = self._start_with
+        await start.leave_description()
+        seeder = Seeder(self.group, start.initial, self._transport, self._router, start.states)
         self._seeding = asyncio.create_task(seeder.run())
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -344,10 +362,12 @@ class ParameterServer:
         self._hosts.clear()
         self._evaluators.clear()
 
-    async def _finish_all(self, actors: Sequence[_Hosted]) -> None:
+    async def _finish_all(self, actors: Sequence[Hosted]) -> None:
         alive = (await self._client.scheduler.identity(n_workers=-1))["workers"]
         present = [hosted for hosted in actors if hosted.endpoint.address in alive]
-        await asyncio.gather(*(self._finish(hosted) for hosted in present))
+        await asyncio.gather(
+            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
+        )
 
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
@@ -384,7 +404,7 @@ class ParameterServer:
         )
         await future
         endpoint = Endpoint(node.address, key)
-        self._hosts[node.address] = _Hosted(node, endpoint, future)
+        self._hosts[node.address] = Hosted(node, endpoint, future)
         return HostInfo(endpoint, node.name, node.role, node.home)
 
     async def _node_joined(self, event: tuple[float, Any]) -> None:
@@ -405,14 +425,6 @@ class ParameterServer:
             self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
         await self._make_hosts([node for node in self.nodes if node.address == address])
 
-    async def _finish(self, hosted: _Hosted) -> None:
-        try:
-            async with asyncio.timeout(self.group.timings.call):
-                peer = self._client.rpc(hosted.endpoint.address)
-                await peer.actor_execute(actor=hosted.endpoint.key, function="finish", args=[])
-        except (OSError, TimeoutError, KeyError):
-            return  # it was lost before; there is nothing to finish
-
     async def _evaluate(self, score: Score, every: float) -> None:
         able = [n for n in self.nodes if n.role == "evaluator"]
         able += [n for n in reversed(self.nodes) if n.role == "worker"]
@@ -430,20 +442,4 @@ class ParameterServer:
             workers=[node.address],
         )
         await future
-        self._evaluators.append(_Hosted(node, Endpoint(node.address, key), future))
-
-    # -- reading -----------------------------------------------------------------------------------
-
-    async def _pull(self) -> dict[str, np.ndarray]:
-        reader = Client(self.group, self._transport)
-        try:
-            await reader.pull()
-            return {name: array.copy() for name, array in reader.weights().items()}
-        finally:
-            await reader.close()
-
-    async def _audit(self) -> list[AuditReply | None]:
-        deadline = self.group.timings.call
-        shards = range(len(self.group.layout.shards))
-        asked = (audit(shard, self._router, self._transport, deadline) for shard in shards)
-        return list(await asyncio.gather(*asked))
+        self._evaluators.append(Hosted(node, Endpoint(node.address, key), future))

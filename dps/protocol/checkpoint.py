@@ -161,19 +161,7 @@ class CheckpointFiles:
             raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
 
     def _publish(self, name: str, data: bytes) -> None:
-        target = posixpath.join(self._folder, name)
-        scratch = f"{target}.{uuid.uuid4().hex}.tmp"
-        try:
-            with self._fs.open(scratch, "wb") as file:
-                file.write(data)
-                file.flush()
-                _sync(file)
-            self._fs.mv(scratch, target)
-            _sync_folder(self._fs, self._folder)
-        except Exception:
-            if self._fs.exists(scratch):
-                self._fs.rm(scratch)
-            raise
+        publish(self._fs, self._folder, name, data)
 
     def _discard(self, name: str) -> None:
         """Remove the data of a checkpoint that was not published."""
@@ -194,6 +182,23 @@ class CheckpointFiles:
             if number[:2] < oldest and number[0] <= epoch:
                 with suppress(FileNotFoundError):
                     self._fs.rm(path)
+
+
+def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
+    """Have a file there whole, or not at all."""
+    target = posixpath.join(folder, name)
+    scratch = f"{target}.{uuid.uuid4().hex}.tmp"
+    try:
+        with fs.open(scratch, "wb") as file:
+            file.write(data)
+            file.flush()
+            _sync(file)
+        fs.mv(scratch, target)
+        _sync_folder(fs, folder)
+    except Exception:
+        if fs.exists(scratch):
+            fs.rm(scratch)
+        raise
 
 
 def absolute(path: str) -> str:

@@ -78,7 +78,10 @@ class Coordinator:
         self.mailbox: Endpoint | None = None
         self.seeds: dict[int, Seed] = {}
         self.offers = Offers(self._donors)
-        self._workers: dict[str, _Worker] = {}
+        self._workers = {
+            name: _Worker(incarnation, "", "", active=False)
+            for name, incarnation in group.incarnations.items()
+        }
         self._worker_leases = Leases[str](group.timings, clock)
         self._tenders = [
             Tender(shard, group, transport, self) for shard in range(len(group.layout.shards))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
@@ -49,7 +49,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One parameter server: its name, how its parameters lie, and what was chosen for it."""
+    """One parameter server: its name, how its parameters lie, and what was chosen for it.
+
+    `incarnations` are those of workers that took part before it was brought up again.
+    """
 
     name: str
     layout: Layout
@@ -58,6 +61,7 @@ class Group:
     recovery: Recovery
     coordinator: Endpoint
     timings: Timings = Timings()
+    incarnations: dict[str, int] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dps.core.shard import initial_state
+from dps.core.shard import ShardState, initial_state
 from dps.errors import DpsError
 from dps.protocol.group import Group
 from dps.protocol.messages import Install, Seed, Seeded
@@ -26,6 +26,8 @@ class Seeder:
     ----------
     initial
         Each shard's buffer of initial values.
+    saved
+        Each shard's state to go on from instead, if it is from a run before.
 
     Attributes
     ----------
@@ -34,10 +36,16 @@ class Seeder:
     """
 
     def __init__(
-        self, group: Group, initial: Sequence[np.ndarray], transport: Transport, router: Router
+        self,
+        group: Group,
+        initial: Sequence[np.ndarray],
+        transport: Transport,
+        router: Router,
+        saved: Sequence[ShardState] = (),
     ) -> None:
         self._group = group
         self._initial = initial
+        self._saved = saved
         self._transport = transport
         self._router = router
         self.error: DpsError | None = None
@@ -61,7 +69,11 @@ class Seeder:
                 await asyncio.sleep(self._group.timings.retry)
 
     async def _install(self, seed: Seed) -> None:
-        state = initial_state(self._initial[seed.shard], self._group.rule)
-        request = Install(seed.shard, seed.epoch, (seed.host,), state, "initial")
+        if self._saved:
+            state, source = self._saved[seed.shard], "checkpoint"
+        else:
+            state = initial_state(self._initial[seed.shard], self._group.rule)
+            source = "initial"
+        request = Install(seed.shard, seed.epoch, (seed.host,), state, source)
         await self._transport.call(seed.host, request, self._group.timings.copy)
         await self._router.ask(Seeded(seed.shard, seed.epoch))

@@ -58,6 +58,11 @@ def test_a_strategy_unlike_any_other_gets_the_names_there_are() -> None:
         (lambda: Checkpoint(seconds=0), "checkpoint: seconds=0, expected more than 0"),
         (lambda: Checkpoint(seconds=float("inf")), "checkpoint: seconds=inf, expected more"),
         (lambda: Checkpoint(seconds=float("nan")), "checkpoint: seconds=nan, expected more"),
+        (lambda: Checkpoint(scope="some"), "checkpoint: scope='some' is unknown"),  # type: ignore[arg-type]
+        (
+            lambda: Recovery(Checkpoint(scope="all"), Continue()),
+            "checkpoint with scope='all' does not go with outage=continue: gradients buffered for",
+        ),
         (lambda: Checkpoint(keep=0), "checkpoint: keep=0, expected at least 1"),
         (lambda: Checkpoint(mode="often"), "checkpoint: mode='often' is unknown"),  # type: ignore[arg-type]
         (lambda: Chain(replicas=0), "chain: replicas=0, expected at least 1"),

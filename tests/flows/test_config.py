@@ -125,6 +125,13 @@ def test_checkpoints_go_where_all_nodes_see_them(config: Path, path: str, reason
     assert "recovery.durability.path" in str(caught.value)
 
 
+def test_all_shards_may_go_back_together_but_not_while_workers_continue(config: Path) -> None:
+    together = ["recovery=checkpoint", "recovery.durability.scope=all"]
+    assert only(config, *together).build_recovery() == Recovery(Checkpoint(scope="all"))
+    with pytest.raises(ConfigurationError, match="scope='all' does not go with outage=continue"):
+        load_experiment(str(config), [*together, "recovery.outage.kind=continue"])
+
+
 def test_a_shard_may_be_rebuilt_from_the_copies_of_workers(config: Path) -> None:
     trial = only(
         config, "recovery.durability={kind: worker_cache}", "recovery.outage.kind=continue"

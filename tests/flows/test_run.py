@@ -14,6 +14,10 @@ import psutil
 import pytest
 import yaml
 
+from dps.errors import StoreUnavailable
+from dps.events import Audited, TrialResumed
+from dps.protocol.runs import find_saved
+from flows.record import read_record
 from flows.tracking import default_uri
 from tests.support import eventually
 
@@ -119,3 +123,73 @@ def test_an_unusable_store_is_refused_before_anything_runs(tmp_path: Path) -> No
     assert ended.stderr.startswith("dps: the tracking store sqlite:///")
     assert "Traceback" not in ended.stderr
     assert not list((tmp_path / "results" / "small").glob("*/events.jsonl"))
+
+
+def killed_half_way(tmp_path: Path, **changes: Any) -> Path:
+    """SIGKILL `dps run` in the midst of its only trial; return the folder of its checkpoints."""
+    slow = {"workers": 2, "updates": 120, "compute_seconds": 0.03}
+    run = command(tmp_path, "run", "small.yaml", training=slow, **changes)
+    path = tmp_path / "results" / "small" / "seed-0" / "checkpoints"
+
+    def far_enough() -> bool:
+        try:
+            return find_saved(str(path)).updates >= 30
+        except StoreUnavailable:
+            return False
+
+    with subprocess.Popen(
+        run, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        eventually(far_enough, 30)
+        process.kill()
+    eventually(lambda: not alive_in_session(process.pid), 10)
+    return path
+
+
+CHECKPOINT = {"durability": {"kind": "checkpoint", "every": 10}}
+
+
+def test_an_interrupted_trial_goes_on_from_the_path_alone(tmp_path: Path) -> None:
+    path = killed_half_way(tmp_path, recovery=CHECKPOINT)
+    updates = find_saved(str(path)).updates
+    moved = tmp_path / "elsewhere" / "checkpoints"
+    moved.parent.mkdir()
+    path.rename(moved)
+    resumed = finish(command(tmp_path, "resume", str(moved)), tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"goes on from update {updates}, from checkpoints in {moved}" in resumed.stdout
+    record = read_record(path.parent / "events.jsonl")
+    assert record.ended is not None
+    assert record.ended.status == "valid"
+    (audited,) = record.of(Audited)
+    # Each shard's workers go on from what all shards have of them: here there is but one shard.
+    assert audited.version == sum(audited.applied.values()) == 120
+    (began,) = record.of(TrialResumed)
+    assert began.updates == updates
+
+
+def test_a_run_goes_on_with_an_interrupted_trial_from_its_last_checkpoint(tmp_path: Path) -> None:
+    killed_half_way(tmp_path, recovery=CHECKPOINT)
+    again = finish([sys.executable, "-m", "flows.cli", "run", "small.yaml"], tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "goes on from update" in again.stdout
+    (row,) = rows_of(tmp_path)
+    assert row["status"] == "valid"
+    folder = tmp_path / "results" / "small" / "seed-0"
+    assert (folder / "events.interrupted.jsonl").exists()
+    (audited,) = read_record(folder / "events.jsonl").of(Audited)
+    assert audited.version == 120
+
+
+def rows_of(here: Path) -> list[dict[str, Any]]:
+    """As `rows`, with the configuration as it is."""
+    shown = finish([sys.executable, "-m", "flows.cli", "results", "small", "-f", "json"], here)
+    found: list[dict[str, Any]] = json.loads(shown.stdout)
+    return found
+
+
+def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    ended = finish(command(tmp_path, "resume", str(tmp_path / "nowhere")), tmp_path)
+    assert ended.returncode == 2
+    assert "run.json is missing" in ended.stderr
+    assert "Traceback" not in ended.stderr

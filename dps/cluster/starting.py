@@ -1,0 +1,95 @@
+"""Owns what a parameter server starts with: initial values, or what an earlier one has saved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.cluster.choices import check_choices, checked_recovery, shared_path
+from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
+from dps.core.blocks import Layout
+from dps.core.consistency import Consistency
+from dps.core.recovery import Checkpoint, Recovery
+from dps.core.rules import UpdateRule
+from dps.core.shard import ShardState
+from dps.errors import ConfigurationError
+from dps.protocol.group import Group, Timings
+from dps.protocol.runs import Saved, about, describe, find_saved, write_run
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A group, its initial values by shard, or what it goes on from; and what is kept of it."""
+
+    group: Group
+    initial: tuple[np.ndarray, ...]
+    saved: Saved | None
+    about: Mapping[str, Any]
+
+    @property
+    def states(self) -> tuple[ShardState, ...]:
+        """The state of each shard that was saved; none if it starts afresh."""
+        return self.saved.states if self.saved is not None else ()
+
+    async def leave_description(self) -> None:
+        """Put beside the checkpoints what is needed to go on from them."""
+        if isinstance(self.group.recovery.durability, Checkpoint):
+            generation = self.saved.run.generation + 1 if self.saved is not None else 0
+            run = describe(self.group, generation, SystemClock().now(), json.dumps(self.about))
+            await asyncio.to_thread(write_run, run)
+
+
+def afresh(
+    client: distributed.Client,
+    params: Mapping[str, np.ndarray],
+    shards: int,
+    optimizer: UpdateRule,
+    consistency: Consistency,
+    recovery: str | Recovery,
+    timings: Timings,
+    kept: Mapping[str, Any],
+) -> Start:
+    """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
+    name, coordinator = _place(client)
+    check_choices(optimizer, consistency)
+    layout = Layout.of(params, shards)
+    initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
+    chosen = checked_recovery(recovery)
+    group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)
+    return Start(group, initial, None, kept)
+
+
+def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
+    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any."""
+    name, coordinator = _place(client)
+    saved = find_saved(shared_path(path))
+    run = saved.run
+    group = Group(
+        name,
+        run.layout,
+        run.rule,
+        run.consistency,
+        run.recovery,
+        coordinator,
+        timings,
+        saved.incarnations,
+    )
+    return Start(group, (), saved, about(run))
+
+
+def _place(client: distributed.Client) -> tuple[str, Endpoint]:
+    """A name for the group, and where its coordinator will be."""
+    if client.scheduler is None:
+        raise ConfigurationError("the Dask client is closed; give one that is connected")
+    name = uuid.uuid4().hex[:8]
+    return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)

@@ -1,0 +1,187 @@
+"""Owns what lies beside a group's checkpoints, so that it can be brought up again from them alone.
+
+A small file says how the parameters lie, and what was chosen for the group. It is written before
+the first checkpoint. A group that goes on from another one's checkpoints writes into a folder of
+its own, as a later generation: what may still live of the earlier one changes nothing there.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import fsspec
+import numpy as np
+
+from dps.core import blocks, consistency, recovery, rules
+from dps.core.blocks import Layout
+from dps.core.consistency import Consistency
+from dps.core.recovery import Checkpoint, Recovery
+from dps.core.rules import UpdateRule
+from dps.core.shard import ShardState
+from dps.errors import CheckpointCorrupt, StoreUnavailable
+from dps.protocol.checkpoint import CheckpointFiles, publish
+from dps.protocol.group import Group
+from dps.protocol.wire import decode, encode, message
+
+FILE = "run.json"
+
+for _cls in (
+    *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
+    *(rules.SGD, rules.Momentum, rules.Adam),
+    *(consistency.BSP, consistency.SSP, consistency.ASP),
+    *(recovery.Recovery, recovery.Checkpoint, recovery.Wait, recovery.Continue, recovery.Replay),
+):
+    message(_cls)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A group whose checkpoints can be gone on from.
+
+    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one.
+    """
+
+    name: str
+    generation: int
+    started: float
+    layout: Layout
+    rule: UpdateRule
+    consistency: Consistency
+    recovery: Recovery
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a group goes on from: the run that saved it, and a state for each shard."""
+
+    run: Run
+    states: tuple[ShardState, ...]
+
+    @property
+    def updates(self) -> int:
+        """How many updates the shard that lost most still has."""
+        return min(state.version for state in self.states)
+
+    @property
+    def incarnations(self) -> dict[str, int]:
+        """The last incarnation of each worker that any shard knows."""
+        known: dict[str, int] = {}
+        for state in self.states:
+            for name, progress in state.workers.items():
+                known[name] = max(progress.incarnation, known.get(name, 0))
+        return known
+
+
+def describe(group: Group, generation: int, started: float, about: str) -> Run:
+    """What is to be known of a group to go on from its checkpoints."""
+    return Run(
+        group.name,
+        generation,
+        started,
+        group.layout,
+        group.rule,
+        group.consistency,
+        group.recovery,
+        about,
+    )
+
+
+def write_run(run: Run) -> None:
+    """Put a run's description beside its checkpoints.
+
+    Raises
+    ------
+    StoreUnavailable
+        The path cannot be written.
+    """
+    durability = run.recovery.durability
+    assert isinstance(durability, Checkpoint)
+    path = f"{str(durability.path).rstrip('/')}/{run.name}"
+    try:
+        fs, folder = fsspec.url_to_fs(path)
+        fs.makedirs(folder, exist_ok=True)
+        publish(fs, folder, FILE, encode(run)[0].tobytes())
+    except Exception as error:
+        raise StoreUnavailable(f"checkpoints to {path}: {error}") from error
+
+
+def find_saved(path: str) -> Saved:
+    """Return what there is to go on from below a path: a group's folder, or the one above.
+
+    Of several groups the last generation counts that has a whole checkpoint of every shard.
+
+    Raises
+    ------
+    StoreUnavailable
+        There is nothing, or nothing whole.
+    """
+    runs = sorted(_runs(path), key=lambda run: (run.generation, run.started), reverse=True)
+    for run in runs:
+        states = _states(run)
+        if states is not None:
+            return Saved(run, states)
+    if not runs:
+        raise StoreUnavailable(f"{path}: no checkpoints of a parameter server ({FILE} is missing)")
+    raise StoreUnavailable(f"{path}: there is no whole checkpoint of every shard")
+
+
+def _runs(path: str) -> Iterator[Run]:
+    try:
+        fs, folder = fsspec.url_to_fs(path)
+        here = fs.ls(folder, detail=False) if fs.isdir(folder) else []
+    except Exception as error:
+        raise StoreUnavailable(f"{path}: {error}") from error
+    for place in [folder, *here]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            text = fs.cat_file(posixpath.join(place, FILE))
+            found = decode([np.frombuffer(text, np.uint8)])
+            # The folder may have been moved, or be reached by another path than it was then.
+            root = path.rstrip("/")
+            yield _at(found, posixpath.dirname(root) if place == folder else root)
+
+
+def _at(run: Run, path: str) -> Run:
+    durability = run.recovery.durability
+    assert isinstance(durability, Checkpoint)
+    return replace(run, recovery=replace(run.recovery, durability=replace(durability, path=path)))
+
+
+def _states(run: Run) -> tuple[ShardState, ...] | None:
+    """A whole state for each shard, of one cut if the shards go back together."""
+    durability = run.recovery.durability
+    assert isinstance(durability, Checkpoint)
+    path = f"{str(durability.path).rstrip('/')}/{run.name}"
+    files = [CheckpointFiles(path, shard, 1) for shard in range(len(run.layout.shards))]
+    if durability.scope == "shard":
+        return _all_whole([_newest(of_shard, None) for of_shard in files])
+    numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
+    for cut in sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True):
+        states = _all_whole([_newest(of_shard, cut) for of_shard in files])
+        if states is not None:
+            return states
+    return None
+
+
+def _newest(files: CheckpointFiles, cut: int | None) -> ShardState | None:
+    for found in files.found():
+        if found.cut == cut:
+            with suppress(CheckpointCorrupt):
+                return files.read(found)
+    return None
+
+
+def _all_whole(states: Sequence[ShardState | None]) -> tuple[ShardState, ...] | None:
+    whole = tuple(state for state in states if state is not None)
+    return whole if len(whole) == len(states) else None
+
+
+def about(run: Run) -> dict[str, object]:
+    """What the caller wanted to be kept."""
+    kept: dict[str, object] = json.loads(run.about)
+    return kept

@@ -1,0 +1,67 @@
+"""Owns going on with a trial that was interrupted, from its checkpoints alone.
+
+What the trial was is kept beside its checkpoints (`dps.protocol.runs`), so the path is enough: also
+on another machine, and when the driver, the scheduler and every node are gone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.protocol.runs import Saved, about, find_saved
+from flows.config import TrialConfig
+from flows.grid import Trial
+from flows.record import EVENTS_FILE
+from flows.results import RESULTS
+
+CHECKPOINTS = "checkpoints"
+BEFORE = "events.interrupted.jsonl"
+
+
+def trial_of(saved: Saved, path: str) -> Trial:
+    """Return the trial that checkpoints are from.
+
+    Raises
+    ------
+    ConfigurationError
+        They are of a parameter server that was no trial.
+    """
+    kept: dict[str, Any] = about(saved.run)
+    if "config" not in kept:
+        raise ConfigurationError(
+            f"{path}: these checkpoints are not of a trial; go on with ParameterServer.resume"
+        )
+    config = TrialConfig.model_validate(kept["config"])
+    return Trial(
+        kept["trial"], kept["experiment"], kept["labels"], kept["seed"], config, kept["digest"]
+    )
+
+
+def trial_folder(trial: Trial, path: str, here: Path) -> Path:
+    """Where the trial is recorded: where it was before, if that is beside its checkpoints."""
+    beside = Path(path).absolute().parent
+    if (beside / EVENTS_FILE).exists():
+        return beside
+    return here / RESULTS / trial.experiment / trial.name
+
+
+def keep_record(folder: Path) -> None:
+    """Put the record of the interrupted part aside; what follows is recorded anew."""
+    if (folder / EVENTS_FILE).exists():
+        (folder / EVENTS_FILE).rename(folder / BEFORE)
+
+
+def interrupted(trial: Trial, folder: Path) -> str | None:
+    """Return the path from which a trial that did not end can go on; None: it starts again."""
+    durability = trial.config.recovery.durability
+    if durability.kind != "checkpoint":
+        return None
+    path = durability.path or str((folder / CHECKPOINTS).absolute())
+    try:
+        saved = find_saved(path)
+    except StoreUnavailable:
+        return None
+    same = about(saved.run).get("digest") == trial.digest
+    return path if same and saved.updates else None

@@ -1,0 +1,139 @@
+"""What every kind of checkpoint path does: local, in memory, and another file system in front."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from dps.core.blocks import Layout
+from dps.core.consistency import ASP
+from dps.core.recovery import Checkpoint, Recovery
+from dps.core.rules import SGD
+from dps.core.shard import Progress, ShardState
+from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
+from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.group import Group
+from dps.protocol.runs import describe, find_saved, write_run
+from dps.protocol.transport import Endpoint
+from dps.sim.disk import SCHEME
+from tests.core.builders import same_state
+
+LAYOUT = Layout.of({"w": np.zeros(10)}, 2)
+PATHS: dict[str, Callable[[Path], str]] = {
+    "local": lambda folder: str(folder / "checkpoints"),
+    "local, a space and a sign": lambda folder: str(folder / "my runs %20"),
+    "file": lambda folder: f"file://{folder}/checkpoints",
+    "memory": lambda folder: f"memory://{uuid.uuid4().hex}",
+    "a cache in front of a folder": lambda folder: f"simplecache::file://{folder}/checkpoints",
+    "simulated disk": lambda folder: f"{SCHEME}://{uuid.uuid4().hex}/checkpoints",
+}
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return PATHS[request.param](tmp_path)
+
+
+def state(shard: int, index: int) -> ShardState:
+    values = np.full(LAYOUT.shards[shard].nbytes, index % 256, np.uint8)
+    return ShardState(
+        index,
+        index,
+        index,
+        values,
+        {"m": values + 1},
+        {"a": Progress(1, index, index, index, True)},
+    )
+
+
+def files(path: str, shard: int = 0, keep: int = 2) -> CheckpointFiles:
+    return CheckpointFiles(path, shard, keep)
+
+
+def test_what_is_written_is_found_and_read_by_another_process(path: str) -> None:
+    nbytes = files(path).write(1, state(0, 5))
+    assert nbytes > 0
+    if not path.startswith(SCHEME):  # its files live in the instance
+        fsspec.url_to_fs(path)[0].clear_instance_cache()
+    (found,) = files(path).found()
+    assert (found.epoch, found.index, found.cut) == (1, 5, None)
+    assert same_state(files(path).read(found), state(0, 5))
+
+
+def test_nothing_is_found_where_nothing_was_written(path: str) -> None:
+    assert files(path).found() == []
+    with pytest.raises(StoreUnavailable):
+        find_saved(path)
+
+
+def test_the_last_ones_are_kept(path: str) -> None:
+    for index in range(1, 6):
+        files(path, keep=3).write(1, state(0, index))
+    assert [found.index for found in files(path).found()] == [5, 4, 3]
+
+
+def test_shards_do_not_meet(path: str) -> None:
+    for shard in range(2):
+        files(path, shard).write(1, state(shard, 7 + shard))
+    for shard in range(2):
+        (found,) = files(path, shard).found()
+        assert same_state(files(path, shard).read(found), state(shard, 7 + shard))
+
+
+def test_damage_is_noticed(path: str) -> None:
+    for index in (1, 2):
+        files(path).write(1, state(0, index))
+    fs, root = fsspec.url_to_fs(path)
+    newest = max(p for p in fs.find(root) if p.endswith(".safetensors"))
+    fs.pipe_file(newest, fs.cat_file(newest)[:-1])
+    damaged, before = files(path).found()
+    with pytest.raises(CheckpointCorrupt):
+        files(path).read(damaged)
+    assert same_state(files(path).read(before), state(0, 1))
+
+
+def test_a_writer_that_was_replaced_changes_nothing(path: str) -> None:
+    files(path).write(1, state(0, 9))
+    files(path).write(2, state(0, 3))
+    with pytest.raises(StaleEpoch):
+        files(path, keep=1).write(1, state(0, 10))
+    assert [(found.epoch, found.index) for found in files(path).found()] == [(2, 3), (1, 9)]
+
+
+def test_cuts_stay_until_they_are_not_needed(path: str) -> None:
+    for cut in range(4):
+        files(path, keep=1).write(1, state(0, 10 + cut), cut)
+    assert [found.cut for found in files(path).found()] == [3, 2, 1, 0]
+    files(path).prune_cuts(1, oldest=2)
+    assert [found.cut for found in files(path).found()] == [3, 2]
+
+
+@pytest.mark.parametrize("scope", ["shard", "all"])
+def test_a_run_is_found_again_with_the_states_that_belong_together(path: str, scope: str) -> None:
+    recovery = Recovery(Checkpoint(path=path, scope=scope))  # type: ignore[arg-type]
+    group = Group("g", LAYOUT, SGD(0.5), ASP(), recovery, Endpoint("", ""))
+    run = describe(group, 0, 1.0, '{"mine": [1, 2]}')
+    write_run(run)
+    with pytest.raises(StoreUnavailable, match="no whole checkpoint of every shard"):
+        find_saved(path)
+    cuts = {"shard": (None, None), "all": (1, 2)}[scope]
+    for shard, last in ((0, 1), (1, 0)):
+        for index, cut in list(zip((4, 6), cuts, strict=True))[: 1 + last]:
+            files(f"{path}/g", shard).write(1, state(shard, index), cut)
+    saved = find_saved(path)
+    assert replace(saved.run, recovery=recovery) == run
+    assert [s.index for s in saved.states] == ([6, 4] if scope == "shard" else [4, 4])
+    assert saved.incarnations == {"a": 1}
+    later = describe(replace(group, name="h"), 1, 0.5, "{}")
+    write_run(later)
+    assert find_saved(path).run.name == "g", "the later one has nothing whole yet"
+    for shard in range(2):
+        files(f"{path}/h", shard).write(1, state(shard, 8), None if scope == "shard" else 0)
+    assert find_saved(path).run.name == "h"
+    assert find_saved(f"{path}/g").run.name == "g"

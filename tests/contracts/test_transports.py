@@ -1,0 +1,157 @@
+"""What every transport does, simulated or on Dask: one suite for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.cluster.transport import DaskTransport, Meter
+from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
+from dps.protocol.messages import Audit, Flush, GetTable, Weights
+from dps.protocol.transport import Endpoint, Transport
+from dps.sim.loop import run
+from dps.sim.network import Network, SimTransport, Weather
+from tests.contracts.echo import EchoActor, reply_to
+
+SECONDS = 10.0
+
+
+class Line:
+    """A transport, an echo at its other end, and how to kill that."""
+
+    def __init__(
+        self, transport: Transport, echo: Endpoint, kill: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.transport = transport
+        self.echo = echo
+        self.kill = kill
+
+    async def call(self, message: Any, deadline: float = SECONDS) -> Any:
+        return await self.transport.call(self.echo, message, deadline)
+
+
+Check = Callable[[Line], Awaitable[None]]
+
+
+def on_simulation(check: Check) -> None:
+    async def main() -> None:
+        random = Random(0)
+        network = Network(random, Weather())
+        here, there = network.process("here"), network.process("there")
+        there.services["echo"] = reply_to
+
+        async def kill() -> None:
+            network.crash(there)
+
+        await check(Line(SimTransport(network, here), Endpoint(there.address, "echo"), kill))
+
+    run(main, Random(0))
+
+
+def on_dask(cluster: LocalCluster, check: Check) -> None:
+    client = cluster.client
+
+    async def main() -> None:
+        (address,) = (await client.scheduler.identity(n_workers=-1))["workers"]
+        future = client.submit(EchoActor, key="echo", actor=True)
+        await future
+
+        async def kill() -> None:
+            assert await asyncio.to_thread(is_gone, cluster.kill("server-0"), SECONDS)
+
+        await check(Line(DaskTransport(client.rpc, Meter()), Endpoint(address, "echo"), kill))
+
+    client.sync(main)
+
+
+@pytest.fixture(params=["simulated", pytest.param("dask", marks=pytest.mark.cluster)])
+def carry_out(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], None]]:
+    if request.param == "simulated":
+        yield on_simulation
+        return
+    with LocalCluster(
+        [NodeSpec("server-0", "server")], ["dps.cluster.server", "tests.contracts.echo"]
+    ) as cluster:
+        yield lambda check: on_dask(cluster, check)
+
+
+Carry = Callable[[Check], None]
+
+
+def test_a_reply_comes_back_as_it_was_sent_byte_by_byte(carry_out: Carry) -> None:
+    async def check(line: Line) -> None:
+        for size in (0, 1, 7, 4096, 1 << 20):
+            values = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
+            message = Weights(3, 1.5, -1, values)
+            back = await line.call(message)
+            assert (back.version, back.at) == (3, 1.5)
+            assert back.values.dtype == values.dtype
+            assert back.values.tobytes() == values.tobytes()
+
+    carry_out(check)
+
+
+def test_an_error_of_the_other_side_is_raised_here(carry_out: Carry) -> None:
+    async def check(line: Line) -> None:
+        with pytest.raises(StaleEpoch, match="shard 7 is in another epoch"):
+            await line.call(Audit(7, 1))
+        assert await line.call(Flush()) == Flush()
+
+    carry_out(check)
+
+
+def test_nothing_waits_past_its_deadline(carry_out: Carry) -> None:
+    async def check(line: Line) -> None:
+        loop = asyncio.get_running_loop()
+        await line.call(Flush())
+        began = loop.time()
+        with pytest.raises(DeadlineExceeded, match=r"GetTable to echo at .*0\.2 s"):
+            await line.call(GetTable(-1, 3.0), deadline=0.2)
+        assert 0.19 < loop.time() - began < 1.5
+        assert await line.call(Flush()) == Flush()
+
+    carry_out(check)
+
+
+def test_what_is_not_there_is_not_serving(carry_out: Carry) -> None:
+    async def check(line: Line) -> None:
+        line.echo = Endpoint(line.echo.address, "nobody")
+        with pytest.raises(NotServing, match="nobody"):
+            await line.call(Flush())
+
+    carry_out(check)
+
+
+def test_many_calls_at_once_each_get_their_own_reply(carry_out: Carry) -> None:
+    async def check(line: Line) -> None:
+        calls = (line.call(GetTable(-1, 0.001 * (i % 5))) for i in range(20))
+        echoes = (line.call(Weights(i, 0.0, -1, np.zeros(i, np.uint8))) for i in range(20))
+        replies = await asyncio.gather(*calls, *echoes)
+        assert replies[:20] == [Flush()] * 20
+        assert [reply.values.size for reply in replies[20:]] == list(range(20))
+
+    carry_out(check)
+
+
+def test_a_process_that_has_ended_is_gone_and_calls_to_it_end(carry_out: Carry) -> None:
+    async def check(line: Line) -> None:
+        assert await line.call(Flush()) == Flush()
+        assert not await line.transport.gone(line.echo.address)
+        waiting = asyncio.ensure_future(line.call(GetTable(-1, 60.0), deadline=5.0))
+        await asyncio.sleep(0.1)
+        await line.kill()
+        with pytest.raises(TransportError):
+            await waiting
+        async with asyncio.timeout(SECONDS):  # one look may prove nothing, but the next one will
+            while not await line.transport.gone(line.echo.address):
+                await asyncio.sleep(0.01)
+        with pytest.raises(TransportError):
+            await line.call(Flush(), deadline=3.0)
+
+    carry_out(check)
