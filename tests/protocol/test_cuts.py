@@ -21,7 +21,7 @@ from dps.protocol.client import Client
 from dps.protocol.cut_files import CutCheckpoints, WantCut
 from dps.protocol.cuts import EndCut, HoldCut, TakeCut
 from dps.sim.network import Weather
-from tests.protocol.worlds import Setting, in_world
+from tests.protocol.worlds import TIMINGS, Setting, in_world
 
 ONES = {"w": np.ones(40)}
 SHARDS = 3
@@ -332,7 +332,7 @@ def test_a_head_that_is_held_and_then_forgotten_goes_on_by_itself() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
         view = (await s.world.complete()).views[0]
-        await s.ask(view.chain[0], HoldCut(0, view.epoch, 100))
+        await s.ask(view.chain[0], HoldCut(0, view.epoch, 100, TIMINGS.lease))
         push = process.run(client.push(ONES))
         await asyncio.sleep(0.2)
         assert not push.done()
@@ -346,15 +346,15 @@ def test_messages_of_a_cut_that_is_over_are_refused() -> None:
         await s.enter("a")
         view = (await s.world.complete()).views[0]
         head = view.chain[0]
-        held = await s.ask(head, HoldCut(0, view.epoch, 100))
+        held = await s.ask(head, HoldCut(0, view.epoch, 100, TIMINGS.lease))
         with pytest.raises(NotServing, match="cut 99 of shard 0 is over"):
             await s.ask(head, TakeCut(0, view.epoch, 99, held.reach))
         await s.ask(head, TakeCut(0, view.epoch, 100, held.reach))
         await s.ask(head, EndCut(0, view.epoch, 101, False, 0))
         for request in (
             TakeCut(0, view.epoch, 100, held.reach),
-            HoldCut(0, view.epoch, 100),
-            HoldCut(0, view.epoch, 101),
+            HoldCut(0, view.epoch, 100, TIMINGS.lease),
+            HoldCut(0, view.epoch, 101, TIMINGS.lease),
         ):
             with pytest.raises(NotServing, match="is over"):
                 await s.ask(head, request)
