@@ -229,7 +229,12 @@ class Client:
     async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
         """Send something to several shards, and wait until all have it."""
         if applies(self._group):
-            await together(jobs, self.router, lambda shard: self._lanes[shard].acked_in)
+            await together(
+                jobs,
+                self.router,
+                acked_in=lambda shard: self._lanes[shard].acked_in,
+                refused=lambda: any(lane.evicted for lane in self._lanes),
+            )
         else:
             await asyncio.gather(*(job() for job in jobs.values()))
 

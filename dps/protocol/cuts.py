@@ -342,11 +342,13 @@ async def together(
     jobs: Mapping[int, Callable[[], Awaitable[None]]],
     router: Router,
     acked_in: Callable[[int], int],
+    refused: Callable[[], bool],
 ) -> None:
     """Send something to all shards, again to those that go back before all of them have it.
 
     Else a shard that had it before all went back would miss what the others get afterwards, and
-    no cut could ever be taken. Who has it already refuses it as a duplicate.
+    no cut could ever be taken. Who has it already refuses it as a duplicate. Once a shard has
+    refused it, because the worker has to enter again, there is nothing more to send.
     """
     missing, all_have_it = set(jobs), asyncio.Event()
 
@@ -354,6 +356,8 @@ async def together(
         while shard in missing:
             await job()
             missing.discard(shard)
+            if refused():
+                missing.clear()
             if not missing:
                 all_have_it.set()
             while not all_have_it.is_set():
