@@ -22,7 +22,7 @@ from statistics import median
 import psutil
 
 from dps.core.consistency import BSP, SSP
-from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
+from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore, WorkerCache
 from dps.errors import ConfigurationError, DpsError
 from flows.record import EVENTS_FILE, EventWriter
 from flows.soak_pool import Pool, require_flat
@@ -42,6 +42,8 @@ CASES = (
     Case("chain(3) BSP", Recovery(Chain(3)), BSP()),
     Case("checkpoint + mailbox", Recovery(Checkpoint(every=20), Continue())),
     Case("stateless SSP(4)", Recovery(SharedStore(), Continue()), SSP(4)),
+    Case("checkpoint, all shards", Recovery(Checkpoint(every=20, scope="all"))),
+    Case("worker cache", Recovery(WorkerCache())),
     Case("chain(2), sums of 4", Recovery(Chain(2, aggregate=4))),
     Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
     Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),

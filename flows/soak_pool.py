@@ -123,6 +123,11 @@ def kind_of(name: str) -> str:
     return name.split("-")[0]
 
 
+def lives_long(name: str) -> bool:
+    """Whether a node is to live for the whole soak: the first of each kind."""
+    return name.endswith("-0")
+
+
 def _growth(samples: Sequence[Sample]) -> str:
     third = len(samples) // 3
     before, after = samples[third : 2 * third], samples[2 * third :]

@@ -49,7 +49,7 @@ from flows.counting import (
 )
 from flows.lineage import ledger
 from flows.record import Record
-from flows.soak_pool import Pool, kind_of
+from flows.soak_pool import Pool, kind_of, lives_long
 from flows.timeline import FaultTimes, fault_times
 from flows.watch import TookTooLong, Watch, eventually
 
@@ -265,7 +265,8 @@ class Round:
         (part,) = self._random.choices(parts, [WEIGHTS[part] for part in parts])
         node = self._random.choice(sorted({name for p, name in options if p == part}))
         number = len(self._struck)
-        if self._random.random() < 0.6:
+        # Some are only ever paused, so that they live as long as the soak and show if they grow.
+        if self._random.random() < 0.6 and not lives_long(node):
             happened, kind = self._striker.kill(number, node, 0), "kill"
             self._lost_workers += [node] if part == "worker" else []
         else:

@@ -143,15 +143,11 @@ class Commits:
                 try:
                     await self.until_interrupted(self._commit())
                     self._unreached_since = None
-                except TransportError:
+                except (DpsError, OSError) as error:
                     # The successor or the store does not answer. Nothing is acked meanwhile; the
                     # coordinator changes the chain, or the store comes back.
                     await asyncio.sleep(self._group.timings.retry)
-                    await self._complain()
-                except (DpsError, OSError):
-                    # It answers, so it can be reached; it is changing, or has to wait itself.
-                    self._unreached_since = None
-                    await asyncio.sleep(self._group.timings.retry)
+                    await self._complain(reached=not isinstance(error, TransportError))
 
     async def _commit(self) -> None:
         state, epoch, successor = self._newest, self.epoch, self.successor
@@ -163,11 +159,11 @@ class Commits:
             self._set_committed(state)
             await self._notify()
 
-    async def _complain(self) -> None:
+    async def _complain(self, reached: bool) -> None:
         """Tell the coordinator of a successor that lives, perhaps, but cannot be reached."""
         successor, timings = self.successor, self._group.timings
         now = asyncio.get_running_loop().time()
-        if self._unreached_since is None:
+        if reached or self._unreached_since is None:
             self._unreached_since = now
         if successor is not None and now - self._unreached_since > timings.lease:
             report = ReportLink(self._shard, self.epoch, successor)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Chain
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
@@ -46,6 +45,8 @@ from dps.protocol.messages import (
 from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
+
+KEEPERS = ("store", "mailbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +244,16 @@ class Coordinator:
                 self._detected(tender, info, by)
             if info.host in (tender.reserved, self.store, self.mailbox):
                 tender.interrupt()
+            if info.host == self.store:
+                tender.store_lost()
             tender.wake()
         gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
         if gone and self.cuts is not None:
             self._roll_back(gone[0])
+        if info.host == self.store:
+            self.store = None
+        if info.host == self.mailbox:
+            self.mailbox = None
         self._appoint_keepers()
         await self.publish()
 
@@ -278,7 +285,8 @@ class Coordinator:
                 tender.lose_store()
         if self.mailbox not in self.members or self.mailbox == before[0]:
             self.mailbox = _first(hosts, "mailbox") or self.store
-        if (self.store, self.mailbox) != before and self._group.recovery.needs_store:
+        after = (self.store, self.mailbox)
+        if after != before and None not in after and self._group.recovery.needs_store:
             for tender in self._tenders:
                 if tender.view.chain:
                     tender.unsettle()
@@ -287,9 +295,11 @@ class Coordinator:
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
-            return any(tender.begun and not tender.view.serving for tender in self._tenders)
-        last = any(tender.view.chain == (host,) for tender in self._tenders)
-        return last and isinstance(self._group.recovery.durability, Chain)
+            keepers = (info for info in self.members.hosts.values() if info.role in KEEPERS)
+            nobody_else = all(info.host == host for info in keepers)
+            waiting = any(tender.begun and not tender.view.serving for tender in self._tenders)
+            return waiting or nobody_else
+        return any(tender.is_last_copy(host) for tender in self._tenders)
 
     def refuse_cut(self, shard: int, cut: int) -> None:
         """Have all shards go back to the cut before this one, which is damaged."""

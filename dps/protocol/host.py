@@ -63,6 +63,7 @@ class Host:
         self._states = StateStore()
         self._mailboxes = Mailboxes()
         self._restored: dict[int, int] = {}
+        self._left: dict[int, int] = {}
         self._lease = Lease(group.timings, clock)
         self._life = 0
         self._renewing: asyncio.Task[None] | None = None
@@ -149,6 +150,7 @@ class Host:
         dropped, self._replicas = self._replicas, {}
         self._states.clear()
         self._mailboxes.clear_all()
+        self._left |= {shard: replica.epoch for shard, replica in dropped.items()}
         for replica in dropped.values():
             await replica.close()
 
@@ -235,6 +237,8 @@ class Host:
         old = self._replicas.get(shard)
         if old is not None and old.epoch > epoch:
             raise StaleEpoch(f"shard {shard} is in epoch {old.epoch}, not {epoch}")
+        if old is None and epoch <= (left := self._left.get(shard, 0)):
+            raise StaleEpoch(f"{self._node} started over after epoch {left} of shard {shard}")
         # Who was not told that this was done asks again; the replica may have gone on since.
         replica = old if old is not None and old.epoch == epoch else None
         if replica is None:

@@ -108,7 +108,8 @@ class Leases(Generic[Holder]):
                 grace = now + self._seconds / 2
                 self._until = {holder: max(t, grace) for holder, t in self._until.items()}
             for holder in [holder for holder, t in self._until.items() if t <= now]:
-                await on_over(holder)
+                if self._until.get(holder, math.inf) <= now:  # it may be renewed meanwhile
+                    await on_over(holder)
 
     def _until_next(self, now: float) -> float:
         """Seconds until a lease may be over: no longer than the next renewal of all of them."""

@@ -113,8 +113,12 @@ class Members:
         member = self._known.setdefault(host, _Member(life))
         if life > member.life:
             await self._started_over(host, member, life)
-        elif life < member.life or member.given_up or member.excluded:
+        elif life < member.life or member.given_up:
             return False
+        elif member.excluded:
+            if not self._holds_only_copy(host):
+                return False
+            member.excluded = False  # the others were lost before it knew
         self._leases.grant(host)
         if member.silent:
             member.silent = False

@@ -237,11 +237,16 @@ class Replica:
         return Done()
 
     async def configure(self, m: Configure) -> Done:
-        """Enter a new epoch with a new chain; a replica that becomes the head records it."""
-        if m.epoch < self.epoch:
-            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {m.epoch}")
+        """Enter a new epoch with a new chain; a replica that becomes the head records it.
+
+        One that comes twice changes nothing: the chain may be about to be extended since.
+        """
+        if not self._is_new(m.epoch):
+            return Done()
         self._commits.interrupt()
         async with self._lock:
+            if not self._is_new(m.epoch):  # another one may have been waiting for the lock
+                return Done()
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
@@ -405,6 +410,12 @@ class Replica:
     def _must_be_in(self, epoch: int) -> None:
         if epoch != self.epoch or self._closed:
             raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
+
+    def _is_new(self, epoch: int) -> bool:
+        """Whether an epoch is still to be entered; raises `StaleEpoch` if it is over."""
+        if epoch < self.epoch or self._closed:
+            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
+        return epoch > self.epoch
 
     def _must_be_active(self, update: UpdateId) -> None:
         """Refuse a worker that nobody waits for, where what it computed may be too stale.

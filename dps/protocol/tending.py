@@ -156,6 +156,18 @@ class Tender:
         if self._seeded is not None and epoch == self.view.epoch:
             self._seeded.set()
 
+    def store_lost(self) -> None:
+        """Take note that no state is kept: the store may come back, but empty."""
+        self._stored = None
+
+    def is_last_copy(self, host: Endpoint) -> bool:
+        """Whether a host has the only copy of a state that must not be lost with one host."""
+        if self.view.chain != (host,):
+            return False
+        durability = self._group.recovery.durability
+        unkept = isinstance(durability, SharedStore) and self.begun and not self._is_kept
+        return unkept or isinstance(durability, Chain)
+
     def _next_epoch(self) -> int:
         """A number that no configuration of this shard has had."""
         self._last_epoch += 1
@@ -259,7 +271,9 @@ class Tender:
             case NoDurability() | Chain() | WorkerCache():
                 return False
             case SharedStore():
-                return self.begun and self._stored == self._around.store
+                return (
+                    self.begun and self._stored is not None and self._stored == self._around.store
+                )
             case _:
                 return self.begun
 
