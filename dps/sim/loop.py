@@ -20,6 +20,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from dps.sim.process import Process, here
 
 HOPELESS = 3600.0  # nothing in the protocol waits for so many seconds
+FRANTIC = 100_000  # turns of the loop during which the time stands still
 TIDY = 200  # timers; most are deadlines that were met, and cancelled long before they are due
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, TimerHandle]] = []
         self._numbers = count()
         self._tidy_at = TIDY
+        self._rounds = 0
         self._parked: dict[Process, list[Handle]] = {}
         self._ready: Any  # asyncio's own queue of what is to be called next
         self._stopping: bool
@@ -101,16 +103,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not ready and not self._stopping:
             if not timers or timers[0][0] > self._now + HOPELESS:
                 raise Deadlock(f"nothing is left to run at {self._now:.6f} s; {_waiting(self)}")
-            self._now = max(self._now, timers[0][0])
+            self._moved(timers[0][0])
         while timers and timers[0][0] <= self._now:
             ready.append(heapq.heappop(timers)[2])
         if len(timers) > self._tidy_at:
             self._tidy()
+        self._rounds += 1
+        if self._rounds > FRANTIC:
+            raise Deadlock(f"something goes round in circles at {self._now:.6f} s")
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled or (self._parked and self._park(handle)):
                 continue
             handle._run()
+
+    def _moved(self, when: float) -> None:
+        """Let the time pass; callbacks that go on forever at one moment would stop it."""
+        self._now = max(self._now, when)
+        self._rounds = 0
 
     def _park(self, handle: Handle) -> bool:
         """Put a callback aside if its process is paused."""

@@ -305,11 +305,6 @@ async def _renew_anyway(self: Members, host: Endpoint, life: int) -> bool:
     return True
 
 
-@instead_of(Coordinator, "_suspend_host", "given up on suspicion", any_case)
-async def _never_suspend(self: Coordinator, info: Any) -> None:
-    """Go on with a host that is silent as if it were not."""
-
-
 @instead_of(Coordinator, "lose", "given up without proof", any_case)
 async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
     """Give a process up because somebody says that it is lost."""
@@ -368,9 +363,10 @@ def _plan_backwards(policy: Any, layout: Any, version: int, buffered: Sequence[O
     return _plan(policy, layout, version, tuple(reversed(buffered)))
 
 
-@instead_of(Lane, "_flush_held", "buffer left in the worker", buffers)
-async def _keep_held(self: Lane, view: View) -> bool:
-    """Push newer gradients before those that were held back."""
+@instead_of(Lane, "_flush_held", "buffer of the worker dropped", buffers)
+async def _drop_held(self: Lane, view: View) -> bool:
+    """Forget what was held back, and go on with newer gradients."""
+    self._held = []
     return True
 
 
@@ -420,6 +416,11 @@ async def _keep_the_dead(self: Replica, epoch: int, update: UpdateId) -> None:
 @instead_of(Coordinator, "admit_present", "workers forgotten after a loss", gated)
 async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
     """Serve a restored shard that waits for nobody whom its state does not know."""
+
+
+@instead_of(Lane, "_tell", "clocks not told after a loss", gated)
+async def _tell_nothing(self: Lane, view: View) -> None:
+    """Leave a restored shard with the clocks that it was restored with."""
 
 
 @instead_of(replica, "apply", "newcomers start at zero", gated)
