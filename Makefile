@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOAK_MINUTES ?= 30
 SOAK_SEED ?= 0
+SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench bench-recovery soak clean
+.PHONY: help setup demo fashion fashion-data test lint types lock ui report bench bench-recovery simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -62,6 +63,10 @@ bench: setup ## time push and pull beside raw sockets and a plain Dask actor
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
 	$(BIN)/dps bench recovery
+
+simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
+	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)
+	$(BIN)/dps simulate --mutants
 
 soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
 	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
