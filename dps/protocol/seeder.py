@@ -51,21 +51,40 @@ class Seeder:
         self.error: DpsError | None = None
 
     async def run(self) -> None:
-        """Serve until cancelled."""
-        version, done = -1, set[Seed]()
+        """Serve until cancelled. A host that does not answer holds up its own shard only."""
+        under_way: dict[Seed, asyncio.Task[None]] = {}
+        try:
+            await self._follow(under_way)
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    async def _follow(self, under_way: dict[Seed, asyncio.Task[None]]) -> None:
+        version = -1
         while True:
             try:
                 table = await self._router.newer(version)
-                version = table.version
-                for seed in table.seeds:
-                    if not seed.donor and seed not in done:
-                        await self._install(seed)
-                        done.add(seed)
-                        self.error = None
             except DpsError as error:
-                # The host is gone or going, and the coordinator will name another one; or what the
-                # host depends on cannot be used, and it is tried again.
-                self.error, version = error, -1
+                self.error = error
+                await asyncio.sleep(self._group.timings.retry)
+                continue
+            version = table.version
+            for seed in under_way.keys() - set(table.seeds):
+                under_way.pop(seed).cancel()
+            for seed in table.seeds:
+                if not seed.donor and seed not in under_way:
+                    under_way[seed] = asyncio.create_task(self._install_in_the_end(seed))
+
+    async def _install_in_the_end(self, seed: Seed) -> None:
+        """Install, again and again: what the host depends on may not be there yet."""
+        while True:
+            try:
+                await self._install(seed)
+                self.error = None
+                return
+            except DpsError as error:
+                self.error = error
                 await asyncio.sleep(self._group.timings.retry)
 
     async def _install(self, seed: Seed) -> None:

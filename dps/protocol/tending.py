@@ -232,6 +232,9 @@ class Tender:
             await self._bring_back(view, host)
             await self._around.admit_present(view, host)
             served = host in self._around.members and self.view == view
+        except DpsError:
+            self._avoid(host)
+            raise
         finally:
             self.reserved = None
             if served:
@@ -367,18 +370,19 @@ class Tender:
             if host not in self.view.chain
             and info.home in (-1, self.view.shard)
             and info.role not in ("store", "mailbox")
-            and self._avoided.get(host, now) <= now
+            and (self._avoided.get(host, now) <= now or not self.view.chain)
         ]
         return min(candidates, key=self._rank).host if candidates else None
 
-    def _rank(self, info: HostInfo) -> tuple[bool, bool, int, bool, str]:
+    def _rank(self, info: HostInfo) -> tuple[bool, bool, bool, int, bool, str]:
+        failed = self._avoided.get(info.host, 0.0) > asyncio.get_running_loop().time()
         for_any = info.home != self.view.shard
         meant_for_other_role = (info.role == "replica") != bool(self.view.chain)
         moves = info.host != self._last_host
-        return moves, for_any, self._around.load(info.host), meant_for_other_role, info.node
+        return failed, moves, for_any, self._around.load(info.host), meant_for_other_role, info.node
 
     def _avoid(self, host: Endpoint) -> None:
-        """Try others before this host, which may be out of the chain's reach, for a while."""
+        """Try others before this host for a while: it may be out of reach of what it needs."""
         loop, lease = asyncio.get_running_loop(), self._group.timings.lease
         self._avoided[host] = loop.time() + lease
         loop.call_later(lease, self.wake)
