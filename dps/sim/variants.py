@@ -10,7 +10,7 @@ from dps.core import consistency, replay
 from dps.core import shard as core_shard
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
-from dps.core.shard import Progress, ShardState, Step
+from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, TransportError
 from dps.protocol import checkpoint as files
@@ -161,11 +161,6 @@ async def _restore_without_clocks(self: Checkpoints, *args: Any) -> Any:
     state = await _restore(self, *args)
     workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
     return replace(state, workers=workers)
-
-
-@instead_of(Replica, "_must_be_active", "replaced worker acked", any_case)
-def _anybody_is_active(self: Replica, update: UpdateId) -> None:
-    """Take updates of workers that were given up, or ack them as duplicates of later ones."""
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -378,18 +373,7 @@ async def _tell_nothing(self: Lane, view: View) -> None:
     """Leave a restored shard with the clocks that it was restored with."""
 
 
-@instead_of(replica, "apply", "newcomers start at zero", gated)
-def _join_at_zero(layout: Any, rule: Any, state: ShardState, op: Operation) -> Step:
-    """Have a newcomer start at clock 0, far behind the others."""
-    step: Step = _apply(layout, rule, state, op)
-    if op.kind != "join" or step.outcome == "duplicate":
-        return step
-    progress: Progress = replace(step.state.workers[op.id.worker], clock=0)
-    workers = {**step.state.workers, op.id.worker: progress}
-    return replace(step, state=replace(step.state, workers=workers))
-
-
 _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
-_plan, _slack, _apply = replay.plan, consistency.slack, core_shard.apply
+_plan, _slack = replay.plan, consistency.slack
