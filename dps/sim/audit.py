@@ -123,6 +123,9 @@ class Auditor:
                 self._given_up(event)
             case CheckpointRefused():
                 self._shards[event.shard].refused += 1
+                lied = self._injector.struck["torn write"] + self._injector.struck["bit flip"]
+                text = f"{event.path} is torn ({event.reason}), but the disk told no lies"
+                require(lied > 0, "torn checkpoint", text)
             case WorkerLeft():
                 self._tally.left(event.worker)
                 if event.reason == "lost":

@@ -99,7 +99,7 @@ class Draw:
         if self.replicas > 2:
             stories += [two_at_once, during_recovery, source_of_copy]
         if isinstance(self.case.recovery.durability, Checkpoint):
-            stories += [bad_disk, torn_by_crash]
+            stories += [bad_disk, torn_by_crash] * 3
         if self.case.recovery.needs_store:
             stories += [store_out]
         return stories

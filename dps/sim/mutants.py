@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 
-from dps.sim.cases import CASES
 from dps.sim.draw import numbered
 from dps.sim.faults import Schedule
 from dps.sim.simulate import Record, simulate
@@ -52,22 +50,23 @@ def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ())
     first
         Schedules that are tried before.
     """
+    for schedule in first:
+        record = _broken_only_by(variant, schedule)
+        if record is not None:
+            return Caught(record, 1)
+    for number in range(budget):
+        schedule = numbered(number)
+        if variant.concerns(schedule.case):
+            record = _broken_only_by(variant, schedule)
+            if record is not None:
+                return Caught(record, number + 1)
+    return None
+
+
+def _broken_only_by(variant: Variant, schedule: Schedule) -> Record | None:
+    """The record of a schedule that breaks a promise with the variant, and none without it."""
     with in_place(variant):
-        for schedule in first:
-            record = simulate(schedule)
-            if record.violation is not None:
-                return Caught(record, 1)
-        for number in count():
-            if number >= budget:
-                return None
-            schedule = numbered(number)
-            if variant.concerns(schedule.case):
-                record = simulate(schedule)
-                if record.violation is not None:
-                    return Caught(record, number + 1)
-    raise AssertionError("a count does not end")
-
-
-def seeds_tried(budget: int) -> int:
-    """How many seeds of each strategy are among so many schedules."""
-    return -(-budget // len(CASES))
+        record = simulate(schedule)
+    if record.violation is None or simulate(schedule).violation is not None:
+        return None
+    return record

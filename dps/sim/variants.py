@@ -10,8 +10,7 @@ from dps.core import consistency, replay
 from dps.core import shard as core_shard
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
-from dps.core.replay import summed
-from dps.core.shard import Progress, ShardState, Step
+from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, TransportError
 from dps.protocol import checkpoint as files
@@ -33,14 +32,12 @@ from dps.protocol.messages import (
     Pull,
     Push,
     Pushed,
-    PutState,
     Replicate,
     TakeMail,
     View,
     Weights,
 )
 from dps.protocol.replica import Replica
-from dps.protocol.rounds import Rounds
 from dps.protocol.saving import Checkpoints
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
@@ -137,18 +134,6 @@ async def _read_uncommitted(self: Replica, worker: str, until: float) -> Weights
     return Weights(self.state.version, self._clock.now(), -1, self.state.values)
 
 
-@instead_of(Commits, "_commit", "acknowledged to the wrong chain", chains)
-async def _commit_in_any_epoch(self: Commits) -> None:
-    """Count an operation as committed when the chain has changed since it was passed on."""
-    state, successor = self._newest, self.successor
-    if successor is not None:
-        await self.pass_on(successor, self.index)
-    else:
-        await self._durability.commit(self.epoch, state)
-    self._set_committed(state)
-    await self._notify()
-
-
 # -- exactly once ----------------------------------------------------------------------------------
 
 
@@ -176,22 +161,6 @@ async def _restore_without_clocks(self: Checkpoints, *args: Any) -> Any:
     state = await _restore(self, *args)
     workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
     return replace(state, workers=workers)
-
-
-@instead_of(Replica, "_must_be_active", "replaced worker acked", any_case)
-def _anybody_is_active(self: Replica, update: UpdateId) -> None:
-    """Take updates of workers that were given up, or ack them as duplicates of later ones."""
-
-
-@instead_of(Rounds, "_apply_summed", "duplicates summed", sums)
-async def _sum_everything(self: Rounds, ready: Sequence[Any]) -> None:
-    """Sum updates that were applied while they were held with others that were not."""
-    operations = [held.operation for held in ready]
-    for op in summed(self._layout, operations):
-        ids = {op.id, *(update for update, _, _ in op.merged)}
-        step = await self._apply(op)
-        for held in (held for held in ready if held.operation.id in ids):
-            self._applied(held, step)
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -229,12 +198,6 @@ async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
             await self._apply_now(op)
     await self._notify()
     return Done()
-
-
-@instead_of(Replica, "replicate", "zombie's operations taken", chains)
-async def _replicate_from_anyone(self: Replica, m: Replicate) -> Done:
-    """Take operations from a head that was replaced."""
-    return await _replicate(self, replace(m, epoch=self.epoch))
 
 
 @instead_of(Tender, "unsettle", "restarted although a replica lives", chains)
@@ -312,19 +275,6 @@ async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
 
 
 # -- the store and mailboxes -----------------------------------------------------------------------
-
-
-@instead_of(StateStore, "_fence", "zombie's state stored", stores)
-def _fence_nobody(self: StateStore, shard: int, epoch: int) -> None:
-    """Let a server that was replaced overwrite the state of the one that replaced it."""
-
-
-@instead_of(StateStore, "put", "older state stored", stores)
-def _put_any_state(self: StateStore, m: PutState) -> Done:
-    """Let a state that was overtaken on the way replace a newer one."""
-    self._fence(m.shard, m.epoch)
-    self._states[m.shard] = (m.epoch, m.state)
-    return Done()
 
 
 @instead_of(StateStore, "get", "store forgets optimizer and table", stores)
@@ -423,18 +373,7 @@ async def _tell_nothing(self: Lane, view: View) -> None:
     """Leave a restored shard with the clocks that it was restored with."""
 
 
-@instead_of(replica, "apply", "newcomers start at zero", gated)
-def _join_at_zero(layout: Any, rule: Any, state: ShardState, op: Operation) -> Step:
-    """Have a newcomer start at clock 0, far behind the others."""
-    step: Step = _apply(layout, rule, state, op)
-    if op.kind != "join" or step.outcome == "duplicate":
-        return step
-    progress: Progress = replace(step.state.workers[op.id.worker], clock=0)
-    workers = {**step.state.workers, op.id.worker: progress}
-    return replace(step, state=replace(step.state, workers=workers))
-
-
-_install, _configure, _replicate = Host._install, Replica.configure, Replica.replicate
+_install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
-_plan, _slack, _apply = replay.plan, consistency.slack, core_shard.apply
+_plan, _slack = replay.plan, consistency.slack
