@@ -155,11 +155,18 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float 
         It waits for something that can never happen.
     """
     loop = VirtualLoop(random, work)
+    loop.set_exception_handler(_only_errors)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
             return runner.run(main())
         finally:
             loop.resume_all()  # so that everything can be cancelled
+
+
+def _only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say nothing of tasks that are forgotten: what a dropped replica was asked has no answer."""
+    if "exception" in context:
+        loop.default_exception_handler(context)
 
 
 def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:
