@@ -35,7 +35,8 @@ class Operation:
         "gradient", or "join", "leave" and "tick", which only change the table of workers' clocks.
         A tick stands for an update that changes nothing on this shard.
     id
-        Identity of the update. A join has seq 0; a leave repeats the worker's last seq.
+        Identity of the update. A join has seq 0, or the worker's last seq where its shard may not
+        know that any more; a leave has seq 0.
     based_on, based_at
         Version, and time in seconds since the Unix epoch, of the weights that the gradient was
         computed from.

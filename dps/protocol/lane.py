@@ -29,6 +29,7 @@ from dps.errors import (
     StaleEpoch,
     TransportError,
 )
+from dps.protocol.cuts import applies
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     Deposit,
@@ -123,7 +124,8 @@ class Lane:
     # -- how far the worker is -------------------------------------------------------------------
 
     def _begin_to_tell(self) -> None:
-        gated = not isinstance(self._group.consistency, ASP)
+        """Where shards go back together, all know the same; what is sent again must not be told."""
+        gated = not isinstance(self._group.consistency, ASP) and not applies(self._group)
         if gated and (self._telling is None or self._telling.done()):
             self._telling = asyncio.create_task(self._tell_forever())
 
