@@ -25,6 +25,7 @@ from dps.events import (
     WorkerLeft,
 )
 from dps.protocol import wire
+from dps.protocol.cuts import applies
 from dps.protocol.messages import Table, View
 from dps.protocol.replica import Replica
 from dps.sim.cases import Case
@@ -122,7 +123,10 @@ class Auditor:
             case Detected():
                 self._given_up(event)
             case CheckpointRefused():
-                self._shards[event.shard].refused += 1
+                # All shards use the cut before, if they go back together.
+                together = applies(self._world.group)
+                for shard in self._shards if together else [self._shards[event.shard]]:
+                    shard.refused += 1
                 lied = self._injector.struck["torn write"] + self._injector.struck["bit flip"]
                 text = f"{event.path} is torn ({event.reason}), but the disk told no lies"
                 require(lied > 0, "torn checkpoint", text)
