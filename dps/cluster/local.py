@@ -253,15 +253,16 @@ def _fork_context(preload: Sequence[str]) -> ForkServerContext:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Have processes that are started meanwhile ignore Ctrl-C: it is the driver's to handle."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Keep Ctrl-C from processes that are started meanwhile: it is the driver's to handle.
+
+    They inherit the mask. One that comes now reaches the driver when this is over: ignored, it
+    would be lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -86,11 +86,10 @@ def test_updates_can_be_summed_before_they_are_replicated(plain: Client, reads: 
     elements, steps, replicated = 20_000, 10, {}
     for aggregate in (1, 2):
         events = Events()
-        recovery = Recovery(Chain(2, reads=reads, aggregate=aggregate, linger=0.5))
+        recovery = Recovery(Chain(2, reads=reads, aggregate=aggregate, linger=5.0))
+        choices: dict[str, Any] = {"recovery": recovery, "consistency": SSP(steps)}  # begin as one
         initial = {"w": np.zeros(elements)}
-        with ParameterServer(
-            plain, initial, optimizer=COUNTING, recovery=recovery, on_event=events
-        ) as ps:
+        with ParameterServer(plain, initial, optimizer=COUNTING, on_event=events, **choices) as ps:
             results(ps.run(partial(count, steps), workers=2))
             assert counts(ps) == [2 * steps]
         sent = {event.pid: event.sent for event in events.of(ResourceSampled)}

@@ -73,7 +73,7 @@ def test_interrupted_and_run_again(tmp_path: Path) -> None:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("are missing: dps run small.yaml")
     assert "Traceback" not in errors
     # The fork server ends by itself, just after the driver that it served.
