@@ -368,11 +368,6 @@ async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
     """Serve a restored shard that waits for nobody whom its state does not know."""
 
 
-@instead_of(Lane, "_tell", "clocks not told after a loss", gated)
-async def _tell_nothing(self: Lane, view: View) -> None:
-    """Leave a restored shard with the clocks that it was restored with."""
-
-
 _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get

@@ -10,12 +10,12 @@ from dps.sim.mutants import VARIANTS, hunt
 BUDGET = 100
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.
 KNOWN = {
-    "clocks not told after a loss": "chain(2), SSP(1):1000089",
-    "lease counted from the reply": "none, BSP:7",
+    "lease counted from the reply": "chain(2), SSP(1):57",
+    "lease not checked again": "worker cache + continue:7",
     "mailbox cleared before apply": "chain(3) + mailbox:22",
     "non-atomic publish": "checkpoint, BSP:59",
     "torn checkpoint accepted": "checkpoint, seconds:16",
-    "workers forgotten after a loss": "checkpoint, all, BSP:7",
+    "workers forgotten after a loss": "checkpoint, all, BSP:29",
 }
 
 
