@@ -75,7 +75,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
             return False
         newest = posixpath.splitext(published[-1])[0]
         chosen = [path for path in published if path.startswith(newest)]
-        path = chosen[int(which * len(chosen))]
+        path = chosen[min(int(which * len(chosen)), len(chosen) - 1)]
         content = bytearray(self.files[path])
         if not content:
             return False
