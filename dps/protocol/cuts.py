@@ -26,7 +26,8 @@ from dps.protocol.router import Router
 from dps.protocol.transport import Clock, Transport
 from dps.protocol.wire import message
 
-# How far each active worker is: its incarnation, and the number of its last update.
+# How far each active worker is: its incarnation, and its clock, which is the number of its last
+# update, or that of the round in which it entered.
 Reach = dict[str, tuple[int, int]]
 
 
@@ -164,7 +165,7 @@ class Cutter:
             # Whoever holds us may be gone.
             self._timer = loop.call_later(m.patience, self._release_soon)
             active = {name: p for name, p in self._state().workers.items() if p.active}
-            return Held({name: (p.incarnation, p.seq) for name, p in active.items()})
+            return Held({name: (p.incarnation, p.clock) for name, p in active.items()})
 
     async def _take(self, m: TakeCut) -> Taken:
         if self._cut != m.cut:
@@ -384,7 +385,7 @@ async def _either(*works: Coroutine[Any, Any, Any]) -> None:
 def _reach(state: ShardState, workers: Reach) -> Reach:
     """How far these workers are, as far as the shard knows them."""
     known = {name: state.workers[name] for name in workers if name in state.workers}
-    return {name: (p.incarnation, p.seq) for name, p in known.items()}
+    return {name: (p.incarnation, p.clock) for name, p in known.items()}
 
 
 def _furthest(reaches: Iterable[Reach]) -> Reach:

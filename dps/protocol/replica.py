@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dps.core.consistency import ASP, BSP, slack
+from dps.core.consistency import BSP, slack
 from dps.core.recovery import Chain
 from dps.core.replay import plan
 from dps.core.shard import ShardState, Step, apply, check_gradient, is_duplicate
@@ -37,7 +37,7 @@ from dps.protocol.messages import (
     Weights,
 )
 from dps.protocol.rebuild import weights
-from dps.protocol.rounds import Rounds, evicted, is_evicted, is_superseded
+from dps.protocol.rounds import Rounds, evicted, is_refused
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # Below this many bytes a step of the update rule is quicker than handing it to a thread.
@@ -123,7 +123,9 @@ class Replica:
         step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
         if step is None:
             return Waiting()
-        target = step.state.index
+        # A cut may need what others send only when this worker has come, so it is not kept waiting
+        # for one. Workers that are present enter again when the shards go back.
+        target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._until(lambda: self._commits.index >= target, until):
             return Waiting()
         self._must_be_head(m.epoch)
@@ -431,13 +433,7 @@ class Replica:
             raise evicted(update)
 
     def _is_refused(self, update: UpdateId) -> bool:
-        """Whether nobody waits for the worker, and it matters.
-
-        One that has been replaced by a later incarnation is always refused: its updates cannot be
-        told from those that are here already, and must not be acked as if they were.
-        """
-        gated = not isinstance(self._group.consistency, ASP)
-        return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))
+        return is_refused(self._group.consistency, self.state, update)
 
 
 def _after(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:

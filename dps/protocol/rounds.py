@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from dps.core.blocks import ShardLayout
+from dps.core.consistency import ASP, Consistency
 from dps.core.replay import summed
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import Operation, UpdateId
@@ -162,6 +163,16 @@ def is_superseded(state: ShardState, update: UpdateId) -> bool:
     """Whether the worker has entered again since, or left in a later incarnation."""
     known = state.workers.get(update.worker)
     return known is not None and known.incarnation > update.incarnation
+
+
+def is_refused(consistency: Consistency, state: ShardState, update: UpdateId) -> bool:
+    """Whether nobody waits for the worker, and it matters.
+
+    One that has been replaced by a later incarnation is always refused: its updates cannot be
+    told from those that are here already, and must not be acked as if they were.
+    """
+    gated = not isinstance(consistency, ASP)
+    return is_superseded(state, update) or (gated and is_evicted(state, update))
 
 
 def evicted(update: UpdateId) -> Evicted:
