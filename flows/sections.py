@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.faults import Fault, Kill, Pause
+from dps.core.faults import AtUpdates, Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
 from flows.complaints import suggest
@@ -385,7 +385,7 @@ class KillSection(Section):
 
     def build(self) -> Fault:
         """Return the fault."""
-        return Kill(self.target, self.at_updates, self.back_after)
+        return Kill(self.target, AtUpdates(self.at_updates), self.back_after)
 
 
 class PauseSection(Section):
@@ -401,7 +401,7 @@ class PauseSection(Section):
 
     def build(self) -> Fault:
         """Return the fault."""
-        return Pause(self.target, self.at_updates, self.seconds)
+        return Pause(self.target, AtUpdates(self.at_updates), self.seconds)
 
 
 FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")]
