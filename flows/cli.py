@@ -152,7 +152,7 @@ def plan(config: Config, settings: Settings = []) -> None:  # noqa: B006
     """Show the trials of an experiment and the nodes they need, without running anything."""
     from flows.config import load_experiment
     from flows.grid import expand
-    from flows.plan import nodes_needed, plan_table, warnings
+    from flows.plan import fault_plans, nodes_needed, plan_table, warnings
     from flows.results import RESULTS, is_recorded
 
     experiment = load_experiment(config, settings)
@@ -161,6 +161,8 @@ def plan(config: Config, settings: Settings = []) -> None:  # noqa: B006
     recorded = [trial for trial in trials if is_recorded(trial, folder)]
     _console().print(plan_table(trials, recorded))
     print(f"\n{len(trials)} trials, {len(trials) - len(recorded)} to run. {nodes_needed(trials)}")
+    for line in fault_plans(trials):
+        print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from flows.config import TrialConfig
+from dps.core.faults import AtUpdates
+from flows.fault_words import FEW, brief, full, late_line
 from flows.grid import Trial
 
 
@@ -19,7 +20,12 @@ def plan_table(trials: Sequence[Trial], recorded: Sequence[Trial]) -> Table:
         table.add_column(Text(heading), justify="right" if heading in ("seed", "nodes") else "left")
     for trial in trials:
         state = "recorded" if trial in recorded else "to run"
-        cells = [trial.name, *trial.labels.values(), str(trial.seed), _faults(trial.config)]
+        cells = [
+            trial.name,
+            *trial.labels.values(),
+            str(trial.seed),
+            brief(trial.config.build_faults()),
+        ]
         table.add_row(*map(Text, [*cells, str(len(trial.config.node_names)), state]))
     return table
 
@@ -36,16 +42,20 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
     """Return what will make trials invalid: faults that come after the end of the training."""
     affected: defaultdict[str, list[str]] = defaultdict(list)
     for trial in trials:
-        updates = trial.config.training.updates
-        for fault in trial.config.late_faults:
-            late = (
-                f"the {fault.kind} of {fault.target} at {fault.at_updates} updates never comes, "
-                f"for the training ends after {updates}"
-            )
+        for fault, end in trial.config.late_faults:
+            late = f"{late_line(fault)}, for {end}"
             affected[late].append(trial.name)
     return [f"{late}; will be marked invalid: {', '.join(n)}" for late, n in affected.items()]
 
 
-def _faults(config: TrialConfig) -> str:
-    told = [f"{fault.kind} {fault.target} at {fault.at_updates}" for fault in config.faults]
-    return ", ".join(told) or "–"
+def fault_plans(trials: Sequence[Trial]) -> list[str]:
+    """Return the faults one by one of those trials whose plan says more than fits in the table."""
+    trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for trial in trials:
+        plan = trial.config.build_faults()
+        if any(not isinstance(fault.when, AtUpdates) for fault in plan) or len(plan) > FEW:
+            trials_of[tuple(full(plan))].append(trial.name)
+    lines = []
+    for told, names in trials_of.items():
+        lines += [f"Faults of {', '.join(names)}:", *(f"  {line}" for line in told)]
+    return lines

@@ -27,6 +27,7 @@ from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
+from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
 from dps.errors import DpsError
 from dps.events import (
@@ -125,7 +126,7 @@ def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | 
         with _server(trial, cluster.client, folder, on_event, path) as ps:
             done = _done(ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
-            injector = Injector(_faults(ps, config), cluster, ps.audit, clock, record)
+            injector = Injector(_faults(ps, config), cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(
@@ -171,10 +172,14 @@ def _done(ps: ParameterServer, config: TrialConfig) -> tuple[int, ...]:
     return tuple(min(t[name].applied if name in t else 0 for t in tables) for name in names)
 
 
-def _faults(ps: ParameterServer, config: TrialConfig) -> tuple[Any, ...]:
+def _faults(ps: ParameterServer, config: TrialConfig) -> FaultPlan:
     """The fault plan, but for what lies before the point from which the trial goes on."""
-    behind = ps.saved.updates if ps.saved is not None else 0
-    return tuple(fault for fault in config.build_faults() if fault.when.updates > behind)
+    plan, saved = config.build_faults(), ps.saved
+    if saved is None:
+        return plan
+    # Only plans of which it is known what is behind go on (see `flows.resume`).
+    moments = ((fault, fault.when) for fault in plan)
+    return tuple(f for f, w in moments if isinstance(w, AtUpdates) and w.updates > saved.updates)
 
 
 def _finished(futures: Sequence[Any], limit: float) -> str | None:

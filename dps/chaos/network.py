@@ -98,7 +98,9 @@ class Interference:
         affected = self._remote.lift(self._number)
         after = self._remote.probe(PROBE_SECONDS)
         verb = "held back" if isinstance(self._condition, Closed) else "delayed"
-        evidence = f"{affected} messages were {verb}; a probe took {_told(after, PROBE_SECONDS)} after"
+        evidence = (
+            f"{affected} messages were {verb}; a probe took {_told(after, PROBE_SECONDS)} after"
+        )
         return Seen(evidence, after is not None and affected > 0)
 
 
