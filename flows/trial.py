@@ -200,7 +200,9 @@ def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
 def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
     """One worker's loop, the same for every strategy: gradient, push and pull, report.
 
-    `shares` says which of its batches each worker computes, in their order.
+    `shares` says which of its batches each worker computes, in their order. What it reports as
+    computing is the gradient and the emulated rest of it; the time until the next gradient is
+    spent waiting for the server, or for other workers.
     """
     workload = _workload(config)
     data = load_dataset(**config.dataset.model_dump(), part="train")
@@ -215,8 +217,9 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
         loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])
         spent = time.perf_counter() - began
         time.sleep(max(0.0, config.training.compute_seconds - spent))
+        computed = time.perf_counter() - began
         params = worker.push_pull(gradients)
-        worker.report(loss=loss)
+        worker.report(loss=loss, compute_seconds=computed)
 
 
 class Scorer:
