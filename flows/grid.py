@@ -1,4 +1,9 @@
-"""Owns the step from an experiment to its trials: their names, labels and digests."""
+"""Owns the step from an experiment to its trials: their names, labels, digests and order.
+
+Trials run in randomised complete blocks, one for each seed: what the machine does meanwhile (it
+gets warm, somebody else has work for it) then falls on all combinations alike, and not on the last
+ones.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.errors import ConfigurationError
@@ -39,7 +44,10 @@ class Trial:
 
 
 def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
-    """Return the trials of an experiment: every combination of the axes with every seed.
+    """Return the trials of an experiment, in the order in which they run.
+
+    They are every combination of the axes with every seed. All trials of a seed come one after the
+    other, in an order of their own that is drawn from `order_seed`.
 
     Raises
     ------
@@ -63,7 +71,19 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
                 f"{count} trials would be named {name!r}; give the values on the axes labels that "
                 f"differ in letters or digits within the first {LONGEST_PART}"
             )
-    return trials
+    return in_blocks(trials, experiment.seeds, experiment.order_seed)
+
+
+def in_blocks(trials: Sequence[Trial], seeds: Sequence[int], order_seed: int) -> tuple[Trial, ...]:
+    """Return trials by seed, and those of one seed in an order that is drawn from `order_seed`."""
+    return tuple(
+        sorted(trials, key=lambda trial: (seeds.index(trial.seed), _lot(trial.name, order_seed)))
+    )
+
+
+def _lot(name: str, order_seed: int) -> bytes:
+    # By a hash and not by shuffling: trials that are added later leave the others in their order.
+    return hashlib.sha256(f"{order_seed}/{name}".encode()).digest()
 
 
 def trial_name(labels: Mapping[str, str], seed: int) -> str:
