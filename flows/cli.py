@@ -173,7 +173,7 @@ def resume(
 def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # noqa: B006
     """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.config import load_experiment
-    from flows.grid import expand
+    from flows.grid import expand, in_blocks
     from flows.plan import (
         confirm_many,
         nodes_needed,
@@ -186,7 +186,7 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     from flows.results import RESULTS
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
-    trials = expand(experiment)
+    trials = in_blocks(experiment, expand(experiment))
     recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
     known = {trial.name for trial in recorded}
     to_run = [trial for trial in trials if trial.name not in known]

@@ -17,7 +17,7 @@ from typing import Protocol
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.attempt import Attempt, prepare, take_back
 from flows.config import ExperimentConfig
-from flows.grid import Trial, expand
+from flows.grid import Trial, expand, in_blocks
 from flows.outcome import Outcome
 from flows.plan import recorded_in
 from flows.prices import load_prices
@@ -83,6 +83,7 @@ def compare(
         The results folder or the tracking store cannot be written.
     """
     trials = expand(experiment)
+    in_order = in_blocks(experiment, trials)
     folder = here / RESULTS / experiment.experiment
     with _exclusive(folder):
         with view:
@@ -93,10 +94,10 @@ def compare(
             digests = _dataset_digests(trials)
             books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
             # What belongs to the experiment is noted when nothing can refuse it any more.
-            write_grid(folder, (trial.name for trial in trials), experiment.order_seed)
+            write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
             for trial in recorded:
                 books.enter(trial, books.read(trial))
-            to_run = _attempts(trials, recorded, folder, view, experiment, runner.parallel)
+            to_run = _attempts(in_order, recorded, folder, view, experiment, runner.parallel)
             for attempt in runner.run(to_run, view):
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)

@@ -44,10 +44,7 @@ class Trial:
 
 
 def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
-    """Return the trials of an experiment, in the order in which they run.
-
-    They are every combination of the axes with every seed. All trials of a seed come one after the
-    other, in an order of their own that is drawn from `order_seed`.
+    """Return the trials of an experiment: every combination of the axes with every seed.
 
     Raises
     ------
@@ -71,14 +68,18 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
                 f"{count} trials would be named {name!r}; give the values on the axes labels that "
                 f"differ in letters or digits within the first {LONGEST_PART}"
             )
-    return in_blocks(trials, experiment.seeds, experiment.order_seed)
+    return trials
 
 
-def in_blocks(trials: Sequence[Trial], seeds: Sequence[int], order_seed: int) -> tuple[Trial, ...]:
-    """Return trials by seed, and those of one seed in an order that is drawn from `order_seed`."""
-    return tuple(
-        sorted(trials, key=lambda trial: (seeds.index(trial.seed), _lot(trial.name, order_seed)))
-    )
+def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return trials in the order in which they run.
+
+    All trials of a seed come one after the other, in an order of their own that is drawn from
+    `order_seed`.
+    """
+    block = {seed: number for number, seed in enumerate(experiment.seeds)}
+    lot = experiment.order_seed
+    return tuple(sorted(trials, key=lambda trial: (block[trial.seed], _lot(trial.name, lot))))
 
 
 def _lot(name: str, order_seed: int) -> bytes:
