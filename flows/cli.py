@@ -176,6 +176,7 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     from flows.grid import expand, in_blocks
     from flows.plan import (
         confirm_many,
+        fault_plans,
         nodes_needed,
         order_told,
         plan_table,
@@ -193,6 +194,8 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     _console().print(plan_table(trials, recorded))
     print(f"\n{len(trials)} trials, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
+    for line in fault_plans(trials):
+        print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)
 

@@ -133,7 +133,7 @@ def _train(
         with _server(trial, cluster.client, folder, on_event, path) as ps:
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
-            injector = Injector(_faults(ps, config), cluster, ps.audit, clock, record)
+            injector = Injector(_faults(ps, config), cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(
