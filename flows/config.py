@@ -32,7 +32,6 @@ from flows.complaints import key_of, sentence, suggest
 from flows.sections import (
     AspSection,
     ConsistencySection,
-    DatasetSection,
     EvaluationSection,
     FaultSection,
     OptimizerSection,
@@ -40,10 +39,10 @@ from flows.sections import (
     Section,
     ServerSection,
     TrainingSection,
-    WorkloadSection,
     refuse,
 )
 from flows.source import Document, Override, parse_override, read_document, set_key
+from flows.workload_sections import DatasetSection, WorkloadSection
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
