@@ -29,11 +29,11 @@ INTRODUCTION = (
     "that share the keys by consistent hashing: SGD at 0.1, 128 examples per worker, gradients "
     "summed, synchronous, 1,152 test images; all go back to the last checkpoint when a server is "
     "lost. Here the same runs on dps with real processes and SIGKILL.",
-    "Otherwise than there: Fashion-MNIST's classes stand in for MNIST's; each worker computes the "
-    "gradients of all keys, not of one server's; the keys of a lost server move as a whole to a "
-    "spare one; and most of a gradient's time is slept, for all processes share two cores. Their relative "
-    "times are those of an iteration with one server and one worker over that of the row, for only "
-    "so do they agree with their samples per second.",
+    "Otherwise than there: Fashion-MNIST's classes stand in for MNIST's; each worker computes "
+    "the gradients of all keys, not of one server's; the keys of a lost server move as a whole "
+    "to a spare one; and most of a gradient's time is slept, for all processes share two cores. "
+    "Their relative times are those of an iteration with one server and one worker over that of "
+    "the row, for only so do they agree with their samples per second.",
 )
 
 
