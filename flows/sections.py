@@ -24,7 +24,6 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS
@@ -69,7 +68,7 @@ class SgdSection(Section):
     """Plain stochastic gradient descent."""
 
     kind: Literal["sgd"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
@@ -80,7 +79,7 @@ class MomentumSection(Section):
     """Gradient descent with heavy-ball momentum."""
 
     kind: Literal["momentum"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 
     def build(self) -> UpdateRule:
@@ -92,7 +91,7 @@ class AdamSection(Section):
     """Adam with bias correction."""
 
     kind: Literal["adam"]
-    learning_rate: PositiveFloat = 0.001
+    learning_rate: NonNegativeFloat = 0.001
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: PositiveFloat = 1e-8
@@ -341,45 +340,11 @@ class RecoverySection(Section):
         )
 
 
-class KillSection(Section):
-    """SIGKILL to the process of a node once all shards have applied `at_updates` updates.
-
-    A fresh node takes its place `back_after` seconds later; null: never.
-    """
-
-    kind: Literal["kill"]
-    target: str
-    at_updates: PositiveInt
-    back_after: NonNegativeFloat | None = 1.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Kill(self.target, self.at_updates, self.back_after)
-
-
-class PauseSection(Section):
-    """SIGSTOP to the process of a node once all shards have applied `at_updates` updates.
-
-    SIGCONT follows `seconds` later: the process then goes on where it was.
-    """
-
-    kind: Literal["pause"]
-    target: str
-    at_updates: PositiveInt
-    seconds: PositiveFloat = 2.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Pause(self.target, self.at_updates, self.seconds)
-
-
-FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")]
-
-
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot."""
+    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest."""
 
     every_seconds: PositiveFloat = 0.25
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class ComparisonSection(Section):
