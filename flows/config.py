@@ -33,7 +33,6 @@ from flows.sections import (
     AspSection,
     ComparisonSection,
     ConsistencySection,
-    DatasetSection,
     EvaluationSection,
     FaultSection,
     OptimizerSection,
@@ -41,10 +40,10 @@ from flows.sections import (
     Section,
     ServerSection,
     TrainingSection,
-    WorkloadSection,
     refuse,
 )
 from flows.source import Document, Override, parse_override, read_document, set_key
+from flows.workload_sections import DatasetSection, WorkloadSection
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

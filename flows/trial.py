@@ -44,7 +44,15 @@ from flows.config import TrialConfig
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
-from flows.workloads import SHAPES, Dataset, Workload, batches, build_workload, load_dataset
+from flows.workloads import (
+    SHAPES,
+    Dataset,
+    Workload,
+    batches,
+    build_workload,
+    load_dataset,
+    with_torch,
+)
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
 PRELOAD = ("dps.cluster.server", "flows.trial")
@@ -80,7 +88,8 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             write(event)
             sink(event)
 
-        record(TrialStarted(clock.now(), trial.name, settings(trial), versions()))
+        used = versions(_needs_torch(trial.config))
+        record(TrialStarted(clock.now(), trial.name, settings(trial), used))
         try:
             failure = _train(trial, folder, record, path)
         except (DpsError, OSError, TimeoutError) as error:
@@ -106,15 +115,17 @@ def settings(trial: Trial) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """The software that the trial ran on."""
-    return {"python": python_version(), **{name: version(name) for name in PACKAGES}}
+def versions(torch: bool = False) -> dict[str, str]:
+    """The software that a trial ran on."""
+    packages = (*PACKAGES, "torch") if torch else PACKAGES
+    return {"python": python_version(), **{name: version(name) for name in packages}}
 
 
 def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    with LocalCluster(_nodes(config), PRELOAD) as cluster:
+    preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
+    with LocalCluster(_nodes(config), preload) as cluster:
         injector: Injector | None = None
 
         def on_event(event: Event) -> None:
@@ -259,6 +270,10 @@ class Scorer:
 def _workload(config: TrialConfig) -> Workload:
     chosen = config.workload.model_dump()
     return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
+
+
+def _needs_torch(config: TrialConfig) -> bool:
+    return config.workload.kind in with_torch.KINDS
 
 
 def _nodes(config: TrialConfig) -> list[NodeSpec]:
