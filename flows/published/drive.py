@@ -32,12 +32,12 @@ from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.trial import versions
+from flows.trial import PRELOAD, versions
+from flows.workloads import with_torch
 
 PROOF_SECONDS = 5.0
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.01
-PRELOAD = ("flows.published.nodes",)
 CHAIN = ("server-0", "replica-0-1", "replica-0-2")
 
 
@@ -51,11 +51,13 @@ def run_published(trial: PublishedTrial, folder: Path, sink: Sink) -> None:
             write(event)
             sink(event)
 
-        record(TrialStarted(clock.now(), trial.name, trial.settings(), versions()))
+        torch = trial.config.workload.kind in with_torch.KINDS
+        record(TrialStarted(clock.now(), trial.name, trial.settings(), versions(torch)))
         status, reason = "valid", ""
         try:
+            preload = (*PRELOAD, "flows.published.nodes", *(with_torch.PRELOAD if torch else ()))
             specs = [NodeSpec(name, name) for name in _names(trial)]
-            with LocalCluster(specs, PRELOAD) as cluster:
+            with LocalCluster(specs, preload) as cluster:
                 reason = _Run(trial, cluster, record).run()
                 status = "invalid" if reason else "valid"
         except (DpsError, OSError, TimeoutError) as error:

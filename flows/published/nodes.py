@@ -148,7 +148,7 @@ class Trainer(Member):
     def step(self, state: State, gradients: Sequence[Gradient], rate: float) -> State:
         """Return the state after one step with the sum of the gradients."""
         weights = {
-            name: old - rate * np.sum([g.values[name] for g in gradients], axis=0, dtype=old.dtype)
+            name: old - np.asarray(rate * sum(g.values[name] for g in gradients), old.dtype)
             for name, old in state.weights.items()
         }
         after, now = State(weights, state.version + len(gradients)), self.clock.now()
@@ -341,8 +341,8 @@ def acked(now: float, number: int, version: int, outcome: str) -> Acked:
 
 
 def warm_up(config: PublishedConfig) -> None:
-    """Load what gradients need, before the clock starts."""
-    _data(config, "train")
+    """Load what gradients need and compute one, before the clock starts."""
+    _gradient(config, 0, 0, State(initial(config, 0), 0))
 
 
 def initial(config: PublishedConfig, seed: int, kill: int = 0) -> Arrays:

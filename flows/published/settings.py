@@ -17,8 +17,9 @@ from dps.errors import ConfigurationError
 from flows.complaints import key_of, sentence
 from flows.config import SAFE_NAME
 from flows.grid import DIGEST_LENGTH
-from flows.sections import DatasetSection, Section, WorkloadSection, refuse
+from flows.sections import Section, refuse
 from flows.source import read_document
+from flows.workload_sections import DatasetSection, WorkloadSection
 
 # The configurations of the paper, and the mechanics of each. With one worker, as in every published
 # run, the synchronous and the asynchronous one of a pair are one algorithm: they share out the seeds.
