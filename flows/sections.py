@@ -24,7 +24,6 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS
@@ -339,41 +338,6 @@ class RecoverySection(Section):
         return dps_recovery.Recovery(
             self.durability.build(), self.outage.build(), self.replay.build()
         )
-
-
-class KillSection(Section):
-    """SIGKILL to the process of a node once all shards have applied `at_updates` updates.
-
-    A fresh node takes its place `back_after` seconds later; null: never.
-    """
-
-    kind: Literal["kill"]
-    target: str
-    at_updates: PositiveInt
-    back_after: NonNegativeFloat | None = 1.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Kill(self.target, self.at_updates, self.back_after)
-
-
-class PauseSection(Section):
-    """SIGSTOP to the process of a node once all shards have applied `at_updates` updates.
-
-    SIGCONT follows `seconds` later: the process then goes on where it was.
-    """
-
-    kind: Literal["pause"]
-    target: str
-    at_updates: PositiveInt
-    seconds: PositiveFloat = 2.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Pause(self.target, self.at_updates, self.seconds)
-
-
-FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")]
 
 
 class EvaluationSection(Section):

@@ -185,7 +185,7 @@ def _done(ps: ParameterServer, config: TrialConfig) -> tuple[int, ...]:
 def _faults(ps: ParameterServer, config: TrialConfig) -> tuple[Any, ...]:
     """The fault plan, but for what lies before the point from which the trial goes on."""
     behind = ps.saved.updates if ps.saved is not None else 0
-    return tuple(fault for fault in config.build_faults() if fault.at_updates > behind)
+    return tuple(fault for fault in config.build_faults() if fault.when.updates > behind)
 
 
 def _finished(futures: Sequence[Any], limit: float) -> str | None:

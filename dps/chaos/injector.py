@@ -15,7 +15,7 @@ from types import TracebackType
 from dps.chaos.strike import Nodes, Striker
 from dps.cluster.local import NodeSpec
 from dps.cluster.roles import resource_of
-from dps.core.faults import Fault, FaultPlan, Kill, Pause
+from dps.core.faults import AtUpdates, Fault, FaultPlan, Kill, Pause, told
 from dps.events import CapacityRestored, Event, NodeJoined, Sink
 from dps.protocol.messages import AuditReply
 from dps.protocol.transport import Clock
@@ -52,7 +52,7 @@ class Injector:
         clock: Clock,
         emit: Sink,
     ) -> None:
-        self._plan = sorted(enumerate(plan), key=lambda numbered: numbered[1].at_updates)
+        self._plan = sorted(enumerate(plan), key=lambda numbered: _updates(numbered[1]))
         self._nodes = nodes
         self._striker = Striker(nodes, clock, emit)
         self._audit = audit
@@ -95,19 +95,19 @@ class Injector:
         try:
             while left:
                 number, fault = left[0]
-                if self._reached(fault.at_updates):
+                if self._reached(_updates(fault)):
                     self._strike(number, fault)
                 elif not self._interrupted:
                     self._striker.miss(
                         number,
-                        fault.target,
+                        told(fault.target),
                         f"the training ended at {self._updates} updates, "
-                        f"before the fault at {fault.at_updates}",
+                        f"before the fault at {_updates(fault)}",
                     )
                 left.popleft()
         finally:
             for number, fault in left:
-                self._striker.miss(number, fault.target, "the injector failed")
+                self._striker.miss(number, told(fault.target), "the injector failed")
 
     def _reached(self, updates: int) -> bool:
         """Wait until the shards have applied so many updates; False if the training ends first."""
@@ -132,11 +132,11 @@ class Injector:
 
     def _strike(self, number: int, fault: Fault) -> None:
         match fault:
-            case Kill(target, back_after=back_after):
+            case Kill(str(target), back_after=back_after):
                 struck = self._striker.kill(number, target, self._updates)
                 if struck and back_after is not None:
                     self._later(back_after, self._bring_back, number, target)
-            case Pause(target, seconds=seconds):
+            case Pause(str(target), seconds=seconds):
                 if self._striker.pause(number, target, self._updates):
                     self._paused[number] = target
                     self._later(seconds, self._resume, number)
@@ -153,3 +153,8 @@ class Injector:
 
     def _resume(self, number: int) -> None:
         self._striker.resume(number, self._paused.pop(number))
+
+
+def _updates(fault: Fault) -> int:
+    assert isinstance(fault.when, AtUpdates)
+    return fault.when.updates
