@@ -248,8 +248,9 @@ def load_experiment(path_or_name: str, overrides: Sequence[str] = ()) -> Experim
 
 def packaged_names() -> list[str]:
     """Return the names of the configurations that come with the package."""
-    entries = files("flows.configs").iterdir()
-    return sorted(e.name.removesuffix(".yaml") for e in entries if e.name.endswith(".yaml"))
+    root = Path(str(files("flows.configs")))
+    found = root.rglob("*.yaml")
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
 # -- parts -------------------------------------------------------------------------------------

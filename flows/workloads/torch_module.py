@@ -78,7 +78,7 @@ class TorchWorkload:
         with _seeded(batch_seed(x, y)), _one_thread():
             loss = self.loss(self._scores(leaves, x, training=True), torch.tensor(y))
             found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return float(loss), dict(zip(leaves, map(_fresh_array, found), strict=True))
+        return loss.item(), dict(zip(leaves, map(_fresh_array, found), strict=True))
 
     def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""

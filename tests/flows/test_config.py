@@ -192,7 +192,7 @@ def test_packaged_configurations_load_from_anywhere(
     monkeypatch.chdir(tmp_path)
     assert {"demo", "fashion"} <= set(packaged_names())
     for name in packaged_names():
-        assert load_experiment(name).experiment == name
+        assert load_experiment(name).experiment == name.replace("/", "-")
 
 
 def test_demo_is_four_strategies_with_and_without_a_kill() -> None:
