@@ -72,12 +72,13 @@ class Disturber:
             return self._miss(number, node, _told(error))
         evidence, effective = seen
         self._emit(Disturbed(began, number, kind_of(fault), node, updates, evidence, effective))
+        if not effective:
+            if effect is not None:
+                self._end(number, node, effect)
+            return self._miss(number, node, f"no effect was seen: {evidence}")
         if effect is not None:
             with self._lock:
                 self._current.setdefault(number, []).append((node, effect))
-        if not effective:
-            self.end(number)
-            return self._miss(number, node, f"no effect was seen: {evidence}")
         return True
 
     def end(self, number: int) -> None:
@@ -85,18 +86,20 @@ class Disturber:
         with self._lock:
             current = self._current.pop(number, [])
         for node, effect in current:
-            seen = self._ended(node, effect)
-            self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
-            if not seen.effective:
-                self._miss(number, node, seen.evidence)
+            evidence, effective = self._end(number, node, effect)
+            if not effective:
+                self._miss(number, node, evidence)
 
-    def _ended(self, node: str, effect: Effect) -> Seen:
+    def _end(self, number: int, node: str, effect: Effect) -> Seen:
         try:
-            return effect.end()
+            seen = effect.end()
         except (LookupError, OSError, DpsError) as error:
             if is_gone(self._cluster.pids[node], 0.0):
-                return Seen("its process has ended meanwhile", True)
-            return Seen(f"it could not be taken back: {_told(error)}", False)
+                seen = Seen("its process has ended meanwhile", True)
+            else:
+                seen = Seen(f"it could not be taken back: {_told(error)}", False)
+        self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
+        return seen
 
     def _effect(self, number: int, fault: Lasting, node: str) -> Effect:
         match fault:

@@ -97,8 +97,9 @@ class Interference:
         """End the condition, and see that a probe passes again."""
         affected = self._remote.lift(self._number)
         after = self._remote.probe(PROBE_SECONDS)
-        verb = "held back" if isinstance(self._condition, Closed) else "delayed"
-        evidence = f"{affected} messages were {verb}; a probe took {_told(after, PROBE_SECONDS)} after"
+        done = "held back" if isinstance(self._condition, Closed) else "delayed"
+        took = _told(after, PROBE_SECONDS)
+        evidence = f"{affected} messages were {done}; a probe took {took} after"
         return Seen(evidence, after is not None and affected > 0)
 
 

@@ -53,7 +53,7 @@ class Slowdown:
         """Take turns from now on, in a thread, and see for how much of the time it is stopped."""
         if is_gone(self._pid, 0.0):
             raise ProcessLookupError("there is no such process")
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self._cpu = self._cpu_seconds()
         self._thread.start()
         self._over.wait(self._proof_span)
@@ -91,14 +91,15 @@ class Slowdown:
             seen = seen and is_stopped(self._pid, 0.0)
         finally:
             self._nodes.resume(self._node)
-        spent = time.monotonic() - began
+        self._looked = time.monotonic()
+        spent = self._looked - began
         if seen:
             self._stopped += spent
             self._turns += 1
         return spent
 
     def _seen(self) -> Seen:
-        elapsed = time.monotonic() - self._began
+        elapsed = max(self._looked - self._began, SHORTEST_RUN)  # until the end of the last turn
         share = self._stopped / elapsed
         slower = 1 / max(1 - share, 1e-3)
         used = max(0.0, self._cpu_seconds() - self._cpu) / elapsed
