@@ -9,7 +9,7 @@ from flows.sections import refuse
 
 def labelled(key: str, values: Any) -> Any:
     """Return the values of an axis by label."""
-    if key.split(".")[0] in ("experiment", "axes", "seed", "seeds"):
+    if key.split(".")[0] in ("experiment", "axes", "seed", "seeds", "comparison"):
         refuse("cannot be an axis; give seeds as 'seeds: [0, 1]'", key=key)
     if not isinstance(values, list | tuple | dict) or not values:
         refuse("expected a list of values, or labels with values; at least one", key=key)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dps.errors import ConfigurationError, StoreUnavailable
+from flows.comparisons import write_comparison
 from flows.config import ExperimentConfig
 from flows.grid import Trial, expand
 from flows.outcome import Outcome
@@ -77,6 +78,7 @@ def compare(
     folder = here / RESULTS / experiment.experiment
     with _exclusive(folder):
         write_grid(folder, (trial.name for trial in trials))
+        write_comparison(folder, experiment.comparison)
         recorded = [trial for trial in trials if is_recorded(trial, folder)]
         finished: list[Finished] = []
         with view:

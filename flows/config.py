@@ -31,6 +31,7 @@ from flows.axes import labelled
 from flows.complaints import key_of, sentence, suggest
 from flows.sections import (
     AspSection,
+    ComparisonSection,
     ConsistencySection,
     DatasetSection,
     EvaluationSection,
@@ -139,6 +140,7 @@ class ExperimentConfig(_Settings):
 
     axes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = (0,)
+    comparison: ComparisonSection = ComparisonSection()
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -156,6 +158,16 @@ class ExperimentConfig(_Settings):
             refuse(f"a seed is given twice in {list(seeds)}; keep one of them")
         return seeds
 
+    @model_validator(mode="after")
+    def _baseline_is_a_strategy(self) -> ExperimentConfig:
+        axis = "recovery" if "recovery" in self.axes else next(iter(self.axes), None)
+        strategies = [self.experiment] if axis is None else list(self.axes[axis])
+        baseline = self.comparison.baseline
+        if baseline is not None and baseline not in strategies:
+            reason = f"there is no strategy {baseline!r}; {suggest(baseline, strategies)}"
+            refuse(reason, key="comparison.baseline")
+        return self
+
     def trial_configs(self) -> Iterator[tuple[dict[str, str], TrialConfig]]:
         """Yield the labels on the axes and the configuration of every trial.
 
@@ -164,7 +176,7 @@ class ExperimentConfig(_Settings):
         InvalidCombination
             An axis over something that is no key, or values that cannot work.
         """
-        base = self.model_dump(exclude_unset=True, exclude={"axes", "seeds"})
+        base = self.model_dump(exclude_unset=True, exclude={"axes", "seeds", "comparison"})
         for chosen in product(*(values.items() for values in self.axes.values())):
             labels = dict(zip(self.axes, (label for label, _ in chosen), strict=True))
             values = dict(zip(self.axes, (value for _, value in chosen), strict=True))

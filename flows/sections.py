@@ -27,6 +27,7 @@ from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
+from flows.columns import COLUMNS
 from flows.complaints import suggest
 
 
@@ -411,6 +412,48 @@ class EvaluationSection(Section):
     """How often the evaluator scores a snapshot."""
 
     every_seconds: PositiveFloat = 0.25
+
+
+class ComparisonSection(Section):
+    """What strategies are compared by: with which one, in which figures of `flows.columns`.
+
+    `baseline` is a strategy's label; null takes `none` if there is one, else the first. `resolve`
+    names differences worth finding: the repeats needed are those for them instead of for the
+    difference that was seen.
+    """
+
+    baseline: str | None = None
+    metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
+        "accuracy_final",
+        "accuracy_drop",
+        "rto_seconds",
+        "updates_lost",
+        "updates_per_second",
+        "cost_usd",
+    )
+    resolve: dict[str, PositiveFloat] = Field(default_factory=dict)
+
+    @field_validator("metrics")
+    @classmethod
+    def _can_be_compared(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for index, key in enumerate(metrics):
+            _require_comparable(key)
+            if key in metrics[:index]:
+                refuse(f"{key!r} is given twice; keep one of them")
+        return metrics
+
+    @field_validator("resolve")
+    @classmethod
+    def _can_be_resolved(cls, resolve: dict[str, float]) -> dict[str, float]:
+        for key in resolve:
+            _require_comparable(key)
+        return resolve
+
+
+def _require_comparable(key: str) -> None:
+    comparable = [column.key for column in COLUMNS if column.better]
+    if key not in comparable:
+        refuse(f"{key!r} is no figure of which more or less is better; {suggest(key, comparable)}")
 
 
 def _preset_axes(name: Any) -> dict[str, dict[str, str]]:
