@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.events import EvaluationMissed, Killed, ResourceSampled
+from dps.events import EvaluationMissed, Killed, ResourceSampled, TrainingStarted
 from flows.figures import bands
 from flows.figures.bands import Band, Curve, band
 from flows.figures.drawing import Drawing, Table
 from flows.figures.style import legend_above, panel, percent_axis, strategy_keys
 from flows.figures.subject import Subject, Trial, end, start, whole
+from flows.lineage import applied_rows
 from flows.outcome import evaluations
 from flows.record import Record
 from flows.series import series
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Points = list[tuple[float, float]]
 
 SECONDS = "seconds since training started"
-GRADIENTS = "gradients applied, undone ones included"
+GRADIENTS = "gradients pushed"
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,7 @@ def _draw(axes: Axes, subject: Subject, each: Sequence[Curve], joined: Band | No
         axes.fill_between(
             joined.x, joined.low, joined.high, color=look.colour, alpha=0.16, linewidth=0
         )
-        axes.plot(
-            joined.x, joined.mean, color=look.colour, linewidth=1.8, linestyle=look.dashes
-        )
+        axes.plot(joined.x, joined.mean, color=look.colour, linewidth=1.8, linestyle=look.dashes)
 
 
 def outage_bars(axes: Axes, subject: Subject, shown: Sequence[Trial]) -> None:
@@ -147,9 +146,7 @@ def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> s
     return note
 
 
-def _table(
-    measure: Measure, drawn: Sequence[Curve], joined: dict[str, Band | None]
-) -> Table:
+def _table(measure: Measure, drawn: Sequence[Curve], joined: dict[str, Band | None]) -> Table:
     rows: list[tuple[Any, ...]] = []
     for name, found in joined.items():
         if found is not None:
@@ -189,8 +186,11 @@ def _loss_by_gradients(record: Record) -> Points:
 
 
 def _gradients(record: Record) -> Points:
-    steps, origin = Steps(record), start(record)
-    return [(0.0, steps.at(origin)), *((t - origin, steps.at(t)) for t in steps.moments)]
+    started = record.of(TrainingStarted)
+    shards = started[0].shards if started else 1
+    origin = start(record)
+    times = sorted(row.t - origin for row in applied_rows(record) if row.head)
+    return [(0.0, 0.0), *((t, number / shards) for number, t in enumerate(times, 1))]
 
 
 def _staleness(record: Record) -> Points:
@@ -232,8 +232,8 @@ ACCURACY_BY_TIME = Measure(
 ACCURACY_BY_GRADIENTS = Measure(
     "accuracy-gradients",
     "Accuracy against gradients",
-    "Gradients are counted when a shard applies them (mean over shards), so this leaves out how "
-    "fast they came.",
+    "Counted when a worker knows them to be safe, lost ones included: this leaves out how fast "
+    "they came.",
     GRADIENTS,
     "test accuracy",
     _accuracy_by_gradients,
@@ -252,8 +252,8 @@ LOSS_BY_GRADIENTS = Measure(
 GRADIENTS_BY_TIME = Measure(
     "gradients-time",
     "Gradients processed",
-    "Applied by the shards, mean over shards. What was buffered in an outage is counted when it "
-    "is applied.",
+    "Applied by the shards, mean over shards, ones that were lost later included. What was "
+    "buffered in an outage is counted when it is applied.",
     SECONDS,
     "gradients applied",
     _gradients,

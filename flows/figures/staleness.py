@@ -31,13 +31,22 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
     if not rows:
         return None
     figure, axes = panel(height=0.95 + 0.23 * max(4, len(rows)))
-    shown = [np.percentile(values, list(SHARES.values()), method="inverted_cdf") for *_, values in rows]
+    shown = [
+        np.percentile(values, list(SHARES.values()), method="inverted_cdf") for *_, values in rows
+    ]
     for place, ((name, _, _), (low, first, median, third, p99, most)) in enumerate(
         zip(rows, shown, strict=True)
     ):
         colour = subject.looks[name].colour
         axes.plot([low, p99], [place] * 2, color=colour, linewidth=1.2)
-        axes.plot([first, third], [place] * 2, color=colour, linewidth=5, solid_capstyle="butt", alpha=0.45)
+        axes.plot(
+            [first, third],
+            [place] * 2,
+            color=colour,
+            linewidth=5,
+            solid_capstyle="butt",
+            alpha=0.45,
+        )
         axes.plot(median, place, "|", color=colour, markersize=10, markeredgewidth=2)
         axes.plot(most, place, "o", color=colour, markersize=4.5, fillstyle="none")
     colours = [subject.looks[name].colour for name, _, _ in rows]
@@ -53,7 +62,9 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
     legend_above(axes, keys)
     return Drawing(
         subject.name("staleness", condition),
-        f"Staleness of applied gradients, {condition}" if condition else "Staleness of applied gradients",
+        f"Staleness of applied gradients, {condition}"
+        if condition
+        else "Staleness of applied gradients",
         _note(subject.faulty(condition)),
         figure,
         Table(("strategy", "phase", "updates", *SHARES), tuple(_table(rows, shown))),

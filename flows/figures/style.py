@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 INK, MUTED, GRID, REFERENCE = "#1c2127", "#5d6773", "#e3e7ec", "#a9b2bd"
+BAD = "#c0362c"
 STRATEGY_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#b4558d", "#c78a00", "#3a94cf", "#7a6a53")
 STRATEGY_MARKERS = ("X", "s", "o", "D", "^", "v", "P")
 STRATEGY_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
@@ -30,6 +31,7 @@ CSS_COLOURS = {
     MUTED: "muted",
     GRID: "grid",
     REFERENCE: "reference",
+    BAD: "bad",
     **{colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
     **{colour: f"part-{i}" for i, colour in enumerate(PART_COLOURS)},
 }
@@ -96,8 +98,8 @@ def panel(height: float = HEIGHT) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH, height))
-        return figure, figure.add_subplot()
+        figure = Figure(figsize=(WIDTH, height), facecolor="none")
+        return figure, figure.add_subplot(facecolor="none")
 
 
 def percent_axis(axes: Axes, label: str, lowest: float = 0.0) -> None:
@@ -175,11 +177,14 @@ def _line(colour: str, marker: str, dashes: Any) -> Line2D:
 def to_svg(figure: Figure, name: str) -> str:
     """Return a figure as SVG, text as text; `name` keeps its ids apart from other figures'."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return out.getvalue()
+        # As `savefig` does, but without its first drawing, which is for other kinds of layout.
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+    # Hundredths of a point are finer than any screen, and half of the file.
+    return re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
 
 
 def to_png(figure: Figure) -> bytes:

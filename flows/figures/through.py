@@ -6,11 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-
 from flows import words
 from flows.figures.curves import accuracy_points
 from flows.figures.drawing import Drawing, Table
-from flows.figures.style import INK, REFERENCE, Look, legend_above, line_key, panel, patch_key, percent_axis
+from flows.figures.style import (
+    INK,
+    REFERENCE,
+    Look,
+    legend_above,
+    line_key,
+    panel,
+    patch_key,
+    percent_axis,
+)
 from flows.figures.subject import Subject, Trial, end, start, whole
 from flows.outcome import evaluations
 from flows.summary import Group

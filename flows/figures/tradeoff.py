@@ -1,4 +1,4 @@
-"""Owns cost against accuracy: every trial, each strategy's mean, and the front that nobody beats."""
+"""Owns cost against accuracy: every trial, each strategy's mean, and the front of the best."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
 
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     names = [group.strategy for group in groups]
-    keys = [key._replace(handle=_marker_only(key.handle)) for key in strategy_keys(names, subject.looks)]
+    keys = [
+        key._replace(handle=_marker_only(key.handle)) for key in strategy_keys(names, subject.looks)
+    ]
     if len(best) > 1:
         keys.append(line_key("not beaten in both", REFERENCE))
     legend_above(axes, keys)
