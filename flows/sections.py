@@ -101,7 +101,7 @@ class SgdSection(Section):
     """Plain stochastic gradient descent."""
 
     kind: Literal["sgd"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
@@ -112,7 +112,7 @@ class MomentumSection(Section):
     """Gradient descent with heavy-ball momentum."""
 
     kind: Literal["momentum"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 
     def build(self) -> UpdateRule:
@@ -124,7 +124,7 @@ class AdamSection(Section):
     """Adam with bias correction."""
 
     kind: Literal["adam"]
-    learning_rate: PositiveFloat = 0.001
+    learning_rate: NonNegativeFloat = 0.001
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: PositiveFloat = 1e-8
@@ -409,9 +409,10 @@ FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")
 
 
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot."""
+    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest."""
 
     every_seconds: PositiveFloat = 0.25
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class ComparisonSection(Section):

@@ -212,6 +212,9 @@ def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
 def train(config: TrialConfig, done: Sequence[int], worker: Worker) -> None:
     """One worker's loop, the same for every strategy: gradient, push and pull, report.
 
+    What it reports as computing is the gradient and the emulated rest of it; the time until the
+    next gradient is spent waiting for the server, or for other workers.
+
     `done` is how many gradients of each worker an interrupted part of the trial has applied.
     """
     workload = _workload(config)
@@ -227,8 +230,9 @@ def train(config: TrialConfig, done: Sequence[int], worker: Worker) -> None:
         loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])
         spent = time.perf_counter() - began
         time.sleep(max(0.0, config.training.compute_seconds - spent))
+        computed = time.perf_counter() - began
         params = worker.push_pull(gradients)
-        worker.report(loss=loss)
+        worker.report(loss=loss, compute_seconds=computed)
 
 
 def _share(config: TrialConfig, index: int) -> int:

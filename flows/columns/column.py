@@ -52,8 +52,10 @@ def _number(value: float, unit: Unit) -> str:
         return "0"
     if unit in ("%", "points"):
         return f"{100 * value:.1f}"
-    if unit in ("count", ""):
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+    if unit in ("count", "") and value == int(value):
+        return f"{value:,.0f}"
+    if unit == "count":
+        return f"{value:,.1f}"
     if unit == "MB":
         return _three_digits(value / 1e6)
     if unit == "USD":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from flows.columns.column import Column
+from collections.abc import Iterator
+
+from flows.columns.column import Column, Unit
+from flows.staleness import Period
 
 UPDATES = (
     Column(
@@ -55,7 +58,8 @@ UPDATES = (
         "updates_dropped",
         "dropped",
         "count",
-        "Buffered updates that the replay policy left out.",
+        "Updates that were given up: buffered ones that the replay policy left out, and those that "
+        "a shard refused as too stale.",
         "updates/dropped",
         better="lower",
     ),
@@ -89,6 +93,14 @@ UPDATES = (
         "updates/audit_mismatches",
     ),
     Column(
+        "updates_lost_per_fault",
+        "lost by a fault",
+        "count",
+        "The most acked updates that one fault lost, on all shards together (RPO).",
+        "recovery/rpo_updates",
+        better="lower",
+    ),
+    Column(
         "updates_unrecorded",
         "unrecorded",
         "count",
@@ -98,41 +110,46 @@ UPDATES = (
     ),
 )
 
-STALENESS = (
-    Column(
-        "staleness_median",
-        "staleness, median",
-        "count",
-        "Version of the shard when a gradient is applied minus the version it was computed from; "
-        "median over all applications by heads of shards (nearest rank).",
-        "final/staleness_median",
-        better="lower",
-    ),
-    Column(
-        "staleness_p99",
-        "p99",
-        "count",
-        "99th percentile of staleness (nearest rank).",
-        "final/staleness_p99",
-        better="lower",
-    ),
-    Column(
-        "staleness_max",
-        "max",
-        "count",
-        "Largest staleness.",
-        "final/staleness_max",
-        better="lower",
-    ),
-    Column(
-        "staleness_p99_seconds",
-        "p99",
-        "s",
-        "99th percentile of the age of the weights that a gradient was computed from.",
-        "final/staleness_p99_seconds",
-        better="lower",
-    ),
+_WHEN: dict[Period | None, str] = {
+    None: "",
+    "before": " before the first fault",
+    "during": " during a fault: applied after it began, from weights read before the shard served "
+    "again; replayed updates are among them",
+    "after": " after the faults",
+}
+
+
+def _staleness() -> Iterator[Column]:
+    for period, when in _WHEN.items():
+        prefix = f"{period}_" if period else ""
+        metric = f"fault/staleness_{prefix}" if period else "final/staleness_"
+        for name, label, unit, definition in _FIGURES:
+            yield Column(
+                f"staleness_{prefix}{name}",
+                f"{label}, {period}" if period else label,
+                unit,
+                f"{definition}{when}.",
+                f"{metric}{name}",
+                better="lower",
+            )
+
+
+_VERSIONS = (
+    "Version of the shard when a gradient is applied minus the version it was computed from; {} of "
+    "the applications by heads of shards (nearest rank)"
 )
+_SECONDS = (
+    "Age of the weights that a gradient was computed from when it is applied; {} of the "
+    "applications by heads of shards (nearest rank)"
+)
+_FIGURES: tuple[tuple[str, str, Unit, str], ...] = (
+    ("median", "staleness, median", "count", _VERSIONS.format("median")),
+    ("p99", "p99", "count", _VERSIONS.format("99th percentile")),
+    ("max", "max", "count", _VERSIONS.format("largest")),
+    ("median_seconds", "median", "s", _SECONDS.format("median")),
+    ("p99_seconds", "p99", "s", _SECONDS.format("99th percentile")),
+)
+STALENESS = tuple(_staleness())
 
 SPEED = (
     Column(
@@ -158,5 +175,23 @@ SPEED = (
         "Gradients divided by the time of the training.",
         "final/updates_per_second",
         better="higher",
+    ),
+    Column(
+        "goodput",
+        "goodput",
+        "per second",
+        "Gradients in the final state, mean over the shards, divided by the time of the training.",
+        "final/goodput",
+        better="higher",
+    ),
+    Column(
+        "idle_share",
+        "workers idle",
+        "%",
+        "Share of the workers' time, from first to last report, in which they did not compute a "
+        "gradient (the emulated part counts as computing): they waited for the server or for each "
+        "other.",
+        "final/idle_share",
+        better="lower",
     ),
 )
