@@ -60,8 +60,13 @@ def trial_folder(trial: Trial, path: str, here: Path) -> Path:
 
 def keep_record(folder: Path) -> None:
     """Put the record of the interrupted part aside; what follows is recorded anew."""
-    if (folder / EVENTS_FILE).exists():
-        (folder / EVENTS_FILE).rename(folder / BEFORE)
+    if not (folder / EVENTS_FILE).exists():
+        return
+    kept, number = folder / BEFORE, 1
+    while kept.exists():  # it was interrupted more than once
+        number += 1
+        kept = folder / f"{Path(BEFORE).stem}-{number}.jsonl"
+    (folder / EVENTS_FILE).rename(kept)
 
 
 def interrupted(trial: Trial, folder: Path) -> str | None:

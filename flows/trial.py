@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from platform import python_version
-from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -41,18 +39,34 @@ from dps.events import (
     TrialStarted,
 )
 from dps.protocol.group import Timings
+from flows.attempt import settings, versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
-from flows.workloads import SHAPES, Dataset, Workload, batches, build_workload, load_dataset
+from flows.workloads import (
+    SHAPES,
+    Dataset,
+    Workload,
+    batches,
+    build_workload,
+    load_dataset,
+    with_torch,
+)
 
-PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
+TRACEBACK_FILE = "traceback.txt"
 PRELOAD = ("dps.cluster.server", "flows.trial")
 
 
-def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -> None:
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    sink: Sink,
+    path: str | None = None,
+    circumstances: Mapping[str, int] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> None:
     """Run one trial and record it in `folder`.
 
     Parameters
@@ -65,11 +79,16 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
         Is called with every event as well, from another thread.
     path
         Checkpoints of this trial to go on from; None: from its start.
+    circumstances
+        How it is run, as far as its figures do not depend on it: see `flows.attempt.Attempt`.
+    tell
+        Is told what may interest who watches the trial, such as the address of Dask's dashboard.
 
     Notes
     -----
     The record ends with `TrialEnded` in any case, but for an interruption (`KeyboardInterrupt`):
-    then it just stops, and the processes are ended before the interruption goes on.
+    then it just stops, and the processes are ended before the interruption goes on. What nobody
+    foresaw fails the trial as well, and leaves its traceback beside the record.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
@@ -82,11 +101,15 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             write(event)
             sink(event)
 
-        record(TrialStarted(clock.now(), trial.name, settings(trial), versions()))
+        told = settings(trial, circumstances or {})
+        record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
-            failure = _train(trial, folder, record, path)
-        except (DpsError, OSError, TimeoutError) as error:
+            failure = _train(trial, folder, record, path, tell)
+        except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = f"{type(error).__name__}: {error}"
+            if not isinstance(error, DpsError | OSError):
+                (folder / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+                failure += f" (unforeseen; see {TRACEBACK_FILE} beside the record)"
         if failure is not None:
             record(TrialEnded(clock.now(), "failed", failure))
         elif missed:
@@ -96,27 +119,19 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             record(TrialEnded(clock.now(), "valid", ""))
 
 
-def settings(trial: Trial) -> dict[str, Any]:
-    """Everything that the trial depends on, for its record."""
-    return {
-        "trial": trial.name,
-        "experiment": trial.experiment,
-        "labels": trial.labels,
-        "seed": trial.seed,
-        "digest": trial.digest,
-        "config": trial.config.model_dump(mode="json"),
-    }
-
-
-def versions() -> dict[str, str]:
-    """The software that the trial ran on."""
-    return {"python": python_version(), **{name: version(name) for name in PACKAGES}}
-
-
-def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | None:
+def _train(
+    trial: Trial,
+    folder: Path,
+    record: Sink,
+    path: str | None,
+    tell: Callable[[str], None] | None,
+) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    with LocalCluster(_nodes(config), PRELOAD) as cluster:
+    preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
+    with LocalCluster(_nodes(config), preload, dashboard=True) as cluster:
+        if tell is not None and cluster.dashboard is not None:
+            tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []
 
         def on_event(event: Event) -> None:
@@ -159,7 +174,7 @@ def _server(
         recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
         on_event=on_event,
         timings=timings,
-        about=settings(trial),
+        about=settings(trial, {}),
     )
 
 
@@ -249,6 +264,10 @@ class Scorer:
 def _workload(config: TrialConfig) -> Workload:
     chosen = config.workload.model_dump()
     return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
+
+
+def _needs_torch(config: TrialConfig) -> bool:
+    return config.workload.kind in with_torch.KINDS
 
 
 def _nodes(config: TrialConfig) -> list[NodeSpec]:
