@@ -21,7 +21,12 @@ from tests.flows.test_run import CONFIG
 
 FAULTS = [
     {"kind": "pause", "target": {"pick": "random"}, "at_updates": 20, "seconds": 0.2},
-    {"kind": "kill", "target": {"shard": 0}, "after": {"fault": 0, "seconds": 0.3}},
+    {
+        "kind": "kill",
+        "target": {"shard": 0},
+        "after": {"fault": 0, "seconds": 0.3},
+        "back_after": 0,
+    },
 ]
 
 
@@ -92,7 +97,7 @@ def test_a_trial_runs_again_under_the_faults_that_it_met(tmp_path: Path) -> None
         hit = [[(e.fault, e.node) for e in record.of(kind)] for record in (first, again)]
         assert len(hit[0]) == 1
         assert hit[0] == hit[1]
-    heading, *rows = [line for line in ended.stdout.splitlines() if "  " in line][-40:]
-    assert any(line.split()[-2:] == ["seed-0", "seed-0.replay-1"] for line in (heading, *rows))
-    assert any(line.startswith("status") and line.split()[-2:] == ["valid"] * 2 for line in rows)
+    cells = [line.split() for line in ended.stdout.splitlines()]
+    assert ["seed-0", "seed-0.replay-1"] in cells
+    assert ["status", "valid", "valid"] in cells
     assert replay_of(f"small/{trial.name}", tmp_path).trial.name == "seed-0.replay-2"
