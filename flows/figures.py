@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dps.core.recovery import PRESETS
 from dps.events import EvaluationMissed
-from flows.outcome import Outcome, evaluations
+from flows.learning import evaluations
+from flows.outcome import Outcome
 from flows.record import Record
 from flows.summary import Group, conditions, strategies, summarize
 from flows.timeline import FaultTimes, training_span

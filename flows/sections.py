@@ -26,6 +26,7 @@ from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
+from flows.columns import COLUMNS
 from flows.complaints import suggest
 
 
@@ -99,7 +100,7 @@ class SgdSection(Section):
     """Plain stochastic gradient descent."""
 
     kind: Literal["sgd"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
@@ -110,7 +111,7 @@ class MomentumSection(Section):
     """Gradient descent with heavy-ball momentum."""
 
     kind: Literal["momentum"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 
     def build(self) -> UpdateRule:
@@ -122,7 +123,7 @@ class AdamSection(Section):
     """Adam with bias correction."""
 
     kind: Literal["adam"]
-    learning_rate: PositiveFloat = 0.001
+    learning_rate: NonNegativeFloat = 0.001
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: PositiveFloat = 1e-8
@@ -372,9 +373,52 @@ class RecoverySection(Section):
 
 
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot."""
+    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest."""
 
     every_seconds: PositiveFloat = 0.25
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class ComparisonSection(Section):
+    """What strategies are compared by: with which one, in which figures of `flows.columns`.
+
+    `baseline` is a strategy's label; null takes `none` if there is one, else the first. `resolve`
+    names differences worth finding: the repeats needed are those for them instead of for the
+    difference that was seen.
+    """
+
+    baseline: str | None = None
+    metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
+        "accuracy_final",
+        "accuracy_drop",
+        "rto_seconds",
+        "updates_lost",
+        "updates_per_second",
+        "cost_usd",
+    )
+    resolve: dict[str, PositiveFloat] = Field(default_factory=dict)
+
+    @field_validator("metrics")
+    @classmethod
+    def _can_be_compared(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for index, key in enumerate(metrics):
+            _require_comparable(key)
+            if key in metrics[:index]:
+                refuse(f"{key!r} is given twice; keep one of them")
+        return metrics
+
+    @field_validator("resolve")
+    @classmethod
+    def _can_be_resolved(cls, resolve: dict[str, float]) -> dict[str, float]:
+        for key in resolve:
+            _require_comparable(key)
+        return resolve
+
+
+def _require_comparable(key: str) -> None:
+    comparable = [column.key for column in COLUMNS if column.better]
+    if key not in comparable:
+        refuse(f"{key!r} is no figure of which more or less is better; {suggest(key, comparable)}")
 
 
 def _preset_axes(name: Any) -> dict[str, dict[str, str]]:

@@ -2,8 +2,8 @@
 
 Each event is a frozen dataclass that turns into one flat JSON object and back. Every number in a
 report is computed from these. Times are seconds since the Unix epoch on the clock of the process
-that recorded the event. Per-update facts come in batches (`Applied`, `Acked`) as equal-length
-columns, so that recording costs little.
+that recorded the event. Facts of each update or step come in batches (`Applied`, `Acked`,
+`Reported`) as equal-length columns, so that recording costs little.
 """
 
 from __future__ import annotations
@@ -93,11 +93,17 @@ class Replayed(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Reported(Event):
-    """Numbers that a worker's training loop reported about one step, such as its loss."""
+    """One number that a worker's training loop reported about its steps, such as the loss.
+
+    Row i of each column is one step; steps count up from 1 in each incarnation.
+    """
 
     worker: str
-    step: int
-    metrics: dict[str, float]
+    incarnation: int
+    name: str
+    times: tuple[float, ...]
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @recorded
