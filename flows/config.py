@@ -41,17 +41,16 @@ from flows.sections import (
     AspSection,
     ComparisonSection,
     ConsistencySection,
-    DatasetSection,
     EvaluationSection,
     OptimizerSection,
     RecoverySection,
     Section,
     ServerSection,
     TrainingSection,
-    WorkloadSection,
     refuse,
 )
 from flows.source import Document, Override, parse_override, read_document, set_key
+from flows.workload_sections import DatasetSection, WorkloadSection
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -290,8 +289,9 @@ def load_experiment(
 
 def packaged_names() -> list[str]:
     """Return the names of the configurations that come with the package."""
-    entries = files("flows.configs").iterdir()
-    return sorted(e.name.removesuffix(".yaml") for e in entries if e.name.endswith(".yaml"))
+    root = Path(str(files("flows.configs")))
+    found = root.rglob("*.yaml")
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -51,38 +51,6 @@ class Section(BaseModel):
         return data
 
 
-class MlpSection(Section):
-    """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
-
-    kind: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = (32,)
-
-
-class SoftmaxSection(Section):
-    """Softmax regression."""
-
-    kind: Literal["softmax"]
-
-
-WorkloadSection = Annotated[MlpSection | SoftmaxSection, Field(discriminator="kind")]
-
-
-class DigitsSection(Section):
-    """The 8 × 8 digits that scikit-learn carries."""
-
-    kind: Literal["digits"]
-
-
-class FashionMnistSection(Section):
-    """Fashion-MNIST; `folder` names its files where they are not in the usual place."""
-
-    kind: Literal["fashion_mnist"]
-    folder: str | None = None
-
-
-DatasetSection = Annotated[DigitsSection | FashionMnistSection, Field(discriminator="kind")]
-
-
 class TrainingSection(Section):
     """How much is computed, and by how many.
 

@@ -45,7 +45,15 @@ from flows.crew import Crew, shares_of
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
-from flows.workloads import SHAPES, Dataset, Workload, batches, build_workload, load_dataset
+from flows.workloads import (
+    SHAPES,
+    Dataset,
+    Workload,
+    batches,
+    build_workload,
+    load_dataset,
+    with_torch,
+)
 
 TRACEBACK_FILE = "traceback.txt"
 PRELOAD = ("dps.cluster.server", "flows.trial")
@@ -94,7 +102,7 @@ def run_trial(
             sink(event)
 
         told = settings(trial, circumstances or {})
-        record(TrialStarted(clock.now(), trial.name, told, versions()))
+        record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
             failure = _train(trial, folder, record, path, tell)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
@@ -120,7 +128,8 @@ def _train(
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    with LocalCluster(_nodes(config), PRELOAD, dashboard=True) as cluster:
+    preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
+    with LocalCluster(_nodes(config), preload, dashboard=True) as cluster:
         if tell is not None and cluster.dashboard is not None:
             tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []
@@ -255,6 +264,10 @@ class Scorer:
 def _workload(config: TrialConfig) -> Workload:
     chosen = config.workload.model_dump()
     return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
+
+
+def _needs_torch(config: TrialConfig) -> bool:
+    return config.workload.kind in with_torch.KINDS
 
 
 def _nodes(config: TrialConfig) -> list[NodeSpec]:

@@ -192,7 +192,7 @@ def test_packaged_configurations_load_from_anywhere(
     monkeypatch.chdir(tmp_path)
     assert {"demo", "fashion"} <= set(packaged_names())
     for name in packaged_names():
-        assert load_experiment(name).experiment == name
+        assert load_experiment(name).experiment == name.replace("/", "-")
 
 
 def test_demo_is_four_strategies_with_and_without_a_kill() -> None:
@@ -275,7 +275,10 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["optimizer.kind=sdg"], "unknown kind 'sdg'; did you mean 'sgd'?"),
         (["dataset.kind=digit"], "unknown kind 'digit'; did you mean 'digits'?"),
         (["dataset.folder=x"], "dataset.folder: unknown key"),
-        (["workload.kind=cnn"], "unknown kind 'cnn'; There are: mlp, softmax"),
+        (
+            ["workload.kind=gan"],
+            "unknown kind 'gan'; There are: mlp, softmax, logistic, torch, cnn",
+        ),
         (["consistency={}"], "consistency: needs a 'kind'"),
         (["training=5"], "training: expected a section with keys, got 5"),
         (["training.updates=many"], "training.updates: expected a whole number, got 'many'"),
