@@ -16,6 +16,7 @@ from dps.events import (
     Disturbed,
     Killed,
     Paused,
+    ResourceSampled,
     Resumed,
     TrialEnded,
     Undisturbed,
@@ -24,6 +25,8 @@ from dps.events import (
 )
 from flows.crew import shares_of
 from flows.record import Record, read_record
+from flows.timeline import training_span
+from flows.usage import node_seconds
 
 pytestmark = pytest.mark.cluster
 
@@ -122,6 +125,19 @@ def test_the_others_divide_the_share_of_a_worker_that_is_gone(folder: Path) -> N
     applied = record.of(Audited)[0].applied
     assert UPDATES // 3 - applied.pop(lost) > 10, "it was lost early"
     assert max(applied.values()) - min(applied.values()) <= 2
+
+
+def test_what_a_node_used_counts_once_though_two_workers_run_on_it_in_turn(folder: Path) -> None:
+    record = record_of(folder, "gone.seed-0")
+    span = training_span(record)
+    assert span is not None
+    assert node_seconds(record)["worker"] <= 3 * (span[1] - span[0])
+    sent: dict[int, int] = {}
+    for sample in record.of(ResourceSampled):
+        if sample.role == "worker":
+            assert sample.sent.get("train", 0) >= sent.get(sample.pid, 0)
+            sent[sample.pid] = sample.sent.get("train", 0)
+    assert len(sent) == 3
 
 
 def test_a_fresh_node_goes_on_with_the_share_of_the_lost_worker(folder: Path) -> None:
