@@ -118,12 +118,14 @@ class Acts:
         return struck
 
     def _disturb(self, number: int, fault: Disturbance, names: Sequence[str], updates: int) -> None:
+        began = self._clock.monotonic()
         begin = partial(self._disturber.begin, number, fault, updates=updates)
         if any(at_once(begin, names)):
             self._took[number] = self._clock.now()
             if not isinstance(fault, Corrupt):
                 self._disturbing.add(number)
-                self._later(fault.seconds, self._end, number)
+                left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time
+                self._later(max(0.0, left), self._end, number)
 
     def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
         timer = threading.Timer(seconds, act, what)

@@ -28,7 +28,7 @@ class Slowdown:
     Parameters
     ----------
     seconds
-        How long it is to last, until `end` is called.
+        How long it lasts, unless `end` is called before.
     lease
         How long a process may be silent before it is given up.
     """
@@ -41,7 +41,7 @@ class Slowdown:
         self._pid = nodes.pids[node]
         self._factor = factor
         self._longest_stop = LONGEST_STOP * lease
-        self._proof_span = min(PROOF_SPAN, seconds / 2)
+        self._seconds = seconds
         self._over = threading.Event()
         self._stopped = 0.0
         self._turns = 0
@@ -56,7 +56,7 @@ class Slowdown:
         self._began = self._looked = time.monotonic()
         self._cpu = self._cpu_seconds()
         self._thread.start()
-        self._over.wait(self._proof_span)
+        self._over.wait(min(PROOF_SPAN, self._seconds / 2))
         return self._seen()
 
     def end(self) -> Seen:
@@ -74,7 +74,7 @@ class Slowdown:
         owed, run = 0.0, max(SHORTEST_RUN, TURN / self._factor)
         running_since = time.monotonic()
         try:
-            while not self._over.wait(run):
+            while not self._over.wait(run) and running_since < self._began + self._seconds:
                 self._nodes.pause(self._node)
                 owed += (time.monotonic() - running_since) * (self._factor - 1)
                 owed -= self._stay_stopped(min(owed, self._longest_stop))

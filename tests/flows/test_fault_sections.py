@@ -208,7 +208,7 @@ def test_what_cannot_happen_is_refused(config: Path, fault: dict[str, Any], told
     [
         ({**PAUSE, "phase": "checkpoint"}, "faults.0.phase: no checkpoints are written"),
         ({"kind": "corrupt", "shard": 0, **NOW}, "faults.0.shard: no checkpoints are written"),
-        ({**PAUSE, "kind": "disk_full", **NOW}, "faults.0.target: it writes nothing"),
+        ({**PAUSE, "kind": "disk_full", **NOW}, "faults.0.kind: nothing is written to disk"),
     ],
 )
 def test_what_needs_checkpoints_is_refused_without(
