@@ -66,9 +66,13 @@ def replay_of(name: str, here: Path) -> Replay:
 def as_it_was(plan: FaultPlan, record: Record) -> FaultPlan:
     """Return a plan with the nodes that its faults hit in a recorded trial."""
     hit: defaultdict[int, list[str]] = defaultdict(list)
-    for kind in (Killed, Paused, Disturbed):
-        for event in record.of(kind):
-            hit[event.fault].append(event.node)
+    struck: list[Killed | Paused | Disturbed] = [
+        *record.of(Killed),
+        *record.of(Paused),
+        *record.of(Disturbed),
+    ]
+    for event in struck:
+        hit[event.fault].append(event.node)
     return tuple(_aimed(fault, hit.get(number, [])) for number, fault in enumerate(plan))
 
 
@@ -93,7 +97,7 @@ def _rows(first: Outcome, second: Outcome) -> Iterator[tuple[str, str, str]]:
         label = (
             f"{column.label}, {column.unit}" if column.unit not in ("", "count") else column.label
         )
-        yield label, *map(column.text, values)
+        yield label, column.text(values[0]), column.text(values[1])
 
 
 def _aimed(fault: Fault, hit: list[str]) -> Fault:

@@ -69,6 +69,11 @@ class Acts:
         """When a fault had taken effect; None if it has not."""
         return self._took.get(number)
 
+    @property
+    def any_took(self) -> bool:
+        """Whether any fault has taken effect."""
+        return bool(self._took)
+
     def is_beginning(self, number: int) -> bool:
         """Whether a fault was struck and has not proven its effect yet."""
         return number in self._beginning and self._beginning[number].is_alive()
