@@ -67,7 +67,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         fault("delay", "worker-0", seconds=0.7),
         fault("disk_full", "store-0", seconds=0.7),
     ],
-    "missed": [fault("delay", "server-0", seconds=0.001)],
+    "missed": [fault("delay", "server-0", seconds=0.000001)],
 }
 SOUND = ["gone", "replaced", "disturbed"]
 
