@@ -115,9 +115,10 @@ def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """The software that the trial ran on."""
-    return {"python": python_version(), **{name: version(name) for name in PACKAGES}}
+def versions(torch: bool = False) -> dict[str, str]:
+    """The software that a trial ran on."""
+    packages = (*PACKAGES, "torch") if torch else PACKAGES
+    return {"python": python_version(), **{name: version(name) for name in packages}}
 
 
 def _earlier(folder: Path, name: str) -> Path:

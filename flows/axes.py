@@ -17,7 +17,7 @@ from typing import Any
 from flows.complaints import suggest
 from flows.sections import refuse
 
-OF_THE_GRID = ("experiment", "axes", "zip", "exclude", "seed", "seeds", "order_seed")
+OF_THE_GRID = ("experiment", "axes", "zip", "exclude", "seed", "seeds", "order_seed", "comparison")
 
 Labels = Mapping[str, str]  # by axis
 Left = frozenset[tuple[str, str]]  # what is left to be met of an entry of `exclude`

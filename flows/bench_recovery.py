@@ -30,7 +30,7 @@ from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules import SGD
 from dps.events import NodeJoined
 from dps.protocol.group import Timings
-from flows.outcome import nearest_rank
+from flows.ranks import nearest_rank
 from flows.record import Record
 from flows.timeline import FaultTimes, fault_times
 from flows.watch import Watch, eventually

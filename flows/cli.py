@@ -6,7 +6,6 @@ imports what it needs.
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
@@ -14,16 +13,14 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from dps.errors import DpsError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-WIDTH_OFF_TERMINAL = 120
+from flows.replicate import app as replicate
+from flows.terminal import console as _console
+from flows.terminal import store as _store
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +30,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure the speed of dps on this machine.")
 app.add_typer(bench, name="bench")
+app.add_typer(replicate, name="replicate")
 
 Config = Annotated[
     str, typer.Argument(help="A YAML file, or the name of a packaged one: demo, fashion.")
@@ -176,6 +174,7 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     from flows.grid import expand, in_blocks
     from flows.plan import (
         confirm_many,
+        fault_plans,
         nodes_needed,
         order_told,
         plan_table,
@@ -193,6 +192,8 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     _console().print(plan_table(trials, recorded))
     print(f"\n{len(trials)} trials, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
+    for line in fault_plans(trials):
+        print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)
 
@@ -322,17 +323,6 @@ def recovery(
     turns, summed = bench_cost.costs(tell), bench_cost.sums(tell)
     tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
     print(*tables, sep="\n\n")
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else WIDTH_OFF_TERMINAL
-    return Console(width=width, highlight=False)
-
-
-def _store() -> str | None:
-    return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.attempt import Attempt, prepare, take_back
+from flows.comparisons import write_comparison
 from flows.config import ExperimentConfig
 from flows.grid import Trial, expand, in_blocks
 from flows.outcome import Outcome
@@ -99,6 +100,7 @@ def compare(
             books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
             # What belongs to the experiment is noted when nothing can refuse it any more.
             write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
+            write_comparison(folder, experiment.comparison)
             for trial in recorded:
                 books.enter(trial, books.read(trial))
             to_run = _attempts(in_order, recorded, folder, view, experiment, runner.parallel)

@@ -22,7 +22,8 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency
-from dps.core.faults import FaultPlan
+from dps.core.expansion import Entry, expand
+from dps.core.faults import Fault, FaultPlan
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
@@ -34,21 +35,22 @@ from flows.axes import (
     labelled,
 )
 from flows.complaints import key_of, sentence, suggest
+from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
+from flows.fault_sections import FaultSection
 from flows.sections import (
     AspSection,
+    ComparisonSection,
     ConsistencySection,
-    DatasetSection,
     EvaluationSection,
-    FaultSection,
     OptimizerSection,
     RecoverySection,
     Section,
     ServerSection,
     TrainingSection,
-    WorkloadSection,
     refuse,
 )
 from flows.source import Document, Override, parse_override, read_document, set_key
+from flows.workload_sections import DatasetSection, WorkloadSection
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -82,21 +84,10 @@ class TrialConfig(_Settings):
     seed: NonNegativeInt
 
     @model_validator(mode="after")
-    def _targets_exist(self) -> TrialConfig:
-        present = list(self.node_names)
-        in_order = sorted(enumerate(self.faults), key=lambda entry: entry[1].at_updates)
-        for index, fault in in_order:
-            if fault.target not in present:
-                reason = (
-                    f"there is no node {fault.target!r} to {fault.kind}; "
-                    f"{suggest(fault.target, present)}"
-                )
-                refuse(reason, key=f"faults.{index}.target")
-            if fault.kind == "pause":
-                continue  # it goes on under its name
-            present.remove(fault.target)
-            if fault.back_after is not None:
-                present.append(f"{fault.target}-b")
+    def _faults_can_happen(self) -> TrialConfig:
+        wrong = next(self._fault_objections(), None)
+        if wrong is not None:
+            refuse(wrong[1], key=wrong[0])
         return self
 
     @property
@@ -114,9 +105,9 @@ class TrialConfig(_Settings):
         )
 
     @property
-    def late_faults(self) -> tuple[FaultSection, ...]:
-        """Faults that cannot happen, because the training ends before."""
-        return tuple(f for f in self.faults if f.at_updates > self.training.updates)
+    def late_faults(self) -> tuple[tuple[Fault, str], ...]:
+        """Faults that cannot happen, each with what ends the training before."""
+        return late(self.build_faults(), self.training.updates, self.time_limit)
 
     def build_optimizer(self) -> UpdateRule:
         """Return the update rule of the shards."""
@@ -131,8 +122,29 @@ class TrialConfig(_Settings):
         return self.recovery.build()
 
     def build_faults(self) -> FaultPlan:
-        """Return the fault plan."""
-        return tuple(fault.build() for fault in self.faults)
+        """Return the fault plan: every single fault that is to come."""
+        return expand(self._fault_entries(), self.seed).plan
+
+    def _fault_entries(self) -> list[Entry]:
+        names = self.node_names
+        return [section.build(names) for section in self.faults]
+
+    def _fault_objections(self) -> Iterator[tuple[str, str]]:
+        entries, stage = self._fault_entries(), self._stage()
+        yield from entry_objections(entries, stage)
+        try:
+            expanded = expand(entries, self.seed)
+        except ConfigurationError as error:
+            yield "faults", str(error)
+        else:
+            yield from plan_objections(expanded, stage)
+
+    def _stage(self) -> Stage:
+        durability = self.recovery.durability
+        writes = durability.kind == "checkpoint"
+        local = durability.kind == "checkpoint" and is_local(durability.path)
+        replicas = self.build_recovery().durability.replicas
+        return Stage(self.node_names, self.server.shards, replicas, writes, local)
 
 
 class ExperimentConfig(_Settings):
@@ -150,6 +162,7 @@ class ExperimentConfig(_Settings):
     ] = ()
     exclude: tuple[dict[str, str], ...] = ()
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = (0,)
+    comparison: ComparisonSection = ComparisonSection()
     order_seed: NonNegativeInt = 0
 
     @field_validator("axes", mode="before")
@@ -174,6 +187,15 @@ class ExperimentConfig(_Settings):
         return seeds
 
     @model_validator(mode="after")
+    def _baseline_is_a_strategy(self) -> ExperimentConfig:
+        axis = "recovery" if "recovery" in self.axes else next(iter(self.axes), None)
+        strategies = [self.experiment] if axis is None else list(self.axes[axis])
+        baseline = self.comparison.baseline
+        if baseline is not None and baseline not in strategies:
+            reason = f"there is no strategy {baseline!r}; {suggest(baseline, strategies)}"
+            refuse(reason, key="comparison.baseline")
+        return self
+
     def _grid_has_trials(self) -> ExperimentConfig:
         combinations = self.combinations
         check_together(combinations.axes, self.zip)
@@ -198,7 +220,7 @@ class ExperimentConfig(_Settings):
         InvalidCombination
             An axis over something that is no key, or values that cannot work.
         """
-        of_grid = {"axes", "zip", "exclude", "seeds", "order_seed"}
+        of_grid = {"axes", "zip", "exclude", "seeds", "order_seed", "comparison"}
         base = self.model_dump(exclude_unset=True, exclude=of_grid)
         for labels in self.combinations:
             values = {axis: self.axes[axis][label] for axis, label in labels.items()}
@@ -267,8 +289,9 @@ def load_experiment(
 
 def packaged_names() -> list[str]:
     """Return the names of the configurations that come with the package."""
-    entries = files("flows.configs").iterdir()
-    return sorted(e.name.removesuffix(".yaml") for e in entries if e.name.endswith(".yaml"))
+    root = Path(str(files("flows.configs")))
+    found = root.rglob("*.yaml")
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
 # -- parts -------------------------------------------------------------------------------------

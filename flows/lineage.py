@@ -8,13 +8,15 @@ two shards counts twice.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.core.updates import UpdateId
 from dps.events import Acked, Applied, Audited, Promoted, Replayed, Restored
 from flows.record import Record
+from flows.timeline import fault_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class Truncation:
     epoch: int
     version: int
 
+    def removes(self, shard: int, version: int) -> bool:
+        """Whether an update that was applied before at this version is left out."""
+        return self.shard == shard and self.version < version
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -73,7 +79,8 @@ class Ledger:
     replayed
         Buffered updates that were applied after the outage.
     dropped
-        Buffered updates that the replay policy left out.
+        Updates that were given up: buffered ones that the replay policy left out, and those that
+        a shard refused as too stale.
     duplicates
         Pushes refused because the shard had them: answers to workers, and refusals in replays.
     applied_twice
@@ -83,6 +90,9 @@ class Ledger:
         be 0.
     audit_mismatches
         Audits of final states that contradict the events. Must be 0.
+    lost_per_fault
+        The most acked updates that one fault lost: what recovery points were worth (RPO). None
+        without a fault.
     unrecorded
         Versions of the final state whose application is not in the record, because the node that
         applied them was killed before it could report them.
@@ -99,6 +109,7 @@ class Ledger:
     applied_twice: int
     replica_conflicts: int
     audit_mismatches: int
+    lost_per_fault: int | None
     unrecorded: int
 
 
@@ -110,20 +121,24 @@ def ledger(record: Record) -> Ledger:
     durable = [ack for ack in acks if ack.outcome in ("applied", "duplicate")]
     replays = record.of(Replayed)
     final = final_versions(record, surviving)
+    lost = lost_updates(rows, surviving, durable, cuts)
+    faults = [fault.began for fault in fault_times(record)]
     seen = {(row.shard, row.version) for row in surviving}
     return Ledger(
         attempted=len({(r.shard, r.id) for r in rows} | {(a.shard, a.id) for a in acks}),
         acked=len({(ack.shard, ack.id) for ack in durable}),
         applied=sum(final.values()),
-        lost=len(lost_updates(rows, surviving, durable, cuts)),
+        lost=len(lost),
         buffered=len({(ack.shard, ack.id) for ack in acks if ack.outcome == "buffered"}),
         replayed=sum(replay.count for replay in replays),
-        dropped=sum(replay.dropped for replay in replays),
+        dropped=sum(replay.dropped for replay in replays)
+        + sum(ack.outcome == "dropped" for ack in acks),
         duplicates=sum(ack.outcome == "duplicate" for ack in acks)
         + sum(replay.duplicates for replay in replays),
         applied_twice=len(repeated_applications(surviving)),
         replica_conflicts=len(replica_conflicts(surviving)),
         audit_mismatches=len(audit_mismatches(record, surviving, acks)),
+        lost_per_fault=max(lost_by_fault(lost.values(), faults), default=None),
         unrecorded=sum(final.values()) - len(seen),
     )
 
@@ -201,24 +216,38 @@ def lost_updates(
     surviving: Iterable[Row],
     durable: Iterable[Ack],
     cuts: Iterable[Truncation],
-) -> set[tuple[int, UpdateId]]:
+) -> dict[tuple[int, UpdateId], float]:
     """Return the acked updates that a later truncation removed and nothing brought back.
+
+    Each comes with the moment of the truncation that removed it first.
 
     An acked update without a recorded application is judged by the version in its ack: the node
     that applied it may have been killed before it reported.
     """
     kept = {(row.shard, row.id) for row in surviving}
     versions = {(row.shard, row.id): row.version for row in rows}
-    later = list(cuts)
-    return {
-        (ack.shard, ack.id)
-        for ack in durable
-        if (ack.shard, ack.id) not in kept
-        and any(
-            cut.shard == ack.shard and cut.t > ack.t and cut.version < _version_of(ack, versions)
-            for cut in later
-        )
-    }
+    in_order = sorted(cuts, key=lambda cut: cut.t)
+    lost: dict[tuple[int, UpdateId], float] = {}
+    for ack in durable:
+        if (ack.shard, ack.id) not in kept:
+            version = _version_of(ack, versions)
+            removed = [c.t for c in in_order if c.removes(ack.shard, version) and c.t > ack.t]
+            if removed:
+                lost.setdefault((ack.shard, ack.id), removed[0])
+    return lost
+
+
+def lost_by_fault(losses: Iterable[float], faults: Sequence[float]) -> list[int]:
+    """Count the losses of each fault: a loss belongs to the last fault that began before it.
+
+    Both are moments; faults in order of time. Losses before the first fault belong to none.
+    """
+    counts = [0] * len(faults)
+    for t in losses:
+        number = bisect_right(faults, t)
+        if number:
+            counts[number - 1] += 1
+    return counts
 
 
 def _version_of(ack: Ack, versions: Mapping[tuple[int, UpdateId], int]) -> int:

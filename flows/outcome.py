@@ -1,21 +1,23 @@
 """Owns the outcome of a trial: everything that the tables show, computed from its events alone.
 
-The parts are computed next door (`lineage` the ledger of updates, `timeline` the moments of the
-faults, `usage` resources and money); `columns` says what each figure means to a reader.
+The parts are computed next door (`learning` accuracy and loss, `staleness`, `lineage` the ledger of
+updates, `pace`, `timeline` the moments of the faults, `usage` resources and money); `columns` says
+what each figure means to a reader.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dps.events import Acked, Evaluated, EvaluationMissed, FaultMissed
-from flows.lineage import Ledger, Row, applied_rows, ledger
+from dps.events import Evaluated, EvaluationMissed, FaultMissed
+from flows.learning import Accuracy, Loss, Target, accuracy, loss, target
+from flows.lineage import Ledger, applied_rows, ledger
+from flows.pace import Pace, pace
 from flows.prices import Prices
 from flows.record import Record
-from flows.timeline import FaultTimes, fault_times, training_span
+from flows.staleness import Period, Staleness, by_period, staleness
+from flows.timeline import FaultTimes, fault_times
 from flows.usage import (
     LINKS,
     ROLES,
@@ -28,8 +30,6 @@ from flows.usage import (
     total_usage,
     usage_by_role,
 )
-
-LAST_EVALUATIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,54 +57,6 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
-    """Test accuracy as the evaluator saw it, in [0, 1]; None where there was no evaluation.
-
-    Attributes
-    ----------
-    final
-        Mean of the last 3 evaluations.
-    best
-        The highest evaluation.
-    before, before_mean
-        The last evaluation before the first fault, and the mean of the last 3 before it.
-    after
-        The first evaluation after the shard served again.
-    lowest_after
-        The lowest evaluation after the shard served again.
-    regain_seconds
-        From the fault to the first evaluation, after the shard served again, that is at least
-        `before`; None also when that was never reached.
-    """
-
-    final: float | None
-    best: float | None
-    before: float | None
-    before_mean: float | None
-    after: float | None
-    lowest_after: float | None
-    regain_seconds: float | None
-
-    @property
-    def drop(self) -> float | None:
-        """`before` minus `after`: what the fault cost at once (negative: accuracy went on up)."""
-        return None if self.before is None or self.after is None else self.before - self.after
-
-
-@dataclass(frozen=True, slots=True)
-class Staleness:
-    """How old the weights were that applied gradients came from, over all head applications.
-
-    Percentiles are nearest-rank. `median`, `p99` and `max` count versions, `p99_seconds` time.
-    """
-
-    median: int | None
-    p99: int | None
-    max: int | None
-    p99_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """One trial in figures.
 
@@ -114,12 +66,15 @@ class Outcome:
         "valid", "invalid" (a planned fault did not happen) or "failed", and why.
     faults
         The moments of each fault.
-    accuracy, staleness, ledger
-        What it did to the model and to the updates.
-    training_seconds
-        From the start of the workers until one of them last got an answer.
-    pushed
-        Different gradients that workers were told are safe, however many shards each touches.
+    accuracy, loss, target
+        What it did to the model.
+    staleness, staleness_in
+        How old the weights were that gradients came from: over all of the trial, and before,
+        during and after the faults.
+    ledger
+        What it did to the updates.
+    pace
+        How fast it went.
     usage, sent_by_link, storage, cost
         What it took, per role of node and per kind of link, and what that would cost.
     evaluations, evaluations_missed
@@ -131,10 +86,12 @@ class Outcome:
     reason: str
     faults: tuple[FaultTimes, ...]
     accuracy: Accuracy
+    loss: Loss
+    target: Target
     staleness: Staleness
+    staleness_in: dict[Period, Staleness]
     ledger: Ledger
-    training_seconds: float | None
-    pushed: int
+    pace: Pace
     usage: dict[str, Usage]
     sent_by_link: dict[str, int]
     storage: Storage
@@ -148,9 +105,14 @@ class Outcome:
         return self.status == "valid"
 
     @property
-    def updates_per_second(self) -> float | None:
-        """Pushed gradients per second of training."""
-        return self.pushed / self.training_seconds if self.training_seconds else None
+    def training_seconds(self) -> float | None:
+        """From the start of the workers until one of them last got an answer."""
+        return self.pace.seconds
+
+    @property
+    def cost_per_point(self) -> float | None:
+        """Money for the training, on demand, per percentage point of final accuracy."""
+        return self.cost.total / (100 * self.accuracy.final) if self.accuracy.final else None
 
     def row(self) -> dict[str, Any]:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
@@ -169,15 +131,10 @@ class Outcome:
             **self._accuracy_row(),
             **self._recovery_row(),
             **{f"updates_{name}": count for name, count in asdict(self.ledger).items()},
-            **{f"staleness_{name}": value for name, value in asdict(self.staleness).items()},
-            "training_seconds": self.training_seconds,
-            "updates_pushed": self.pushed,
-            "updates_per_second": self.updates_per_second,
+            **self._staleness_row(),
+            **self._pace_row(),
             **self._usage_row(),
-            "cost_nodes_usd": self.cost.nodes,
-            "cost_moved_usd": self.cost.moved,
-            "cost_stored_usd": self.cost.stored,
-            "cost_usd": self.cost.total,
+            **self._cost_row(),
         }
 
     def _accuracy_row(self) -> dict[str, Any]:
@@ -190,6 +147,13 @@ class Outcome:
             "accuracy_drop": self.accuracy.drop,
             "accuracy_lowest_after": self.accuracy.lowest_after,
             "regain_seconds": self.accuracy.regain_seconds,
+            "accuracy_area_time": self.accuracy.area_time,
+            "accuracy_area_updates": self.accuracy.area_updates,
+            "target_accuracy": self.target.accuracy,
+            "target_seconds": self.target.seconds,
+            "target_updates": self.target.updates,
+            "loss_final": self.loss.final,
+            "loss_lowest": self.loss.lowest,
             "evaluations": self.evaluations,
             "evaluations_missed": self.evaluations_missed,
         }
@@ -210,6 +174,34 @@ class Outcome:
             "rto_seconds": first.rto_seconds if first else None,
         }
 
+    def _staleness_row(self) -> dict[str, Any]:
+        parts = {"": self.staleness, **{f"{k}_": v for k, v in self.staleness_in.items()}}
+        return {
+            f"staleness_{prefix}{name}": value
+            for prefix, part in parts.items()
+            for name, value in asdict(part).items()
+        }
+
+    def _pace_row(self) -> dict[str, Any]:
+        return {
+            "training_seconds": self.pace.seconds,
+            "updates_pushed": self.pace.pushed,
+            "updates_per_second": self.pace.updates_per_second,
+            "goodput": self.pace.goodput,
+            "idle_share": self.pace.idle_share,
+        }
+
+    def _cost_row(self) -> dict[str, Any]:
+        return {
+            "cost_nodes_usd": self.cost.nodes,
+            "cost_moved_usd": self.cost.moved,
+            "cost_stored_usd": self.cost.stored,
+            "cost_usd": self.cost.total,
+            "cost_spot_usd": self.cost.total_spot,
+            "cost_fixed_usd": self.cost.total_fixed,
+            "cost_per_point_usd": self.cost_per_point,
+        }
+
     def _usage_row(self) -> dict[str, Any]:
         total = total_usage(self.usage)
         row: dict[str, Any] = {}
@@ -226,19 +218,21 @@ class Outcome:
 def outcome(record: Record, prices: Prices) -> Outcome:
     """Return the figures of one trial, from its events and the price table alone."""
     faults = fault_times(record)
-    span = training_span(record)
     status, reason = _status(record)
     heads = [row for row in applied_rows(record) if row.head]
+    counts = ledger(record)
     return Outcome(
         identity=identity(record),
         status=status,
         reason=reason,
         faults=faults,
-        accuracy=_accuracy(evaluations(record), faults[0] if faults else None),
-        staleness=_staleness(heads),
-        ledger=ledger(record),
-        training_seconds=span[1] - span[0] if span else None,
-        pushed=len({(b.worker, b.incarnation, seq) for b in record.of(Acked) for seq in b.seqs}),
+        accuracy=accuracy(record, faults[0] if faults else None),
+        loss=loss(record),
+        target=target(record),
+        staleness=staleness(heads),
+        staleness_in={k: staleness(rows) for k, rows in by_period(heads, faults).items()},
+        ledger=counts,
+        pace=pace(record, counts),
         usage=usage_by_role(record),
         sent_by_link=sent_by_link(record),
         storage=storage(record),
@@ -260,18 +254,6 @@ def identity(record: Record) -> Identity:
     )
 
 
-def evaluations(record: Record) -> list[Evaluated]:
-    """Return the evaluations in the order in which their snapshots were read."""
-    return sorted(record.of(Evaluated), key=lambda event: event.t)
-
-
-def nearest_rank(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least `share` of the values do not exceed."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def _status(record: Record) -> tuple[str, str]:
     ended, missed = record.ended, record.of(FaultMissed)
     if ended is None:
@@ -281,43 +263,3 @@ def _status(record: Record) -> tuple[str, str]:
     if ended.status == "valid" and missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
     return ended.status, ended.reason
-
-
-def _accuracy(scores: Sequence[Evaluated], fault: FaultTimes | None) -> Accuracy:
-    values = [score.accuracy for score in scores]
-    before = [s.accuracy for s in scores if fault and s.t < fault.began]
-    serving = fault.serving if fault else None
-    after = [s for s in scores if serving is not None and s.t >= serving]
-    return Accuracy(
-        final=_mean(values[-LAST_EVALUATIONS:]),
-        best=max(values, default=None),
-        before=before[-1] if before else None,
-        before_mean=_mean(before[-LAST_EVALUATIONS:]),
-        after=after[0].accuracy if after else None,
-        lowest_after=min((s.accuracy for s in after), default=None),
-        regain_seconds=_regain(before, after, fault),
-    )
-
-
-def _regain(
-    before: Sequence[float], after: Sequence[Evaluated], fault: FaultTimes | None
-) -> float | None:
-    if fault is None or not before:
-        return None
-    regained = (s.t - fault.began for s in after if s.accuracy >= before[-1])
-    return next(regained, None)
-
-
-def _staleness(heads: Sequence[Row]) -> Staleness:
-    versions = [row.staleness for row in heads]
-    median, p99 = nearest_rank(versions, 0.5), nearest_rank(versions, 0.99)
-    return Staleness(
-        median=None if median is None else int(median),
-        p99=None if p99 is None else int(p99),
-        max=max(versions, default=None),
-        p99_seconds=nearest_rank([row.staleness_seconds for row in heads], 0.99),
-    )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

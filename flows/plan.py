@@ -11,9 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from dps.core.faults import AtUpdates
 from dps.errors import ConfigurationError
-from flows.config import ExperimentConfig, TrialConfig
+from flows.config import ExperimentConfig
 from flows.estimate import Durations, about, seconds_of
+from flows.fault_words import FEW, brief, full, late_line
 from flows.grid import Trial
 from flows.results import whole_record
 
@@ -82,7 +84,7 @@ def plan_table(trials: Sequence[Trial], recorded: Sequence[Trial]) -> Table:
             trial.name,
             *trial.labels.values(),
             str(trial.seed),
-            _faults(trial.config),
+            brief(trial.config.build_faults()),
         ]
         table.add_row(*map(Text, [*cells, str(len(trial.config.node_names)), state]))
     return table
@@ -100,16 +102,20 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
     """Return what will make trials invalid: faults that come after the end of the training."""
     affected: defaultdict[str, list[str]] = defaultdict(list)
     for trial in trials:
-        updates = trial.config.training.updates
-        for fault in trial.config.late_faults:
-            late = (
-                f"the {fault.kind} of {fault.target} at {fault.at_updates} updates never comes, "
-                f"for the training ends after {updates}"
-            )
+        for fault, end in trial.config.late_faults:
+            late = f"{late_line(fault)}, for {end}"
             affected[late].append(trial.name)
     return [f"{late}; will be marked invalid: {', '.join(n)}" for late, n in affected.items()]
 
 
-def _faults(config: TrialConfig) -> str:
-    told = [f"{fault.kind} {fault.target} at {fault.at_updates}" for fault in config.faults]
-    return ", ".join(told) or "–"
+def fault_plans(trials: Sequence[Trial]) -> list[str]:
+    """Return the faults one by one of those trials whose plan says more than fits in the table."""
+    trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for trial in trials:
+        plan = trial.config.build_faults()
+        if any(not isinstance(fault.when, AtUpdates) for fault in plan) or len(plan) > FEW:
+            trials_of[tuple(full(plan))].append(trial.name)
+    lines = []
+    for told, names in trials_of.items():
+        lines += [f"Faults of {', '.join(names)}:", *(f"  {line}" for line in told)]
+    return lines

@@ -13,6 +13,7 @@ import yaml
 from dps.errors import ConfigurationError
 
 ROLES = ("server", "replica", "spare", "store", "worker", "scheduler", "evaluator")
+WAYS_TO_RENT = ("node_hour", "spot_hour", "fixed_hour")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,9 @@ class Prices:
 
     Attributes
     ----------
-    node_hour
-        One hour of one node, by its role.
+    node_hour, spot_hour, fixed_hour
+        One hour of one node, by its role: on demand, as a spot instance, and rented for a fixed
+        term.
     gb_moved
         One GB of messages from node to node.
     gb_month_stored
@@ -32,6 +34,8 @@ class Prices:
     """
 
     node_hour: Mapping[str, float]
+    spot_hour: Mapping[str, float]
+    fixed_hour: Mapping[str, float]
     gb_moved: float
     gb_month_stored: float
     sources: Mapping[str, str]
@@ -51,10 +55,12 @@ def load_prices(path: Path | None = None) -> Prices:
         table = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"price table {where} cannot be read: {error}") from error
-    keys = [*(f"node_hour.{role}" for role in ROLES), "gb_moved", "gb_month_stored"]
+    hours = [f"{way}.{role}" for way in WAYS_TO_RENT for role in ROLES]
+    keys = [*hours, "gb_moved", "gb_month_stored"]
     entries = {key: _entry(table, key, where) for key in keys}
+    hour = {way: {role: entries[f"{way}.{role}"][0] for role in ROLES} for way in WAYS_TO_RENT}
     return Prices(
-        node_hour={role: entries[f"node_hour.{role}"][0] for role in ROLES},
+        **hour,
         gb_moved=entries["gb_moved"][0],
         gb_month_stored=entries["gb_month_stored"][0],
         sources={key: source for key, (_, source) in entries.items()},

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
@@ -96,6 +96,12 @@ class Record:
     def ended(self) -> TrialEnded | None:
         """The event that closes the record; None when the trial was interrupted."""
         return next(reversed(self.of(TrialEnded)), None)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The trial's whole configuration; empty where the record has no start."""
+        config = self.started.settings.get("config") if self.started else None
+        return config if isinstance(config, dict) else {}
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """Return the events of one class, in order."""

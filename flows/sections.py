@@ -24,9 +24,9 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
+from flows.columns import COLUMNS
 from flows.complaints import suggest
 
 
@@ -51,38 +51,6 @@ class Section(BaseModel):
         return data
 
 
-class MlpSection(Section):
-    """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
-
-    kind: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = (32,)
-
-
-class SoftmaxSection(Section):
-    """Softmax regression."""
-
-    kind: Literal["softmax"]
-
-
-WorkloadSection = Annotated[MlpSection | SoftmaxSection, Field(discriminator="kind")]
-
-
-class DigitsSection(Section):
-    """The 8 × 8 digits that scikit-learn carries."""
-
-    kind: Literal["digits"]
-
-
-class FashionMnistSection(Section):
-    """Fashion-MNIST; `folder` names its files where they are not in the usual place."""
-
-    kind: Literal["fashion_mnist"]
-    folder: str | None = None
-
-
-DatasetSection = Annotated[DigitsSection | FashionMnistSection, Field(discriminator="kind")]
-
-
 class TrainingSection(Section):
     """How much is computed, and by how many.
 
@@ -100,7 +68,7 @@ class SgdSection(Section):
     """Plain stochastic gradient descent."""
 
     kind: Literal["sgd"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
@@ -111,7 +79,7 @@ class MomentumSection(Section):
     """Gradient descent with heavy-ball momentum."""
 
     kind: Literal["momentum"]
-    learning_rate: PositiveFloat
+    learning_rate: NonNegativeFloat
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 
     def build(self) -> UpdateRule:
@@ -123,7 +91,7 @@ class AdamSection(Section):
     """Adam with bias correction."""
 
     kind: Literal["adam"]
-    learning_rate: PositiveFloat = 0.001
+    learning_rate: NonNegativeFloat = 0.001
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: PositiveFloat = 1e-8
@@ -372,45 +340,53 @@ class RecoverySection(Section):
         )
 
 
-class KillSection(Section):
-    """SIGKILL to the process of a node once all shards have applied `at_updates` updates.
-
-    A fresh node takes its place `back_after` seconds later; null: never.
-    """
-
-    kind: Literal["kill"]
-    target: str
-    at_updates: PositiveInt
-    back_after: NonNegativeFloat | None = 1.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Kill(self.target, self.at_updates, self.back_after)
-
-
-class PauseSection(Section):
-    """SIGSTOP to the process of a node once all shards have applied `at_updates` updates.
-
-    SIGCONT follows `seconds` later: the process then goes on where it was.
-    """
-
-    kind: Literal["pause"]
-    target: str
-    at_updates: PositiveInt
-    seconds: PositiveFloat = 2.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Pause(self.target, self.at_updates, self.seconds)
-
-
-FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")]
-
-
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot."""
+    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest."""
 
     every_seconds: PositiveFloat = 0.25
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class ComparisonSection(Section):
+    """What strategies are compared by: with which one, in which figures of `flows.columns`.
+
+    `baseline` is a strategy's label; null takes `none` if there is one, else the first. `resolve`
+    names differences worth finding: the repeats needed are those for them instead of for the
+    difference that was seen.
+    """
+
+    baseline: str | None = None
+    metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
+        "accuracy_final",
+        "accuracy_drop",
+        "rto_seconds",
+        "updates_lost",
+        "updates_per_second",
+        "cost_usd",
+    )
+    resolve: dict[str, PositiveFloat] = Field(default_factory=dict)
+
+    @field_validator("metrics")
+    @classmethod
+    def _can_be_compared(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for index, key in enumerate(metrics):
+            _require_comparable(key)
+            if key in metrics[:index]:
+                refuse(f"{key!r} is given twice; keep one of them")
+        return metrics
+
+    @field_validator("resolve")
+    @classmethod
+    def _can_be_resolved(cls, resolve: dict[str, float]) -> dict[str, float]:
+        for key in resolve:
+            _require_comparable(key)
+        return resolve
+
+
+def _require_comparable(key: str) -> None:
+    comparable = [column.key for column in COLUMNS if column.better]
+    if key not in comparable:
+        refuse(f"{key!r} is no figure of which more or less is better; {suggest(key, comparable)}")
 
 
 def _preset_axes(name: Any) -> dict[str, dict[str, str]]:

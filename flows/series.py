@@ -1,4 +1,8 @@
-"""Owns the time series of a trial: loss, accuracy, staleness, versions and resources over time."""
+"""Owns the time series of a trial: loss, accuracy, staleness, versions, idleness and resources.
+
+Beside each evaluation stand the gradients and samples pushed until then, so that accuracy and loss
+can be drawn against them as well as against time.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from dps.events import Evaluated, Reported, ResourceSampled
+from dps.events import Reported, ResourceSampled
+from flows.learning import course
 from flows.lineage import Row, applied_rows
-from flows.outcome import nearest_rank
+from flows.pace import COMPUTE, computing
+from flows.ranks import nearest_rank
 from flows.record import Record
 
 WINDOW_SECONDS = 0.5
@@ -30,20 +36,37 @@ def series(record: Record) -> list[Point]:
     Per-step values are kept as they are; staleness, versions and resources are summed up over
     windows of half a second.
     """
-    points = [*_training(record), *_evaluation(record), *_applied(record), *_resources(record)]
+    points = [
+        *_training(record),
+        *_evaluation(record),
+        *_applied(record),
+        *_idle(record),
+        *_resources(record),
+    ]
     return sorted(points, key=lambda point: point.t)
 
 
 def _training(record: Record) -> Iterator[Point]:
     for event in record.of(Reported):
-        for name, value in event.metrics.items():
-            yield Point(f"train/{name}", event.t, value)
+        if event.name != COMPUTE:
+            for t, value in zip(event.times, event.values, strict=True):
+                yield Point(f"train/{event.name}", t, value)
 
 
 def _evaluation(record: Record) -> Iterator[Point]:
-    for event in record.of(Evaluated):
-        yield Point("eval/accuracy", event.t, event.accuracy)
-        yield Point("eval/loss", event.t, event.loss)
+    for step in course(record):
+        yield Point("eval/accuracy", step.t, step.accuracy)
+        yield Point("eval/loss", step.t, step.loss)
+        yield Point("eval/updates", step.t, step.updates)
+        yield Point("eval/samples", step.t, step.samples)
+
+
+def _idle(record: Record) -> Iterator[Point]:
+    steps = [(end, (end - began, computed)) for began, end, computed in computing(record)]
+    for end, window in _windows(steps):
+        there, computed = (sum(column) for column in zip(*window, strict=True))
+        if there > 0:
+            yield Point("train/idle_share", end, max(0.0, 1 - computed / there))
 
 
 def _applied(record: Record) -> Iterator[Point]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dps.core.recovery import Checkpoint
@@ -69,16 +69,37 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Money in USD by the price table, for the time of the training only."""
+    """Money in USD by the price table, for the time of the training only.
+
+    Attributes
+    ----------
+    nodes, spot, fixed
+        Nodes on demand and as spot instances, for the time that each was up; and as instances
+        rented for a fixed term, which are paid for whether they are up or not.
+    moved, stored
+        Bytes between nodes, and bytes kept.
+    """
 
     nodes: float
+    spot: float
+    fixed: float
     moved: float
     stored: float
 
     @property
     def total(self) -> float:
-        """Nodes, bytes moved and bytes stored together."""
+        """Nodes on demand, bytes moved and bytes stored together."""
         return self.nodes + self.moved + self.stored
+
+    @property
+    def total_spot(self) -> float:
+        """The same with spot instances."""
+        return self.spot + self.moved + self.stored
+
+    @property
+    def total_fixed(self) -> float:
+        """The same with instances rented for a fixed term."""
+        return self.fixed + self.moved + self.stored
 
 
 def usage_by_role(record: Record) -> dict[str, Usage]:
@@ -142,20 +163,39 @@ def node_seconds(record: Record) -> dict[str, float]:
     return dict(seconds)
 
 
+def rented_seconds(record: Record) -> dict[str, float]:
+    """Return for each role the length of the training times the nodes that it needs at once.
+
+    A node that took the place of a lost one is not rented again.
+    """
+    span = training_span(record)
+    if span is None:
+        return {}
+    places = {(node.role, _place(node.node)) for node in record.of(NodeJoined)}
+    counts = Counter(role for role, _ in places)
+    return {role: count * (span[1] - span[0]) for role, count in counts.items()}
+
+
 def cost(record: Record, prices: Prices) -> Cost:
     """Return what the training would have cost by the price table."""
     span = training_span(record)
     months = (span[1] - span[0]) / SECONDS_PER_MONTH if span else 0.0
-    hours = {role: s / SECONDS_PER_HOUR for role, s in node_seconds(record).items()}
+    up, rented = node_seconds(record), rented_seconds(record)
     moved = sum(sent_by_link(record).values())
     return Cost(
-        nodes=sum(prices.node_hour[role] * up for role, up in hours.items()),
+        nodes=_price(up, prices.node_hour),
+        spot=_price(up, prices.spot_hour),
+        fixed=_price(rented, prices.fixed_hour),
         moved=prices.gb_moved * moved / BYTES_PER_GB,
         stored=prices.gb_month_stored * storage(record).stored_bytes / BYTES_PER_GB * months,
     )
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
+    return sum(hour[role] * s / SECONDS_PER_HOUR for role, s in seconds.items())
 
 
 def _last_samples(record: Record) -> list[ResourceSampled]:
@@ -193,7 +233,6 @@ def _place(node: str) -> str:
 
 
 def _checkpoints_kept(record: Record) -> int:
-    settings = record.started.settings if record.started else {}
-    recovery = settings.get("config", {}).get("recovery", {})
+    recovery = record.config.get("recovery", {})
     durability = recovery.get("durability", {}) if isinstance(recovery, dict) else {}
     return int(durability.get("keep", Checkpoint().keep))

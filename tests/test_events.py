@@ -40,13 +40,16 @@ def test_every_kind_of_event_can_be_read_by_its_name() -> None:
 
 
 def test_an_event_is_one_flat_object_with_its_kind() -> None:
-    event = Reported(1.5, "worker-0", 3, {"loss": 0.25})
+    event = Reported(1.5, "worker-0", 1, "loss", (1.25,), (3,), (0.25,))
     assert json.loads(to_json(event)) == {
         "event": "Reported",
         "t": 1.5,
         "worker": "worker-0",
-        "step": 3,
-        "metrics": {"loss": 0.25},
+        "incarnation": 1,
+        "name": "loss",
+        "times": [1.25],
+        "steps": [3],
+        "values": [0.25],
     }
 
 
@@ -62,7 +65,7 @@ def test_a_record_that_lacks_a_field_is_refused() -> None:
 
 
 def test_reading_a_record_leaves_it_as_it_is() -> None:
-    record = to_dict(Reported(1.5, "worker-0", 3, {}))
+    record = to_dict(Reported(1.5, "worker-0", 1, "loss", (), (), ()))
     before = dict(record)
     from_dict(record)
     assert record == before

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,7 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.audit import audit
+from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
@@ -55,6 +57,40 @@ class Handle(Generic[T]):
         return self._result(self._future.result(timeout))
 
 
+class ReportColumns:
+    """Collects what a training function reports until it is recorded, one event for each name.
+
+    Called from the training's thread, flushed from the event loop.
+    """
+
+    def __init__(self, worker: str, recorder: Recorder) -> None:
+        self._worker = worker
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[tuple[float, int, float]]] = {}
+        self._steps = 0
+        self.incarnation = 0
+
+    def __call__(self, metrics: Mapping[str, float]) -> None:
+        """Note numbers about the next step."""
+        self._steps += 1
+        now = SystemClock().now()
+        with self._lock:
+            for name, value in metrics.items():
+                self._rows.setdefault(name, []).append((now, self._steps, float(value)))
+
+    def flush(self) -> None:
+        """Record what was noted since the last flush."""
+        with self._lock:
+            columns, self._rows = self._rows, {}
+        now = SystemClock().now()
+        for name, rows in columns.items():
+            times, steps, values = zip(*rows, strict=True)
+            self._recorder(
+                Reported(now, self._worker, self.incarnation, name, times, steps, values)
+            )
+
+
 class Worker:
     """One worker of a parameter server, as its training function sees it.
 
@@ -73,7 +109,7 @@ class Worker:
         self,
         client: Client,
         loop: asyncio.AbstractEventLoop,
-        recorder: Recorder,
+        reports: ReportColumns,
         index: int,
         workers: int,
     ) -> None:
@@ -82,8 +118,7 @@ class Worker:
         self.workers = workers
         self._client = client
         self._loop = loop
-        self._recorder = recorder
-        self._steps = 0
+        self._reports = reports
 
     @property
     def dropped(self) -> int:
@@ -147,8 +182,7 @@ class Worker:
 
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
-        self._steps += 1
-        self._recorder(Reported(SystemClock().now(), self.name, self._steps, metrics))
+        self._reports(metrics)
 
     def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(request, self._loop)
@@ -192,9 +226,13 @@ def run_worker(
     name = peers[index]
     meter = Meter()
     recorder = Recorder(group.name, dask_worker.log_event)
-    acks = _AckColumns(name, recorder)
-    transport = DaskTransport(dask_worker.rpc, meter)
+    acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
+    transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)
+
+    def flush() -> None:
+        acks.flush()
+        reports.flush()
 
     def measure() -> ResourceSampled:
         return sample(node, node_role, meter)
@@ -202,13 +240,11 @@ def run_worker(
     async def begin() -> asyncio.Task[None]:
         now = SystemClock().now()
         recorder(NodeJoined(now, node, node_role, os.getpid(), socket.gethostname()))
-        return asyncio.create_task(
-            record_forever(recorder, group.timings.flush, acks.flush, measure)
-        )
+        return asyncio.create_task(record_forever(recorder, group.timings.flush, flush, measure))
 
     async def enter() -> None:
         await client.enter(dask_worker.address, node)
-        acks.incarnation = client.incarnation
+        acks.incarnation = reports.incarnation = client.incarnation
         if not isinstance(group.consistency, ASP):
             await _until_joined(peers, group, client, transport)
 
@@ -218,7 +254,7 @@ def run_worker(
         finally:
             await client.close()
             recording.cancel()
-            acks.flush()
+            flush()
             recorder(measure())
             recorder.send()
 
@@ -229,7 +265,7 @@ def run_worker(
     reason = "failed"
     try:
         on_loop(enter())
-        result = train(Worker(client, loop, recorder, index, len(peers)))
+        result = train(Worker(client, loop, reports, index, len(peers)))
         reason = "finished"
         return result
     finally:

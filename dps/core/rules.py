@@ -62,7 +62,7 @@ class SGD:
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate")
+        _learning_rate(self)
 
     def step(
         self,
@@ -88,7 +88,7 @@ class Momentum:
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate")
+        _learning_rate(self)
         _fraction(self, "momentum")
 
     def step(
@@ -119,7 +119,7 @@ class Adam:
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate")
+        _learning_rate(self)
         _fraction(self, "beta1")
         _fraction(self, "beta2")
         _positive(self, "eps")
@@ -148,6 +148,11 @@ class Adam:
         scratch *= self.learning_rate * scale / (1 - self.beta1**t)
         new = np.subtract(values, scratch, out=scratch if out is None else out)
         return new, {"mean": mean, "square": square}
+
+
+def _learning_rate(rule: SGD | Momentum | Adam) -> None:
+    # 0 learns nothing: what an experiment compares with to see that its verdicts can be trusted.
+    _require(rule, "learning_rate", 0 <= rule.learning_rate < math.inf, "a number, 0 or above")
 
 
 def _positive(rule: object, field: str) -> None:

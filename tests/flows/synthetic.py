@@ -79,6 +79,7 @@ class ToyTrial:
         self.events: list[Event] = []
         self.shards = [Shard(index, f"server-{index}") for index in SHARDS]
         self.acks: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        self.reports: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self.mailbox: list[tuple[str, int]] = []
         self.serving_at = math.inf
         self.dead_pid: int | None = None
@@ -133,7 +134,7 @@ class ToyTrial:
             ack = (self.t + 0.001, shard.index, seq, len(shard.history), outcome)
             self.acks[worker].append(ack)
         loss = 2.3 * math.exp(-self.progress() / 150) + 0.1 * self.random.random()
-        self.events.append(Reported(self.t, worker, seq, {"loss": loss}))
+        self.reports[worker].append((self.t, seq, loss, 0.7 * STEP_SECONDS))
         return True
 
     def apply(self, shard: Shard, update: tuple[str, int], *, replayed: bool = False) -> None:
@@ -205,6 +206,9 @@ class ToyTrial:
         for worker in WORKERS:
             times, shards, seqs, versions, outcomes = zip(*self.acks[worker], strict=True)
             self.events.append(Acked(self.t, worker, 1, times, shards, seqs, versions, outcomes))
+            times, steps, losses, seconds = zip(*self.reports[worker], strict=True)
+            for name, values in (("loss", losses), ("compute_seconds", seconds)):
+                self.events.append(Reported(self.t, worker, 1, name, times, steps, values))
             self.events.append(WorkerLeft(self.t, worker, 1, "finished"))
         for _ in range(3):
             self.evaluate()
@@ -317,6 +321,11 @@ def demo_trials() -> tuple[Trial, ...]:
 def toy_events(strategy: str = "chain", fault: str = "kill", seed: int = 0) -> list[Event]:
     """Return the events of one trial; `fault` is "no fault" or "kill"."""
     return ToyTrial(strategy, fault, seed).run()
+
+
+def reported(t: float, step: int, loss: float) -> Reported:
+    """Return one report of worker-0."""
+    return Reported(t, "worker-0", 1, "loss", (t,), (step,), (loss,))
 
 
 def missed(events: list[Event]) -> list[Event]:

@@ -33,8 +33,9 @@ from dps.events import (
 )
 from flows.columns import BY_KEY, COLUMNS
 from flows.lineage import Ledger, ledger
-from flows.outcome import Outcome, nearest_rank, outcome
+from flows.outcome import Outcome, outcome
 from flows.prices import Prices
+from flows.ranks import nearest_rank
 from flows.record import Record
 from flows.timeline import fault_times
 from flows.usage import ROLES, storage, usage_by_role
@@ -49,7 +50,12 @@ from tests.flows.synthetic import (
 )
 
 PRICES = Prices(
-    node_hour=dict.fromkeys(ROLES, 3600.0), gb_moved=1.0, gb_month_stored=0.0, sources={}
+    node_hour=dict.fromkeys(ROLES, 3600.0),
+    spot_hour=dict.fromkeys(ROLES, 1800.0),
+    fixed_hour=dict.fromkeys(ROLES, 2700.0),
+    gb_moved=1.0,
+    gb_month_stored=0.0,
+    sources={},
 )
 
 
@@ -618,7 +624,7 @@ def test_what_each_strategy_loses(strategy: str, lost: int) -> None:
 def test_gradients_of_the_outage_are_replayed_under_stateless() -> None:
     result = toy("stateless", "kill")
     assert (result.ledger.buffered, result.ledger.replayed) == (LIMIT, LIMIT)
-    assert result.pushed == UPDATES
+    assert result.pace.pushed == UPDATES
 
 
 def test_recovery_times_of_a_trial() -> None:

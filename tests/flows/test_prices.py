@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError
-from flows.prices import ROLES, load_prices
+from flows.prices import ROLES, WAYS_TO_RENT, load_prices
 from flows.usage import ROLES as USED_ROLES
 
 ENTRY = {"usd": 1, "source": "somewhere", "date": "2026-01-01"}
 TABLE = {
-    "node_hour": dict.fromkeys(ROLES, ENTRY),
+    **{way: dict.fromkeys(ROLES, ENTRY) for way in WAYS_TO_RENT},
     "gb_moved": {**ENTRY, "usd": 0.5},
     "gb_month_stored": ENTRY,
 }
@@ -21,9 +21,10 @@ TABLE = {
 
 def test_packaged_table_prices_every_role_with_a_dated_source() -> None:
     prices = load_prices()
-    assert set(prices.node_hour) == set(USED_ROLES)
-    assert prices.node_hour["server"] > 0
-    assert prices.node_hour["evaluator"] == 0
+    for hour in (prices.node_hour, prices.spot_hour, prices.fixed_hour):
+        assert set(hour) == set(USED_ROLES)
+        assert hour["server"] > 0
+        assert hour["evaluator"] == 0
     assert prices.gb_moved > 0
     assert prices.gb_month_stored > 0
     assert set(prices.sources) > {"gb_moved", "node_hour.server"}

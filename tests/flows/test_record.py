@@ -56,7 +56,7 @@ def test_events_written_from_many_threads_do_not_mix(tmp_path: Path) -> None:
 
         def report(worker: int) -> None:
             for step in range(200):
-                write(Reported(1.0, f"worker-{worker}", step, {"loss": 0.5}))
+                write(Reported(1.0, f"worker-{worker}", 1, "loss", (1.0,), (step,), (0.5,)))
 
         threads = [threading.Thread(target=report, args=(worker,)) for worker in range(4)]
         for thread in threads:
@@ -65,7 +65,7 @@ def test_events_written_from_many_threads_do_not_mix(tmp_path: Path) -> None:
             thread.join()
     reports = read_record(path).of(Reported)
     for worker in range(4):
-        steps = [r.step for r in reports if r.worker == f"worker-{worker}"]
+        steps = [step for r in reports if r.worker == f"worker-{worker}" for step in r.steps]
         assert steps == list(range(200))
 
 

@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 
 from dps.errors import StoreUnavailable
-from dps.events import Evaluated, Reported
+from dps.events import Evaluated
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record, read_record
 from flows.report import read_trials, write_report
 from flows.tracking import METRICS_PER_BATCH, Tracker, default_uri, flat
-from tests.flows.synthetic import UPDATES, missed, toy_events, write_events, write_experiment
+from tests.flows.synthetic import (
+    UPDATES,
+    missed,
+    reported,
+    toy_events,
+    write_events,
+    write_experiment,
+)
 
 TRIALS = 16
 
@@ -80,7 +87,7 @@ def test_tracking_again_changes_nothing(tracked: Tracked) -> None:
 def test_a_trial_that_ran_again_replaces_its_child(tracked: Tracked, tmp_path: Path) -> None:
     old = tracked.child("none.no-fault.seed-1")
     events = toy_events("none", "no fault", 1)
-    later = Reported(events[-2].t, "worker-0", 401, {"loss": 0.123})
+    later = reported(events[-2].t, 401, 0.123)
     path = write_events(tmp_path, [*events[:-1], later, events[-1]])
     record = read_record(path)
     tracked.tracker.track_trial(record, outcome(record, load_prices()), path)
@@ -169,7 +176,7 @@ def test_values_that_are_not_finite_are_dropped_and_counted(
 ) -> None:
     events = toy_events("chain", "no fault")
     odd = [
-        Reported(events[-2].t, "worker-0", step, {"loss": value})
+        reported(events[-2].t, step, value)
         for step, value in enumerate([float("nan"), float("inf"), 0.5])
     ]
     path = write_events(tmp_path, [*events[:-1], *odd, events[-1]])
@@ -184,10 +191,7 @@ def test_values_that_are_not_finite_are_dropped_and_counted(
 def test_long_series_and_long_settings_fit(tracked: Tracked, tmp_path: Path) -> None:
     started, *rest = toy_events("none", "no fault")
     settings = {**started.settings, "digest": "long", "config": {"note": "x" * 20_000}}  # type: ignore[attr-defined]
-    many = [
-        Reported(rest[0].t + i / 1000, "worker-0", i, {"loss": 1.0})
-        for i in range(3 * METRICS_PER_BATCH)
-    ]
+    many = [reported(rest[0].t + i / 1000, i, 1.0) for i in range(3 * METRICS_PER_BATCH)]
     events = [dataclasses.replace(started, settings=settings), *many, *rest]  # type: ignore[call-arg]
     path = write_events(tmp_path, events)
     record = read_record(path)

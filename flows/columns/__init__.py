@@ -1,0 +1,41 @@
+"""Owns the list of all figures of `Outcome.row()`, in the order of a row's reader."""
+
+from __future__ import annotations
+
+from flows.columns.accuracy import ACCURACY
+from flows.columns.column import NOT_APPLICABLE, Column
+from flows.columns.recovery import RECOVERY
+from flows.columns.updates import SPEED, STALENESS, UPDATES
+from flows.columns.use import COST, USAGE
+
+__all__ = ["BY_KEY", "COLUMNS", "NOT_APPLICABLE", "Column"]
+
+IDENTITY = (
+    Column("experiment", "experiment", "", "Name of the experiment."),
+    Column("trial", "trial", "", "Name of the trial, and of its folder."),
+    Column("strategy", "strategy", "", "Recovery strategy: the trial's label on that axis."),
+    Column("condition", "condition", "", "The trial's labels on the other axes."),
+    Column("seed", "seed", "", "Seed of initial values, batch order and data order."),
+    Column("digest", "digest", "", "Short hash of the trial's whole configuration."),
+    Column(
+        "status",
+        "status",
+        "",
+        "“valid”; “invalid” when a planned fault did not happen; “failed” when the trial ended in "
+        "an error or has no end. Only valid trials enter statistics.",
+    ),
+    Column("reason", "reason", "", "Why a trial is invalid or failed."),
+)
+
+COLUMNS: tuple[Column, ...] = (
+    *IDENTITY,
+    *ACCURACY,
+    *RECOVERY,
+    *UPDATES,
+    *STALENESS,
+    *SPEED,
+    *USAGE,
+    *COST,
+)
+
+BY_KEY: dict[str, Column] = {column.key: column for column in COLUMNS}

@@ -1,0 +1,77 @@
+"""Owns what is known of one figure of `Outcome.row()`, and how its values are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Unit = Literal["", "%", "points", "s", "MB", "USD", "count", "per second"]
+Better = Literal["higher", "lower"]
+
+NOT_APPLICABLE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure.
+
+    Attributes
+    ----------
+    key
+        Its name in `Outcome.row()`.
+    label
+        Its heading in tables.
+    unit
+        How its value is written; rows hold plain numbers (shares in [0, 1], seconds, bytes, USD).
+    definition
+        What it is, in a sentence for the reader of a table.
+    metric
+        Its name among the metrics of a tracked run; None for what is not a number.
+    better
+        Whether a higher or a lower value is better; None where neither is.
+    """
+
+    key: str
+    label: str
+    unit: Unit
+    definition: str
+    metric: str | None = None
+    better: Better | None = None
+
+    def text(self, value: Any) -> str:
+        """Return a value of this column as a reader wants to see it."""
+        if value is None or value == "":
+            return NOT_APPLICABLE
+        if isinstance(value, str):
+            return value
+        return _number(float(value), self.unit).replace("-", "−")
+
+
+def _number(value: float, unit: Unit) -> str:
+    if value == 0:
+        return "0"
+    if unit in ("%", "points"):
+        return f"{100 * value:.1f}"
+    if unit in ("count", "") and value == int(value):
+        return f"{value:,.0f}"
+    if unit == "count":
+        return f"{value:,.1f}"
+    if unit == "MB":
+        return _three_digits(value / 1e6)
+    if unit == "USD":
+        return _money(value)
+    if unit == "s" and abs(value) < 1:
+        return f"{value:.3f}"
+    return _three_digits(value)
+
+
+def _money(value: float) -> str:
+    if abs(value) >= 0.1:
+        return f"{value:,.2f}"
+    return "<0.000001" if 0 < value < 1e-6 else f"{value:.6f}"
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,0 +1,222 @@
+"""Owns the comparison of an experiment's strategies: per condition and metric, against a baseline.
+
+Only valid trials enter, paired by their seed. All comparisons of an experiment are one family: the
+verdicts are corrected for how many they are. What to compare by is kept beside the records, so
+that it can be changed without running anything again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from dps.core.recovery import PRESETS
+from dps.errors import ConfigurationError
+from flows.columns import BY_KEY
+from flows.columns.column import Better
+from flows.complaints import key_of, sentence, suggest
+from flows.outcome import Outcome
+from flows.sections import ComparisonSection
+from flows.statistics import (
+    Difference,
+    Interval,
+    Verdict,
+    corrected,
+    interval,
+    paired,
+    repeats_needed,
+    verdicts,
+)
+from flows.summary import conditions, strategies
+
+COMPARISON_FILE = "comparison.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One metric of one strategy under one condition, beside the baseline.
+
+    Attributes
+    ----------
+    interval
+        Of the strategy's own values.
+    difference
+        Strategy minus baseline, seed by seed; None for the baseline itself, and where no seed is
+        valid for both.
+    p
+        Of that difference, corrected for all comparisons of the experiment; None without a test.
+    verdict
+        What the difference shows; None for the baseline itself.
+    repeats_needed
+        Seeds that would show the difference seen, or the one that the configuration names, with a
+        probability of 80% if it stood alone; None where that cannot be told.
+    """
+
+    metric: str
+    condition: str
+    strategy: str
+    baseline: str
+    interval: Interval
+    difference: Difference | None
+    p: float | None
+    verdict: Verdict | None
+    repeats_needed: int | None
+
+
+def compared(
+    outcomes: Sequence[Outcome], section: ComparisonSection, rng: np.random.Generator
+) -> tuple[Compared, ...]:
+    """Compare all strategies with the baseline, under each condition and by each metric.
+
+    Rows come by condition, strategy and metric. A metric that no valid trial of a strategy has,
+    such as the recovery time without a fault, has no row.
+
+    Parameters
+    ----------
+    outcomes
+        The trials of one experiment; those that are not valid are left out.
+    section
+        The baseline and the metrics.
+    rng
+        Draws the resamples of the intervals.
+
+    Raises
+    ------
+    ConfigurationError
+        The experiment has no such strategy as the baseline.
+    """
+    baseline = baseline_of(outcomes, section)
+    if baseline is None:
+        return ()
+    rows = _rows(outcomes)
+    found = [
+        _measured(rows, condition, strategy, baseline, metric, rng)
+        for condition in conditions(outcomes)
+        for strategy in strategies(outcomes)
+        for metric in section.metrics
+    ]
+    return _judged([row for row in found if row is not None], section.resolve)
+
+
+def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str | None:
+    """Return the strategy that the others are compared with; None where there is no trial.
+
+    Raises
+    ------
+    ConfigurationError
+        The configuration names one that does not occur.
+    """
+    known = strategies(outcomes)
+    if section.baseline is None or not known:
+        unprotected = next(iter(PRESETS))
+        return unprotected if unprotected in known else next(iter(known), None)
+    if section.baseline not in known:
+        raise ConfigurationError(
+            f"comparison.baseline: no trial is of a strategy {section.baseline!r}; "
+            f"{suggest(section.baseline, known)}"
+        )
+    return section.baseline
+
+
+def write_comparison(folder: Path, section: ComparisonSection) -> None:
+    """Keep what the experiment in `folder` is compared by, as of its last run."""
+    (folder / COMPARISON_FILE).write_text(section.model_dump_json(indent=1), encoding="utf-8")
+
+
+def read_comparison(folder: Path) -> ComparisonSection:
+    """Return what the experiment in `folder` is compared by; the defaults if that was not kept.
+
+    Raises
+    ------
+    ConfigurationError
+        The file was changed by hand, and does not say what it should.
+    """
+    path = folder / COMPARISON_FILE
+    if not path.exists():
+        return ComparisonSection()
+    try:
+        return ComparisonSection.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigurationError(
+            f"{path}: {key_of(first, {})}: {sentence(first)}. Remove it, or run again."
+        ) from error
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+# By condition and strategy, the rows of the valid trials by seed.
+_Rows = Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]
+
+
+def _rows(outcomes: Sequence[Outcome]) -> _Rows:
+    rows: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for outcome in outcomes:
+        identity = outcome.identity
+        if outcome.valid and identity.seed is not None:
+            rows[identity.condition, identity.strategy][identity.seed] = outcome.row()
+    return rows
+
+
+def _values(rows: _Rows, condition: str, strategy: str, metric: str) -> dict[int, float]:
+    of_group = rows.get((condition, strategy), {})
+    found = {seed: row[metric] for seed, row in of_group.items()}
+    return {seed: float(v) for seed, v in found.items() if v is not None and isfinite(v)}
+
+
+def _measured(
+    rows: _Rows,
+    condition: str,
+    strategy: str,
+    baseline: str,
+    metric: str,
+    rng: np.random.Generator,
+) -> Compared | None:
+    """A row without what depends on the other rows; None where there is no value."""
+    mine = _values(rows, condition, strategy, metric)
+    if not mine:
+        return None
+    difference = None
+    if strategy != baseline:
+        difference = paired(mine, _values(rows, condition, baseline, metric), rng)
+    spread = interval(list(mine.values()), rng)
+    return Compared(metric, condition, strategy, baseline, spread, difference, None, None, None)
+
+
+def _judged(rows: Sequence[Compared], resolve: Mapping[str, float]) -> tuple[Compared, ...]:
+    """Add to each row what it says in the light of all others."""
+    own = [row for row in rows if row.strategy == row.baseline]
+    others = [row for row in rows if row.strategy != row.baseline]
+    differences = [row.difference for row in others]
+    ps = corrected(differences)
+    said = verdicts(differences, [_better(row.metric) for row in others])
+    judged = [
+        replace(row, p=p, verdict=verdict, repeats_needed=_repeats(row, resolve))
+        for row, p, verdict in zip(others, ps, said, strict=True)
+    ]
+    found = {(row.metric, row.condition, row.strategy): row for row in (*own, *judged)}
+    return tuple(found[row.metric, row.condition, row.strategy] for row in rows)
+
+
+def _better(metric: str) -> Better:
+    better = BY_KEY[metric].better
+    if better is None:
+        raise ConfigurationError(f"comparison: of {metric!r} neither more nor less is better")
+    return better
+
+
+def _repeats(row: Compared, resolve: Mapping[str, float]) -> int | None:
+    difference = row.difference
+    if difference is None or difference.sd is None:
+        return None
+    return repeats_needed(difference.sd, resolve.get(row.metric, difference.mean))

@@ -1,0 +1,216 @@
+"""Owns the statistics of experiments: intervals, paired differences, verdicts, numbers of repeats.
+
+Pure functions over plain numbers, on scipy. Trials of two strategies with the same seed start from
+the same values and see the same batches, so strategies are compared seed by seed; verdicts are
+corrected for how many comparisons are looked at together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from flows.columns.column import Better
+
+CONFIDENCE = 0.95
+SIGNIFICANCE = 0.05
+POWER = 0.8
+FEWEST_SEEDS = 3
+# Resampling fewer values than this covers far less than 95%: Student's t, which is exact for
+# normal values, is wider and more honest there.
+FEWEST_TO_RESAMPLE = 10
+
+Verdict = Literal["better", "worse", "no difference shown", "too few seeds to tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Mean of `n` values with the 95% interval of that mean; no bounds for a single value."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Mean over `n` seeds of value minus baseline.
+
+    Attributes
+    ----------
+    low, high
+        95% interval of the mean, not corrected for the number of comparisons; None for one seed.
+    sd
+        Standard deviation of the differences; None for one seed.
+    p
+        Of the paired t-test that the mean is 0; None for fewer than 3 seeds.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    p: float | None
+    n: int
+
+
+def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
+    """Return the mean and its 95% interval.
+
+    Parameters
+    ----------
+    values
+        One or more finite numbers. From 10 on, the interval is bootstrapped (bias-corrected and
+        accelerated); for fewer it is Student's t. Where all are equal, so are the bounds.
+    rng
+        Draws the resamples.
+
+    Raises
+    ------
+    ValueError
+        There is no value, or one that is not finite.
+    """
+    data = np.asarray(values, float)
+    if data.size == 0 or not np.isfinite(data).all():
+        raise ValueError(f"expected one or more finite numbers; got {list(values)}")
+    mean = float(data.mean())
+    if data.size < 2:
+        return Interval(mean, None, None, 1)
+    if _constant(data):
+        return Interval(mean, mean, mean, data.size)
+    low, high = _resampled(data, rng) if data.size >= FEWEST_TO_RESAMPLE else _student(data)
+    return Interval(mean, low, high, data.size)
+
+
+def paired(
+    values: Mapping[int, float], baseline: Mapping[int, float], rng: np.random.Generator
+) -> Difference | None:
+    """Return value minus baseline over the seeds that both have; None where they share none."""
+    seeds = sorted(values.keys() & baseline.keys())
+    if not seeds:
+        return None
+    differences = np.array([values[seed] - baseline[seed] for seed in seeds])
+    found = interval(differences.tolist(), rng)
+    sd = float(differences.std(ddof=1)) if found.n > 1 else None
+    return Difference(found.mean, found.low, found.high, sd, _p(differences), found.n)
+
+
+def holm(ps: Sequence[float]) -> tuple[float, ...]:
+    """Return p-values corrected by Holm's method for how many there are, in the given order."""
+    corrected = [0.0] * len(ps)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[index]))
+        corrected[index] = highest
+    return tuple(corrected)
+
+
+def corrected(differences: Sequence[Difference | None]) -> tuple[float | None, ...]:
+    """Return the corrected p-value of each difference of a family; None where it has none."""
+    tested = [i for i, found in enumerate(differences) if found and found.p is not None]
+    ps = holm([p for found in differences if found and (p := found.p) is not None])
+    by_index = dict(zip(tested, ps, strict=True))
+    return tuple(by_index.get(i) for i in range(len(differences)))
+
+
+def verdicts(
+    differences: Sequence[Difference | None], better: Sequence[Better]
+) -> tuple[Verdict, ...]:
+    """Say of each difference of a family what it shows at the 5% level, corrected for all of them.
+
+    Parameters
+    ----------
+    differences
+        Everything that is looked at together; None where there was no seed to compare.
+    better
+        For each, whether a higher or a lower value is better.
+    """
+    ps = corrected(differences)
+    return tuple(map(_verdict, differences, ps, better))
+
+
+def repeats_needed(sd_of_differences: float, difference: float, power: float = POWER) -> int | None:
+    """Return how many seeds a paired t-test at the 5% level needs to find a difference.
+
+    Parameters
+    ----------
+    sd_of_differences
+        Standard deviation of the differences between trials with the same seed.
+    difference
+        The true mean of the differences.
+    power
+        The probability with which it is to be found.
+
+    Returns
+    -------
+    int | None
+        At least 3, for fewer are never judged; None for a difference of 0, which no number shows.
+    """
+    if difference == 0:
+        return None
+    if sd_of_differences == 0:
+        return FEWEST_SEEDS
+    effect = abs(difference) / sd_of_differences
+    enough = FEWEST_SEEDS
+    while _power(enough, effect) < power:
+        enough *= 2
+    too_few = enough // 2
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        if _power(middle, effect) < power:
+            too_few = middle
+        else:
+            enough = middle
+    return max(FEWEST_SEEDS, enough)
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _constant(data: np.ndarray) -> bool:
+    """Whether the values are equal, but for rounding."""
+    return bool(np.ptp(data) <= 1e-9 * np.abs(data).max())
+
+
+def _student(data: np.ndarray) -> tuple[float, float]:
+    low, high = stats.t.interval(
+        CONFIDENCE, data.size - 1, loc=data.mean(), scale=data.std(ddof=1) / math.sqrt(data.size)
+    )
+    return float(low), float(high)
+
+
+def _resampled(data: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    found = stats.bootstrap(
+        (data,), np.mean, confidence_level=CONFIDENCE, method="BCa", rng=rng
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _p(differences: np.ndarray) -> float | None:
+    """The p-value of the paired t-test, which itself has none where all differences are equal."""
+    if differences.size < FEWEST_SEEDS:
+        return None
+    if _constant(differences):
+        return 0.0 if differences[0] else 1.0
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def _verdict(difference: Difference | None, p: float | None, better: Better) -> Verdict:
+    if difference is None or p is None:
+        return "too few seeds to tell"
+    if p >= SIGNIFICANCE:
+        return "no difference shown"
+    return "better" if (difference.mean > 0) == (better == "higher") else "worse"
+
+
+def _power(n: int, effect: float) -> float:
+    """The probability that the two-sided t-test on `n` differences finds this effect size."""
+    critical = stats.t.ppf(1 - SIGNIFICANCE / 2, n - 1)
+    shift = effect * math.sqrt(n)
+    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
