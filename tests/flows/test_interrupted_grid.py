@@ -63,6 +63,7 @@ def children(here: Path) -> list[str]:
     return [r.data.tags["dps.trial"] for r in runs if r.data.tags["dps.kind"] == "trial"]
 
 
+@pytest.mark.timeout(300)
 def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(tmp_path: Path) -> None:
     chance = random.Random(seed := random.randrange(1 << 32))
     print(f"the moments are drawn from {seed}")
