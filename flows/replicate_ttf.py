@@ -12,8 +12,8 @@ from pathlib import Path
 
 from flows.compare import compare
 from flows.config import load_experiment
+from flows.drivers import Drivers
 from flows.progress import PlainView
-from flows.trial import run_trial
 from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, write
 
 FOLDER = "replicate-ttf"
@@ -67,14 +67,10 @@ def replicate(
     trials = published_trials(full)
     if run:
         run_emulation(trials, here, view)
-        for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(
-                load_experiment(config_file(name), _overrides(name, full)),
-                here,
-                view,
-                run_trial,
-                store,
-            )
+        with Drivers() as drivers:
+            for name in (*JUDGED.values(), *SHOWN.values()):
+                experiment = load_experiment(config_file(name), _overrides(name, full))
+                compare(experiment, here, view, drivers, store)
     judged = {AS_PUBLISHED: _study(AS_PUBLISHED, PUBLISHED, here)}
     judged.update({title: _study(title, name, here) for title, name in JUDGED.items()})
     others = [_study(title, name, here) for title, name in SHOWN.items()]

@@ -15,8 +15,8 @@ from flows.figures.bands import Band, Curve, band
 from flows.figures.drawing import Drawing, Table
 from flows.figures.style import legend_above, panel, percent_axis, strategy_keys
 from flows.figures.subject import Subject, Trial, end, start, whole
+from flows.learning import evaluations
 from flows.lineage import applied_rows
-from flows.outcome import evaluations
 from flows.record import Record
 from flows.series import series
 from flows.steps import Steps

@@ -28,11 +28,12 @@ from dps.events import (
     TrialEnded,
     TrialStarted,
 )
+from flows.attempt import versions
 from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.trial import PRELOAD, versions
+from flows.trial import PRELOAD
 from flows.workloads import with_torch
 
 PROOF_SECONDS = 5.0

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dps.events import Killed, NodeJoined
+from flows.learning import evaluations
 from flows.lineage import applied_rows
-from flows.outcome import Outcome, evaluations
+from flows.outcome import Outcome
 from flows.prices import Prices
 from flows.record import Record
 from flows.timeline import fault_times, training_span
