@@ -90,11 +90,15 @@ def _dps(
 @app.command()
 def run(config: Config, settings: Settings = []) -> None:  # noqa: B006 (typer makes its own list)
     """Run an experiment: the trials that are not recorded yet, then compare all of them."""
+    from numpy.random import default_rng
+
     from flows.compare import compare
+    from flows.comparisons import compared
     from flows.config import load_experiment
     from flows.progress import view_for
     from flows.results import print_comparison
     from flows.trial import run_trial
+    from flows.verdicts import print_verdicts
 
     experiment = load_experiment(config, settings)
     console = _console()
@@ -111,6 +115,7 @@ def run(config: Config, settings: Settings = []) -> None:  # noqa: B006 (typer m
         )
         raise typer.Exit(130) from None
     print_comparison(done.outcomes, console)
+    print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
     print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
     if done.failed:
         for outcome in done.failed:
@@ -185,9 +190,13 @@ def results(
     experiment: Experiment,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = Format.table,
 ) -> None:
-    """Print the figures of every recorded trial of an experiment."""
+    """Print the figures of every recorded trial of an experiment, and what they show."""
+    from numpy.random import default_rng
+
+    from flows.comparisons import compared, read_comparison
     from flows.prices import load_prices
     from flows.results import experiment_folder, read_experiment, to_csv, to_json, to_table
+    from flows.verdicts import print_verdicts
 
     folder = experiment_folder(experiment, Path.cwd())
     outcomes = [done.outcome for done in read_experiment(folder, load_prices())]
@@ -197,7 +206,31 @@ def results(
         case Format.csv:
             print(to_csv(outcomes), end="")
         case Format.table:
-            _console().print(to_table(outcomes))
+            console = _console()
+            console.print(to_table(outcomes))
+            rows = compared(outcomes, read_comparison(folder), default_rng(0))
+            print_verdicts(rows, console)
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="An experiment, or trials of one: demo, demo/chain.kill, demo/chain.kill.seed-0."
+    ),
+]
+
+
+@app.command()
+def compare(first: Run, second: Run) -> None:
+    """Show two recorded runs side by side: what differs in their settings, then their figures."""
+    from numpy.random import default_rng
+
+    from flows.prices import load_prices
+    from flows.side_by_side import find_run, print_side_by_side
+
+    prices = load_prices()
+    runs = [find_run(name, Path.cwd(), prices) for name in (first, second)]
+    print_side_by_side(runs[0], runs[1], default_rng(0), _console())
 
 
 @app.command()
