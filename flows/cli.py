@@ -325,6 +325,17 @@ def recovery(
     print(*tables, sep="\n\n")
 
 
+@bench.command()
+def measuring(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
+) -> None:
+    """Compare updates per second with everything recorded and evaluated, and with neither."""
+    from flows import bench_measuring
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_measuring.table(bench_measuring.measuring(tell, rounds)))
+
+
 def _console() -> Console:
     from rich.console import Console
 

@@ -114,7 +114,7 @@ def versions() -> dict[str, str]:
 def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    with LocalCluster(_nodes(config), PRELOAD) as cluster:
+    with LocalCluster(nodes(config), PRELOAD) as cluster:
         injector: Injector | None = None
 
         def on_event(event: Event) -> None:
@@ -151,7 +151,7 @@ def _server(
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
         client,
-        _workload(config).initial(np.random.default_rng([config.seed, 0])),
+        initial(config),
         shards=config.server.shards,
         optimizer=config.build_optimizer(),
         consistency=config.build_consistency(),
@@ -160,6 +160,11 @@ def _server(
         timings=timings,
         about=settings(trial),
     )
+
+
+def initial(config: TrialConfig) -> dict[str, np.ndarray]:
+    """The values that the model starts from; they depend on the seed alone."""
+    return _workload(config).initial(np.random.default_rng([config.seed, 0]))
 
 
 def _done(ps: ParameterServer, config: TrialConfig) -> tuple[int, ...]:
@@ -265,7 +270,7 @@ def _workload(config: TrialConfig) -> Workload:
     return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
 
 
-def _nodes(config: TrialConfig) -> list[NodeSpec]:
+def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
     hosting = {"server", "replica", "spare"}
     kinds = {name: name.split("-")[0] for name in config.node_names}

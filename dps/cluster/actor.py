@@ -39,7 +39,7 @@ class HostActor:
         self._role = role
         self._flush_seconds = group.timings.flush
         self._meter = Meter()
-        self._recorder = Recorder(group.name, dask_worker.log_event)
+        self._recorder = Recorder(group, dask_worker.log_event)
         transport = DaskTransport(dask_worker.rpc, self._meter)
         me = Endpoint(dask_worker.address, key)
         self._host = Host(group, node, me, transport, clock, self._recorder)

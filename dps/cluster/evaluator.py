@@ -43,7 +43,7 @@ class EvaluatorActor:
         self._node = node
         self._clock = SystemClock()
         self._meter = Meter()
-        self._recorder = Recorder(group.name, dask_worker.log_event)
+        self._recorder = Recorder(group, dask_worker.log_event)
         self._client = Client(group, DaskTransport(dask_worker.rpc, self._meter))
         now = self._clock.now()
         self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))

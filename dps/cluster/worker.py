@@ -72,6 +72,8 @@ class ReportColumns:
 
     def __call__(self, metrics: Mapping[str, float]) -> None:
         """Note numbers about the next step."""
+        if not self._recorder.on:
+            return
         self._steps += 1
         now = SystemClock().now()
         with self._lock:
@@ -197,7 +199,8 @@ class _AckColumns:
         self.incarnation = 0
 
     def __call__(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        self._rows.append((SystemClock().now(), shard, seq, version, outcome))
+        if self._recorder.on:
+            self._rows.append((SystemClock().now(), shard, seq, version, outcome))
 
     def flush(self) -> None:
         rows, self._rows = self._rows, []
@@ -224,7 +227,7 @@ def run_worker(
     node = str(dask_worker.name)
     name = peers[index]
     meter = Meter()
-    recorder = Recorder(group.name, dask_worker.log_event)
+    recorder = Recorder(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter)
     client = Client(group, transport, name, acks)
