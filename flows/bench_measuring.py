@@ -22,6 +22,7 @@ from dps.cluster.server import ParameterServer
 from dps.cluster.worker import Worker
 from dps.events import Sink
 from flows.config import TrialConfig, load_experiment
+from flows.crew import shares_of
 from flows.record import EVENTS_FILE, EventWriter
 from flows.statistics import Interval, interval
 from flows.trial import Scorer, initial, nodes, train
@@ -103,7 +104,7 @@ def demo(updates: int) -> TrialConfig:
 def timed(config: TrialConfig, worker: Worker) -> float:
     """Train as in a trial; return how long it took."""
     began = time.perf_counter()
-    train(config, (0,) * config.training.workers, worker)
+    train(config, shares_of(config.training.updates, config.training.workers, {}), worker)
     return time.perf_counter() - began
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from flows.compare import compare
 from flows.comparisons import Compared, compared
 from flows.config import ExperimentConfig
+from flows.drivers import Drivers
 from flows.outcome import Outcome
 from flows.progress import PlainView
 from flows.sections import ComparisonSection
-from flows.trial import run_trial
 
 SEEDS = [0, 1, 2]
 
@@ -40,7 +40,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, ...]:
     }
     here = tmp_path_factory.mktemp("known")
     view = PlainView(Console(file=io.StringIO()))
-    return compare(ExperimentConfig.model_validate(experiment), here, view, run_trial).outcomes
+    with Drivers() as drivers:
+        return compare(ExperimentConfig.model_validate(experiment), here, view, drivers).outcomes
 
 
 def verdict(outcomes: tuple[Outcome, ...], strategy: str, baseline: str) -> Compared:
