@@ -22,7 +22,8 @@ from flows.columns import COLUMNS, NOT_APPLICABLE
 from flows.comparisons import Compared, Rows, compare_rows, read_comparison
 from flows.complaints import suggest
 from flows.prices import Prices
-from flows.results import RESULTS, Finished, experiment_folder, read_experiment
+from flows.record import event_files
+from flows.results import RESULTS, Finished, experiment_folder, read_finished
 from flows.sections import ComparisonSection
 from flows.tracking import flat
 from flows.verdicts import figure_name, print_verdicts, signed
@@ -64,21 +65,21 @@ def find_run(name: str, here: Path, prices: Prices) -> Run:
     """
     experiment, _, part = name.strip("/").partition("/")
     folder = experiment_folder(experiment, here)
-    recorded = read_experiment(folder, prices)
-    by_name = {done.outcome.identity.trial: done for done in recorded}
-    combinations = {trial.rpartition(".seed-")[0] for trial in by_name} - {""}
+    files = {path.parent.name: path for path in event_files(folder)}
+    combinations = {trial.rpartition(".seed-")[0]: None for trial in files}
     chosen = [
-        done
-        for trial, done in by_name.items()
-        if part in ("", trial) or (part in combinations and trial.startswith(f"{part}.seed-"))
+        path
+        for trial, path in files.items()
+        if part in ("", trial) or (part and part == trial.rpartition(".seed-")[0])
     ]
     if not chosen:
-        known = [*sorted(combinations), *sorted(by_name)]
+        known = [*filter(None, combinations), *files]
         raise ConfigurationError(
             f"{name!r}: the experiment {experiment!r} in {here / RESULTS} has no trial {part!r}; "
             f"{suggest(part, known)}"
         )
-    return Run(name, not part, tuple(chosen), read_comparison(folder))
+    trials = tuple(read_finished(path, prices) for path in chosen)
+    return Run(name, not part, trials, read_comparison(folder))
 
 
 def settings_that_differ(first: Run, second: Run) -> list[Setting]:
