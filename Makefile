@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test torch torch-test lint types lock ui report bench bench-recovery simulate soak clean
+.PHONY: help setup demo fashion fashion-data test torch torch-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -69,6 +69,9 @@ bench: setup ## time push and pull beside raw sockets and a plain Dask actor
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
 	$(BIN)/dps bench recovery
+
+bench-measuring: setup ## compare updates per second with everything recorded and evaluated, and with neither
+	$(BIN)/dps bench measuring
 
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
 	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)

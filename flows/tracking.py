@@ -109,7 +109,7 @@ class Tracker:
         """
         with _store_errors(self.uri):
             fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
-            for run in self._children(outcome.identity.digest):
+            for run in self._children(outcome):
                 if run.data.tags.get(RECORD_TAG) == fingerprint:
                     return str(run.info.run_id)
                 self._client.delete_run(run.info.run_id)
@@ -159,9 +159,14 @@ class Tracker:
         run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
         return str(run.info.run_id)
 
-    def _children(self, digest: str) -> list[Any]:
-        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
-        return self._search(f"{of_parent} and tags.`{DIGEST_TAG}` = '{digest}'")
+    def _children(self, outcome: Outcome) -> list[Any]:
+        # By name too: two labels may stand for the same configuration, to see what chance does.
+        wanted = {
+            "mlflow.parentRunId": self.parent_id,
+            DIGEST_TAG: outcome.identity.digest,
+            "dps.trial": outcome.identity.trial,
+        }
+        return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
 
     def _search(self, query: str) -> list[Any]:
         return list(self._client.search_runs([self._experiment_id], query))
