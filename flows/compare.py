@@ -21,7 +21,7 @@ from flows.outcome import Outcome
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
-from flows.report import write_report
+from flows.report import FIGURES, write_report
 from flows.results import REPORT, RESULTS, Finished, is_recorded, read_finished
 from flows.resume import interrupted, keep_record
 from flows.tracking import Tracker
@@ -97,8 +97,11 @@ def compare(
                 dataset = digests[trial.config.dataset.model_dump_json()]
                 tracker.track_trial(done.record, done.outcome, events_file, dataset)
                 finished.append(done)
-        report = write_report(folder, folder / REPORT)
-        tracker.track_experiment([(done.record, done.outcome) for done in finished], report)
+        figures = folder / FIGURES
+        report = write_report(folder, folder / REPORT, figures=figures)
+        tracker.track_experiment(
+            [(done.record, done.outcome) for done in finished], report, figures
+        )
     return Comparison(tuple(done.outcome for done in finished), report)
 
 
