@@ -24,7 +24,6 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.faults import Fault, Kill, Pause
 from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS
@@ -50,38 +49,6 @@ class Section(BaseModel):
             if key not in cls.model_fields:
                 refuse(f"unknown key; {suggest(str(key), cls.model_fields)}", key=str(key))
         return data
-
-
-class MlpSection(Section):
-    """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
-
-    kind: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = (32,)
-
-
-class SoftmaxSection(Section):
-    """Softmax regression."""
-
-    kind: Literal["softmax"]
-
-
-WorkloadSection = Annotated[MlpSection | SoftmaxSection, Field(discriminator="kind")]
-
-
-class DigitsSection(Section):
-    """The 8 × 8 digits that scikit-learn carries."""
-
-    kind: Literal["digits"]
-
-
-class FashionMnistSection(Section):
-    """Fashion-MNIST; `folder` names its files where they are not in the usual place."""
-
-    kind: Literal["fashion_mnist"]
-    folder: str | None = None
-
-
-DatasetSection = Annotated[DigitsSection | FashionMnistSection, Field(discriminator="kind")]
 
 
 class TrainingSection(Section):
@@ -371,41 +338,6 @@ class RecoverySection(Section):
         return dps_recovery.Recovery(
             self.durability.build(), self.outage.build(), self.replay.build()
         )
-
-
-class KillSection(Section):
-    """SIGKILL to the process of a node once all shards have applied `at_updates` updates.
-
-    A fresh node takes its place `back_after` seconds later; null: never.
-    """
-
-    kind: Literal["kill"]
-    target: str
-    at_updates: PositiveInt
-    back_after: NonNegativeFloat | None = 1.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Kill(self.target, self.at_updates, self.back_after)
-
-
-class PauseSection(Section):
-    """SIGSTOP to the process of a node once all shards have applied `at_updates` updates.
-
-    SIGCONT follows `seconds` later: the process then goes on where it was.
-    """
-
-    kind: Literal["pause"]
-    target: str
-    at_updates: PositiveInt
-    seconds: PositiveFloat = 2.0
-
-    def build(self) -> Fault:
-        """Return the fault."""
-        return Pause(self.target, self.at_updates, self.seconds)
-
-
-FaultSection = Annotated[KillSection | PauseSection, Field(discriminator="kind")]
 
 
 class EvaluationSection(Section):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -222,8 +223,12 @@ def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[
     """The results of all jobs, as they come, from one process on each core."""
     context = multiprocessing.get_context("spawn")
     processes = min(os.cpu_count() or 1, len(jobs))
-    with context.Pool(processes) as pool:
-        yield from pool.imap_unordered(work, jobs)
+    with ProcessPoolExecutor(processes, context) as pool:
+        try:
+            for done in as_completed([pool.submit(work, job) for job in jobs]):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

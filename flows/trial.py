@@ -10,23 +10,22 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from platform import python_version
-from typing import Any
 
 import numpy as np
-from distributed import Client, wait
+from distributed import Client
 
 from dps.chaos.injector import Injector
 from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
+from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
 from dps.errors import DpsError
 from dps.events import (
@@ -40,17 +39,34 @@ from dps.events import (
     TrialStarted,
 )
 from dps.protocol.group import Timings
+from flows.attempt import settings, versions
 from flows.config import TrialConfig
+from flows.crew import Crew, shares_of
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
-from flows.workloads import SHAPES, Dataset, Workload, batches, build_workload, load_dataset
+from flows.workloads import (
+    SHAPES,
+    Dataset,
+    Workload,
+    batches,
+    build_workload,
+    load_dataset,
+    with_torch,
+)
 
-PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
+TRACEBACK_FILE = "traceback.txt"
 PRELOAD = ("dps.cluster.server", "flows.trial")
 
 
-def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -> None:
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    sink: Sink,
+    path: str | None = None,
+    circumstances: Mapping[str, int] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> None:
     """Run one trial and record it in `folder`.
 
     Parameters
@@ -63,11 +79,16 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
         Is called with every event as well, from another thread.
     path
         Checkpoints of this trial to go on from; None: from its start.
+    circumstances
+        How it is run, as far as its figures do not depend on it: see `flows.attempt.Attempt`.
+    tell
+        Is told what may interest who watches the trial, such as the address of Dask's dashboard.
 
     Notes
     -----
     The record ends with `TrialEnded` in any case, but for an interruption (`KeyboardInterrupt`):
-    then it just stops, and the processes are ended before the interruption goes on.
+    then it just stops, and the processes are ended before the interruption goes on. What nobody
+    foresaw fails the trial as well, and leaves its traceback beside the record.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
@@ -80,11 +101,15 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             write(event)
             sink(event)
 
-        record(TrialStarted(clock.now(), trial.name, settings(trial), versions()))
+        told = settings(trial, circumstances or {})
+        record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
-            failure = _train(trial, folder, record, path)
-        except (DpsError, OSError, TimeoutError) as error:
+            failure = _train(trial, folder, record, path, tell)
+        except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = f"{type(error).__name__}: {error}"
+            if not isinstance(error, DpsError | OSError):
+                (folder / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+                failure += f" (unforeseen; see {TRACEBACK_FILE} beside the record)"
         if failure is not None:
             record(TrialEnded(clock.now(), "failed", failure))
         elif missed:
@@ -94,38 +119,30 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             record(TrialEnded(clock.now(), "valid", ""))
 
 
-def settings(trial: Trial) -> dict[str, Any]:
-    """Everything that the trial depends on, for its record."""
-    return {
-        "trial": trial.name,
-        "experiment": trial.experiment,
-        "labels": trial.labels,
-        "seed": trial.seed,
-        "digest": trial.digest,
-        "config": trial.config.model_dump(mode="json"),
-    }
-
-
-def versions() -> dict[str, str]:
-    """The software that the trial ran on."""
-    return {"python": python_version(), **{name: version(name) for name in PACKAGES}}
-
-
-def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | None:
+def _train(
+    trial: Trial,
+    folder: Path,
+    record: Sink,
+    path: str | None,
+    tell: Callable[[str], None] | None,
+) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    with LocalCluster(_nodes(config), PRELOAD) as cluster:
-        injector: Injector | None = None
+    preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
+    with LocalCluster(_nodes(config), preload, dashboard=True) as cluster:
+        if tell is not None and cluster.dashboard is not None:
+            tell(f"Dask dashboard: {cluster.dashboard}")
+        notify: list[Sink] = []
 
         def on_event(event: Event) -> None:
             record(event)
-            if injector is not None:
-                injector.note(event)
+            for note in notify:
+                note(event)
 
         with _server(trial, cluster.client, folder, on_event, path) as ps:
-            done = _done(ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
-            injector = Injector(_faults(ps, config), cluster, ps.audit, clock, record)
+            crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
+            injector = Injector(_faults(ps, config), cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(
@@ -134,10 +151,9 @@ def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | 
             )
             if ps.saved is not None and path is not None:
                 record(TrialResumed(clock.now(), path, ps.saved.updates))
+            notify += [crew.note, injector.note]
             with injector:
-                futures = ps.run(partial(train, config, done), workers=config.training.workers)
-                with cluster.client.as_current():
-                    failure = _finished(futures, config.time_limit)
+                failure = crew.work(config.time_limit)
             _audit(ps, clock.now(), record)
     return failure
 
@@ -158,36 +174,28 @@ def _server(
         recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
         on_event=on_event,
         timings=timings,
-        about=settings(trial),
+        about=settings(trial, {}),
     )
 
 
-def _done(ps: ParameterServer, config: TrialConfig) -> tuple[int, ...]:
-    """How many gradients of each worker are in what the trial goes on from, on every shard."""
-    names = [f"worker-{index}" for index in range(config.training.workers)]
-    if ps.saved is None:
-        return (0,) * len(names)
-    tables = [state.workers for state in ps.saved.states]
-    return tuple(min(t[name].applied if name in t else 0 for t in tables) for name in names)
+def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
+    """What each worker is to compute, but for what is in the state that the trial goes on from."""
+    tables = [state.workers for state in ps.saved.states] if ps.saved is not None else []
+    done = {
+        name: min(table[name].applied if name in table else 0 for table in tables)
+        for name in {name for table in tables for name in table}
+    }
+    return shares_of(config.training.updates, config.training.workers, done)
 
 
-def _faults(ps: ParameterServer, config: TrialConfig) -> tuple[Any, ...]:
+def _faults(ps: ParameterServer, config: TrialConfig) -> FaultPlan:
     """The fault plan, but for what lies before the point from which the trial goes on."""
-    behind = ps.saved.updates if ps.saved is not None else 0
-    return tuple(fault for fault in config.build_faults() if fault.at_updates > behind)
-
-
-def _finished(futures: Sequence[Any], limit: float) -> str | None:
-    """Wait for the workers; return why the training failed, or None."""
-    try:
-        wait(futures, timeout=limit)
-    except TimeoutError:
-        return f"the training did not end within the time limit of {limit:g} s"
-    for future in futures:
-        if future.status == "error":
-            error = future.exception()
-            return f"{type(error).__name__}: {error}"
-    return None
+    plan, saved = config.build_faults(), ps.saved
+    if saved is None:
+        return plan
+    # Only plans of which it is known what is behind go on (see `flows.resume`).
+    moments = ((fault, fault.when) for fault in plan)
+    return tuple(f for f, w in moments if isinstance(w, AtUpdates) and w.updates > saved.updates)
 
 
 def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
@@ -209,22 +217,21 @@ def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
 # -- what runs on the nodes ----------------------------------------------------------------------
 
 
-def train(config: TrialConfig, done: Sequence[int], worker: Worker) -> None:
+def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
     """One worker's loop, the same for every strategy: gradient, push and pull, report.
 
-    What it reports as computing is the gradient and the emulated rest of it; the time until the
-    next gradient is spent waiting for the server, or for other workers.
-
-    `done` is how many gradients of each worker an interrupted part of the trial has applied.
+    `shares` says which of its batches each worker computes, in their order. What it reports as
+    computing is the gradient and the emulated rest of it; the time until the next gradient is
+    spent waiting for the server, or for other workers.
     """
     workload = _workload(config)
     data = load_dataset(**config.dataset.model_dump(), part="train")
-    rng = np.random.default_rng([config.seed, 1 + worker.index])
+    share = shares[worker.name]
+    rng = np.random.default_rng([config.seed, 1 + int(worker.name.removeprefix("worker-"))])
     order = batches(rng, len(data.x_train), config.training.batch_size)
-    skipped = done[worker.index]
-    deque(islice(order, skipped), maxlen=0)
+    deque(islice(order, share.start), maxlen=0)
     params = worker.pull()
-    for _ in range(_share(config, worker.index) - skipped):
+    for _ in share:
         began = time.perf_counter()
         batch = next(order)
         loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])
@@ -233,12 +240,6 @@ def train(config: TrialConfig, done: Sequence[int], worker: Worker) -> None:
         computed = time.perf_counter() - began
         params = worker.push_pull(gradients)
         worker.report(loss=loss, compute_seconds=computed)
-
-
-def _share(config: TrialConfig, index: int) -> int:
-    """How many of the gradients this worker computes."""
-    each, rest = divmod(config.training.updates, config.training.workers)
-    return each + (index < rest)
 
 
 class Scorer:
@@ -263,6 +264,10 @@ class Scorer:
 def _workload(config: TrialConfig) -> Workload:
     chosen = config.workload.model_dump()
     return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
+
+
+def _needs_torch(config: TrialConfig) -> bool:
+    return config.workload.kind in with_torch.KINDS
 
 
 def _nodes(config: TrialConfig) -> list[NodeSpec]:

@@ -11,11 +11,13 @@ import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from distributed import get_worker
 
+from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.roles import Node
@@ -40,7 +42,8 @@ class HostActor:
         self._flush_seconds = group.timings.flush
         self._meter = Meter()
         self._recorder = Recorder(group.name, dask_worker.log_event)
-        transport = DaskTransport(dask_worker.rpc, self._meter)
+        self._links = links_of(dask_worker)
+        transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
         self._host = Host(group, node, me, transport, clock, self._recorder)
         self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
@@ -48,6 +51,9 @@ class HostActor:
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
         """Carry out one message; returns the frames of its reply, which may carry an error."""
+        if self._links.disturbed:
+            carry_out = partial(answer, self._host.handle, self._meter, link)
+            return await self._links.carry_out(carry_out, list(frames))
         return await answer(self._host.handle, self._meter, link, list(frames))
 
     def states(self) -> dict[int, ShardState]:

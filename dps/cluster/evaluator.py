@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from distributed import get_worker
 
+from dps.cluster.links import links_of
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
 from dps.errors import DpsError
@@ -44,7 +45,8 @@ class EvaluatorActor:
         self._clock = SystemClock()
         self._meter = Meter()
         self._recorder = Recorder(group.name, dask_worker.log_event)
-        self._client = Client(group, DaskTransport(dask_worker.rpc, self._meter))
+        transport = DaskTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
+        self._client = Client(group, transport)
         now = self._clock.now()
         self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))
         dask_worker.loop.add_callback(self._start)

@@ -19,6 +19,7 @@ from distributed.core import ConnectionPool, RPCClosed
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
+from dps.cluster.links import Links
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
@@ -49,11 +50,18 @@ class Meter:
 
 
 class DaskTransport:
-    """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop."""
+    """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop.
 
-    def __init__(self, pool: ConnectionPool, meter: Meter) -> None:
+    Parameters
+    ----------
+    links
+        Those of the process, which may be disturbed on purpose; None: they never are.
+    """
+
+    def __init__(self, pool: ConnectionPool, meter: Meter, links: Links | None = None) -> None:
         self._pool = pool
         self._meter = meter
+        self._links = links if links is not None else Links()
 
     async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
         """Send a message and return the reply (see `dps.protocol.transport.Transport`)."""
@@ -61,7 +69,11 @@ class DaskTransport:
         self._meter.sent[link] += wire.size(frames)
         try:
             async with asyncio.timeout(deadline):
+                if self._links.disturbed:
+                    await self._links.passage("out")
                 reply = await self._send(to, link, frames)
+                if self._links.disturbed:
+                    await self._links.passage("in")
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"

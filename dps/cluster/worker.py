@@ -19,6 +19,7 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.audit import audit
+from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
@@ -226,7 +227,7 @@ def run_worker(
     meter = Meter()
     recorder = Recorder(group.name, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
-    transport = DaskTransport(dask_worker.rpc, meter)
+    transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)
 
     def flush() -> None:

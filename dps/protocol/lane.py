@@ -27,6 +27,7 @@ from dps.errors import (
     NotServing,
     ShardUnavailable,
     StaleEpoch,
+    StoreUnavailable,
     TransportError,
 )
 from dps.protocol.cuts import applies
@@ -291,7 +292,7 @@ class Lane:
             return await attempt(view)
         except TimeoutError:
             return False
-        except (TransportError, StaleEpoch, NotServing, MailboxClosed):
+        except (TransportError, StaleEpoch, NotServing, MailboxClosed, StoreUnavailable):
             return await self._until_replaced(view, self._group.timings.retry)
 
     async def _until_replaced(self, view: View, patience: float = math.inf) -> Literal[False]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from random import Random
+from typing import Any
 
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SimDisk
@@ -68,6 +70,7 @@ class Injector:
         self._copy = ("", "")
         self._waiting: dict[Trigger, asyncio.Future[None]] = {}
         self._endings: list[asyncio.Task[None]] = []
+        self._outside = copy_context()
         self._network.watchers.append(self._watch)
         disk.on_write = self._note_write
 
@@ -206,7 +209,7 @@ class Injector:
                 self._network.pause(process)
                 self._at_the_end(fault, lambda: self._network.resume(process))
             case "slow":
-                self._endings.append(asyncio.create_task(self._stutter(process, fault.lasts or 0)))
+                self._ends_with(self._stutter(process, fault.lasts or 0))
         return True
 
     def _crash(self, name: str, back_after: float | None) -> None:
@@ -215,11 +218,11 @@ class Injector:
         self._victim = name
         if not name.startswith("worker"):
             self._world.crash(name, back_after)
-            self._endings.append(asyncio.create_task(asyncio.sleep(back_after or 0)))
+            self._ends_with(asyncio.sleep(back_after or 0))
             return
         self._world.crash(name)
         if back_after is not None:
-            self._endings.append(asyncio.create_task(self._have_joined(back_after)))
+            self._ends_with(self._have_joined(back_after))
 
     async def _have_joined(self, after: float) -> None:
         await asyncio.sleep(after)
@@ -267,7 +270,11 @@ class Injector:
 
     def _at_the_end(self, fault: Fault, undo: Callable[[], None]) -> None:
         if fault.lasts is not None:
-            self._endings.append(asyncio.create_task(self._later(fault.lasts, undo)))
+            self._ends_with(self._later(fault.lasts, undo))
+
+    def _ends_with(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have a fault end with this; no process takes it along that crashes meanwhile."""
+        self._endings.append(asyncio.create_task(work, context=self._outside.copy()))
 
     async def _later(self, seconds: float, undo: Callable[[], None]) -> None:
         await asyncio.sleep(seconds)

@@ -5,8 +5,9 @@ A workload is pure arithmetic on named numpy arrays; it knows nothing of servers
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps.errors import ConfigurationError
@@ -18,8 +19,10 @@ from flows.workloads.datasets import (
     find_dataset,
     load_dataset,
 )
+from flows.workloads.logistic import ParityRegression
 from flows.workloads.mlp import MLP
 from flows.workloads.softmax import SoftmaxRegression
+from flows.workloads.with_torch import cnn, torch_module
 
 __all__ = [
     "MLP",
@@ -29,6 +32,7 @@ __all__ = [
     "Arrays",
     "Dataset",
     "DatasetShape",
+    "ParityRegression",
     "Part",
     "SoftmaxRegression",
     "Workload",
@@ -39,9 +43,12 @@ __all__ = [
     "load_dataset",
 ]
 
-WORKLOADS: dict[str, type[MLP] | type[SoftmaxRegression]] = {
+WORKLOADS: Mapping[str, Callable[..., Workload]] = {
     "mlp": MLP,
     "softmax": SoftmaxRegression,
+    "logistic": ParityRegression,
+    "torch": torch_module,
+    "cnn": cnn,
 }
 
 
@@ -64,12 +71,12 @@ def build_workload(kind: str, shape: DatasetShape, **settings: Any) -> Workload:
     """
     if kind not in WORKLOADS:
         raise ConfigurationError(f"workload {kind!r} is unknown; {_choices(kind, [*WORKLOADS])}")
-    workload = WORKLOADS[kind]
-    known = [field.name for field in dataclasses.fields(workload) if field.name != "shape"]
+    make = WORKLOADS[kind]
+    known = [name for name in inspect.signature(make).parameters if name != "shape"]
     for name in settings:
         if name not in known:
             raise ConfigurationError(f"workload {kind} has no {name!r}; {_choices(name, known)}")
-    return workload(shape, **settings)
+    return make(shape, **settings)
 
 
 def _choices(word: str, known: list[str]) -> str:

@@ -28,6 +28,8 @@ def load_dataset(
     folder: str | None = None,
     part: Part = "both",
     sources: fashion_mnist.Sources | None = None,
+    test_examples: int | None = None,
+    pixels: fashion_mnist.Pixels = "symmetric",
 ) -> Dataset:
     """Load a data set, or the part of it that a process needs.
 
@@ -42,6 +44,10 @@ def load_dataset(
         "train" or "test" leaves the other part empty (Fashion-MNIST's are 188 and 31 MB).
     sources
         The usual places.
+    test_examples
+        Keep the first so many of the test part only; None: all.
+    pixels
+        "symmetric" leaves Fashion-MNIST's pixels in [-1, 1], "unit" puts them in [0, 1].
 
     Raises
     ------
@@ -49,9 +55,10 @@ def load_dataset(
         An unknown kind, or files that are missing or damaged; the message says what to do.
     """
     found = ensure_dataset(kind, folder, sources)
-    train = _read(kind, found, "train") if part != "test" else _nothing(kind)
-    test = _read(kind, found, "test") if part != "train" else _nothing(kind)
-    return Dataset(kind, *train, *test, SHAPES[kind].classes)
+    train = _read(kind, found, "train", pixels) if part != "test" else _nothing(kind)
+    x_test, y_test = _read(kind, found, "test", pixels) if part != "train" else _nothing(kind)
+    kept = slice(test_examples)
+    return Dataset(kind, *train, x_test[kept], y_test[kept], SHAPES[kind].classes)
 
 
 def find_dataset(
@@ -81,8 +88,10 @@ def ensure_dataset(
     return found
 
 
-def _read(kind: str, found: str, part: Literal["train", "test"]) -> tuple[Array, Array]:
-    return _digits(part) if kind == "digits" else fashion_mnist.read(Path(found), part)
+def _read(
+    kind: str, found: str, part: Literal["train", "test"], pixels: fashion_mnist.Pixels
+) -> tuple[Array, Array]:
+    return _digits(part) if kind == "digits" else fashion_mnist.read(Path(found), part, pixels)
 
 
 def _nothing(kind: str) -> tuple[Array, Array]:

@@ -23,6 +23,8 @@ from dps.errors import ConfigurationError
 from flows.workloads.base import Array, DatasetShape
 from flows.workloads.idx import read_idx
 
+Pixels = Literal["symmetric", "unit"]
+
 SHAPE = DatasetShape(features=28 * 28, classes=10)
 IMAGES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 LABELS = {"train": "train-labels-idx1-ubyte", "test": "t10k-labels-idx1-ubyte"}
@@ -90,8 +92,14 @@ def ensure(folder: str | Path | None, sources: Sources) -> Path:
     return found or sources.cache
 
 
-def read(folder: Path, part: Literal["train", "test"]) -> tuple[Array, Array]:
-    """Return one part's pixels, scaled as (x/255 - 0.5) / 0.5 to float32, and int64 labels."""
+def read(
+    folder: Path, part: Literal["train", "test"], pixels: Pixels = "symmetric"
+) -> tuple[Array, Array]:
+    """Return one part's pixels, scaled to float32, and int64 labels.
+
+    Scaled as (x/255 - 0.5) / 0.5, from -1 to 1, where `pixels` is "symmetric", and as x/255, from
+    0 to 1, where it is "unit".
+    """
     images_path, labels_path = _path(folder, IMAGES[part]), _path(folder, LABELS[part])
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != (28, 28):
@@ -107,7 +115,8 @@ def read(folder: Path, part: Literal["train", "test"]) -> tuple[Array, Array]:
     if labels.max() >= SHAPE.classes:
         raise ConfigurationError(f"{labels_path} has the label {labels.max()}, expected 0 to 9")
     # One look-up per pixel: no intermediate array, and each value rounded only once.
-    scaled = ((np.arange(256) / 255 - 0.5) / 0.5).astype(np.float32)
+    unit = np.arange(256) / 255
+    scaled = (unit if pixels == "unit" else (unit - 0.5) / 0.5).astype(np.float32)
     return scaled[images.reshape(len(images), -1)], labels.astype(np.int64)
 
 

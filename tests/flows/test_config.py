@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import dps
-from dps.core.faults import Kill, Pause
+from dps.core.faults import AtUpdates, Kill, Pause
 from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
 from dps.errors import ConfigurationError
 from flows.config import TrialConfig, load_experiment, packaged_names
@@ -153,7 +153,10 @@ def test_a_preset_may_be_adjusted(config: Path) -> None:
 
 def test_faults(config: Path) -> None:
     trial = only(config, faults(KILL, {**KILL, "target": "worker-1", "back_after": None}))
-    assert trial.build_faults() == (Kill("server-0", 50, 1.0), Kill("worker-1", 50, None))
+    assert trial.build_faults() == (
+        Kill("server-0", AtUpdates(50), 1.0),
+        Kill("worker-1", AtUpdates(50), None),
+    )
 
 
 def test_resolved_form_is_canonical(config: Path) -> None:
@@ -189,7 +192,7 @@ def test_packaged_configurations_load_from_anywhere(
     monkeypatch.chdir(tmp_path)
     assert {"demo", "fashion"} <= set(packaged_names())
     for name in packaged_names():
-        assert load_experiment(name).experiment == name
+        assert load_experiment(name).experiment == name.replace("/", "-")
 
 
 def test_demo_is_four_strategies_with_and_without_a_kill() -> None:
@@ -272,7 +275,10 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["optimizer.kind=sdg"], "unknown kind 'sdg'; did you mean 'sgd'?"),
         (["dataset.kind=digit"], "unknown kind 'digit'; did you mean 'digits'?"),
         (["dataset.folder=x"], "dataset.folder: unknown key"),
-        (["workload.kind=cnn"], "unknown kind 'cnn'; There are: mlp, softmax"),
+        (
+            ["workload.kind=gan"],
+            "unknown kind 'gan'; There are: mlp, softmax, logistic, torch, cnn",
+        ),
         (["consistency={}"], "consistency: needs a 'kind'"),
         (["training=5"], "training: expected a section with keys, got 5"),
         (["training.updates=many"], "training.updates: expected a whole number, got 'many'"),
@@ -357,9 +363,9 @@ def test_a_node_can_be_paused_again_and_killed_after_that(config: Path) -> None:
     pause = {"kind": "pause", "target": "server-0", "at_updates": 40}
     trial = only(config, faults(pause, {**pause, "at_updates": 45, "seconds": 0.5}, KILL))
     assert trial.build_faults() == (
-        Pause("server-0", 40, 2.0),
-        Pause("server-0", 45, 0.5),
-        Kill("server-0", 50, 1.0),
+        Pause("server-0", AtUpdates(40), 2.0),
+        Pause("server-0", AtUpdates(45), 0.5),
+        Kill("server-0", AtUpdates(50), 1.0),
     )
     late = {**pause, "at_updates": 60}
     assert "no node 'server-0' to pause" in complaint(config, faults(KILL, late))

@@ -110,6 +110,13 @@ def test_digits_take_no_folder() -> None:
         load_dataset("digits", folder="/data")
 
 
+def test_fewer_test_examples_are_the_first_ones(digits: Dataset) -> None:
+    fewer = load_dataset("digits", test_examples=100)
+    np.testing.assert_array_equal(fewer.x_test, digits.x_test[:100])
+    np.testing.assert_array_equal(fewer.y_test, digits.y_test[:100])
+    np.testing.assert_array_equal(fewer.x_train, digits.x_train)
+
+
 # -- batches -----------------------------------------------------------------------------------
 
 

@@ -109,6 +109,14 @@ def test_pixels_and_labels_are_those_of_the_files(
     assert dataset.y_test.dtype == np.int64
 
 
+def test_pixels_may_be_wanted_in_the_unit_interval(tmp_path: Path) -> None:
+    files = small_files()
+    write(tmp_path, files)
+    dataset = load_dataset("fashion_mnist", str(tmp_path), pixels="unit")
+    pixels = np.frombuffer(files[TEST_IMAGES], np.uint8, offset=16).reshape(5, 784)
+    np.testing.assert_allclose(dataset.x_test, pixels / 255, rtol=1e-6)
+
+
 def test_the_folder_named_comes_before_all_others(tmp_path: Path) -> None:
     named, packaged, cache = (
         write(tmp_path / name, small_files(seed)) for seed, name in enumerate("npc")

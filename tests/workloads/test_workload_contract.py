@@ -9,24 +9,40 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from flows.workloads import MLP, Array, Arrays, DatasetShape, SoftmaxRegression, Workload, batches
+from flows.workloads import (
+    MLP,
+    Array,
+    Arrays,
+    DatasetShape,
+    ParityRegression,
+    SoftmaxRegression,
+    Workload,
+    batches,
+)
+from tests.workloads.needs_torch import needs_torch
 
 Data = tuple[Array, Array]
 
 SHAPE = DatasetShape(features=12, classes=4)
 
-WORKLOADS: list[MLP | SoftmaxRegression] = [
+WORKLOADS: list[MLP | SoftmaxRegression | ParityRegression] = [
     MLP(SHAPE),
     MLP(SHAPE, hidden=(), dtype="float64"),
     MLP(SHAPE, hidden=(9, 1, 5)),
     MLP(SHAPE, hidden=(7,), dtype="float64"),
     SoftmaxRegression(SHAPE),
     SoftmaxRegression(SHAPE, l2=0.01, dtype="float64"),
+    ParityRegression(SHAPE),
+    ParityRegression(SHAPE, dtype="float64"),
 ]
 
 
-@pytest.fixture(params=WORKLOADS, ids=str)
+@pytest.fixture(params=[*WORKLOADS, pytest.param("torch", marks=needs_torch)], ids=str)
 def workload(request: pytest.FixtureRequest) -> Workload:
+    if request.param == "torch":
+        from tests.workloads.modules import perceptron
+
+        return perceptron(SHAPE)
     chosen: Workload = request.param
     return chosen
 
@@ -68,7 +84,9 @@ def test_gradients_have_the_names_shapes_and_dtypes_of_the_parameters(
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=str)
-def test_parameters_have_the_dtype_asked_for(workload: MLP | SoftmaxRegression) -> None:
+def test_parameters_have_the_dtype_asked_for(
+    workload: MLP | SoftmaxRegression | ParityRegression,
+) -> None:
     assert {str(array.dtype) for array in initial(workload).values()} == {workload.dtype}
 
 

@@ -10,6 +10,7 @@ from flows.workloads import (
     MLP,
     SHAPES,
     DatasetShape,
+    ParityRegression,
     SoftmaxRegression,
     Workload,
     build_workload,
@@ -27,6 +28,7 @@ SHAPE = DatasetShape(features=6, classes=3)
         MLP(SHAPE, hidden=(8, 4, 7), dtype="float64"),
         SoftmaxRegression(SHAPE, dtype="float64"),
         SoftmaxRegression(SHAPE, l2=0.3, dtype="float64"),
+        ParityRegression(SHAPE, dtype="float64"),
     ],
     ids=str,
 )
@@ -110,11 +112,16 @@ def test_workloads_are_built_by_name() -> None:
     ("kind", "settings", "message"),
     [
         ("mpl", {}, "workload 'mpl' is unknown; did you mean 'mlp'?"),
-        ("transformer", {}, "'transformer' is unknown; there are: mlp, softmax"),
+        (
+            "transformer",
+            {},
+            "'transformer' is unknown; there are: mlp, softmax, logistic",
+        ),
         ("mlp", {"hiden": [3]}, "workload mlp has no 'hiden'; did you mean 'hidden'?"),
         ("mlp", {"hidden": [3, 0]}, r"hidden=\[3, 0\], expected widths above 0"),
         ("mlp", {"dtype": "int8"}, "dtype=int8, expected float32 or float64"),
         ("softmax", {"l2": -1.0}, "l2=-1.0, expected 0 or more"),
+        ("logistic", {"dtype": "float16"}, "dtype=float16, expected float32 or float64"),
         ("softmax", {"dtype": "float16"}, "dtype=float16, expected float32 or float64"),
     ],
 )

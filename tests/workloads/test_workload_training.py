@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from flows.workloads import MLP, Arrays, Dataset, SoftmaxRegression, batches, load_dataset
+from flows.workloads import (
+    MLP,
+    Arrays,
+    Dataset,
+    ParityRegression,
+    SoftmaxRegression,
+    batches,
+    load_dataset,
+)
 
 L2 = 0.01
 
@@ -66,3 +74,17 @@ def test_a_small_perceptron_learns_digits_in_800_updates(digits: Dataset, seed: 
         params = {name: params[name] - 0.2 * gradients[name] for name in params}
     _, accuracy = workload.evaluate(params, digits.x_test, digits.y_test)
     assert accuracy >= 0.93
+
+
+def test_even_and_odd_are_told_apart_as_by_scikit_learn(digits: Dataset) -> None:
+    workload = ParityRegression(digits.shape, dtype="float64")
+    x, odd = digits.x_train.astype(np.float64), digits.y_train % 2
+    model = LogisticRegression(C=1 / (L2 * len(odd)), tol=1e-10, max_iter=10_000).fit(x, odd)
+    found = {"weight": model.coef_[0], "bias": model.intercept_}
+    _, gradients = workload.gradient(found, x, digits.y_train)
+    # At its optimum, the gradient of the loss is what its penalty on the weights balances.
+    np.testing.assert_allclose(gradients["weight"], -L2 * found["weight"], atol=1e-6)
+    np.testing.assert_allclose(gradients["bias"], 0, atol=1e-6)
+    _, accuracy = workload.evaluate(found, digits.x_test, digits.y_test)
+    assert accuracy == model.score(digits.x_test.astype(np.float64), digits.y_test % 2)
+    assert accuracy > 0.85

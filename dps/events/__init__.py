@@ -8,51 +8,24 @@ that recorded the event. Facts of each update or step come in batches (`Applied`
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Root of all events; `t` is when it happened, in seconds since the Unix epoch."""
-
-    kinds: ClassVar[dict[str, type[Event]]] = {}
-    t: float
-
-
-def recorded(cls: type[Event]) -> type[Event]:
-    """Enter an event class in the table that `from_json` reads by class name."""
-    Event.kinds[cls.__name__] = cls
-    return cls
-
-
-Sink = Callable[[Event], None]
-
-
-def to_dict(event: Event) -> dict[str, Any]:
-    """Return the event as a JSON-ready dict with its class name under `event`."""
-    return {"event": type(event).__name__, **dataclasses.asdict(event)}
-
-
-def to_json(event: Event) -> str:
-    """Return the event as one line of JSON (without the newline)."""
-    return json.dumps(to_dict(event), separators=(",", ":"))
-
-
-def from_dict(record: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_dict`; raises `KeyError` for an unknown kind of event."""
-    fields = dict(record)
-    cls: Callable[..., Event] = Event.kinds[fields.pop("event")]
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-
-
-def from_json(line: str) -> Event:
-    """Rebuild an event from one line of JSON."""
-    return from_dict(json.loads(line))
-
+from dps.events.base import Event as Event
+from dps.events.base import Sink as Sink
+from dps.events.base import from_dict as from_dict
+from dps.events.base import from_json as from_json
+from dps.events.base import recorded as recorded
+from dps.events.base import to_dict as to_dict
+from dps.events.base import to_json as to_json
+from dps.events.faults import CapacityRestored as CapacityRestored
+from dps.events.faults import Disturbed as Disturbed
+from dps.events.faults import FaultMissed as FaultMissed
+from dps.events.faults import Killed as Killed
+from dps.events.faults import Paused as Paused
+from dps.events.faults import PhaseMet as PhaseMet
+from dps.events.faults import Resumed as Resumed
+from dps.events.faults import Undisturbed as Undisturbed
 
 # -- updates ---------------------------------------------------------------------------------
 
@@ -153,7 +126,7 @@ class WorkerLeft(Event):
     reason: str
 
 
-# -- faults and recovery -----------------------------------------------------------------------
+# -- losses and recovery -----------------------------------------------------------------------
 
 
 @recorded
@@ -165,68 +138,6 @@ class NodeJoined(Event):
     role: str
     pid: int
     host: str
-
-
-@recorded
-@dataclass(frozen=True, slots=True)
-class Killed(Event):
-    """A fault plan sent SIGKILL to a node's process.
-
-    `gone` tells whether the process was seen to be gone afterwards (the proof that the fault
-    happened), `updates` is the number of updates applied when it was sent.
-    """
-
-    fault: int
-    node: str
-    pid: int
-    updates: int
-    gone: bool
-
-
-@recorded
-@dataclass(frozen=True, slots=True)
-class Paused(Event):
-    """A fault plan sent SIGSTOP to a node's process.
-
-    `stopped` tells whether the process was seen to be stopped afterwards (the proof that the fault
-    happened), `updates` is the number of updates applied when it was sent.
-    """
-
-    fault: int
-    node: str
-    pid: int
-    updates: int
-    stopped: bool
-
-
-@recorded
-@dataclass(frozen=True, slots=True)
-class Resumed(Event):
-    """A paused process was sent SIGCONT; `running` tells whether it was seen to go on."""
-
-    fault: int
-    node: str
-    pid: int
-    running: bool
-
-
-@recorded
-@dataclass(frozen=True, slots=True)
-class FaultMissed(Event):
-    """A planned fault never happened, or without effect; it makes the trial invalid."""
-
-    fault: int
-    target: str
-    reason: str
-
-
-@recorded
-@dataclass(frozen=True, slots=True)
-class CapacityRestored(Event):
-    """A fresh node was brought up in the place of a lost one."""
-
-    fault: int
-    node: str
 
 
 @recorded

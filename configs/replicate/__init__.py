@@ -1,0 +1,1 @@
+"""Owns the experiments that repeat those of two papers; `dps replicate` runs them."""

@@ -1,0 +1,139 @@
+"""Owns how files fail: a node that may write no more, and checkpoints that are damaged on disk.
+
+A process whose limit of file sizes is 0 gets an error from every write to a file, while sockets and
+what is on the disk already stay as they are: to what runs in it, the disk is full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Set
+from pathlib import Path
+
+import psutil
+
+from dps.chaos.effect import Seen
+from dps.events import CheckpointFailed
+from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.transport import Clock
+
+EVENTS_SECONDS = 2.0  # until what a node has recorded has reached the driver
+FLIPPED = 16
+TRIES = 5
+
+
+class Failures:
+    """The checkpoints that failed, as far as is known by now. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: list[CheckpointFailed] = []
+        self._more = threading.Condition()
+
+    def note(self, event: CheckpointFailed) -> None:
+        """Take note of one."""
+        with self._more:
+            self._known.append(event)
+            self._more.notify_all()
+
+    def among(self, shards: Set[int], since: float, deadline: float) -> list[CheckpointFailed]:
+        """Those of some shards since a moment, once there are any or `deadline` has passed."""
+
+        def found() -> list[CheckpointFailed]:
+            return [e for e in self._known if e.shard in shards and e.t >= since]
+
+        with self._more:
+            self._more.wait_for(found, deadline)
+            return found()
+
+
+class FullDisk:
+    """Has every write of a process to a file fail.
+
+    Parameters
+    ----------
+    shards
+        Returns the shards that the node serves now.
+    """
+
+    def __init__(
+        self, pid: int, shards: Callable[[], Set[int]], failures: Failures, clock: Clock
+    ) -> None:
+        self._pid = pid
+        self._shards = shards
+        self._failures = failures
+        self._clock = clock
+
+    def begin(self) -> Seen:
+        """Set the limit, and read it back."""
+        self._began = self._clock.now()
+        self._served = self._shards()
+        try:
+            process = psutil.Process(self._pid)
+            self._before, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+            process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
+            limit, _ = process.rlimit(psutil.RLIMIT_FSIZE)
+        except psutil.NoSuchProcess:
+            raise ProcessLookupError("there is no such process") from None
+        return Seen(f"the limit of file sizes of process {self._pid} is {limit} bytes", limit == 0)
+
+    def end(self) -> Seen:
+        """Set the limit to what it was; it had no effect if nothing was to be written."""
+        try:
+            process = psutil.Process(self._pid)
+            _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+            process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
+            state = "the limit is lifted"
+        except psutil.NoSuchProcess:
+            state = "the process has ended meanwhile"
+        shards = self._served | self._shards()
+        failed = self._failures.among(shards, self._began, EVENTS_SECONDS)
+        if not failed:
+            return Seen(f"no write was tried; {state}", False)
+        return Seen(f"{len(failed)} checkpoints failed ({failed[0].reason}); {state}", True)
+
+
+def damage(folder: str, shard: int) -> Seen:
+    """Flip bytes in the newest complete checkpoint of a shard, and read all of it again.
+
+    Parameters
+    ----------
+    folder
+        A local folder with the checkpoints of one parameter server.
+
+    Raises
+    ------
+    LookupError
+        There is none.
+    """
+    files = CheckpointFiles(folder, shard, keep=1)
+    for _ in range(TRIES):
+        found = files.found()
+        if not found:
+            raise LookupError(f"shard {shard} has no checkpoint in {folder}")
+        manifest = Path(found[0].manifest)
+        try:
+            return _flip(manifest.with_name(json.loads(manifest.read_bytes())["file"]))
+        except FileNotFoundError:
+            continue  # a newer one has taken its place
+    raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
+
+
+def _flip(path: Path) -> Seen:
+    with path.open("r+b") as file:
+        data = file.read()
+        begin = max(0, len(data) // 2 - FLIPPED // 2)
+        part = data[begin : begin + FLIPPED]
+        file.seek(begin)
+        file.write(bytes(byte ^ 0xFF for byte in part))
+    before, after = _checksum(data), _checksum(path.read_bytes())
+    evidence = (
+        f"{path.name}: {len(part)} bytes flipped at {begin}; its SHA-256 was {before}… and is "
+        f"{after}…"
+    )
+    return Seen(evidence, before != after)
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

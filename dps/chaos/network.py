@@ -1,0 +1,155 @@
+"""Owns how the dps links of a node are disturbed from the driver, and probed to prove it.
+
+The switch and the order to probe go to the node over Dask's own connections, which stay as they
+are. The probe itself is a message of dps like any other: from the node to the coordinator and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dps.chaos.effect import Seen
+from dps.cluster.links import Closed, Condition, Full, Late, links_of
+from dps.cluster.transport import DaskTransport, Meter
+from dps.errors import DeadlineExceeded
+from dps.protocol.messages import GetTable
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+CONTROL_SECONDS = 10.0
+PROBE_SECONDS = 2.0
+PROBE_OF_CLOSED = 0.25
+
+
+class Remote:
+    """The process of a node, as the driver reaches it: through the scheduler, by Dask's means.
+
+    Parameters
+    ----------
+    coordinator
+        Who is sent probes by the node.
+    """
+
+    def __init__(self, client: distributed.Client, address: str, coordinator: Endpoint) -> None:
+        self._client = client
+        self._address = address
+        self._coordinator = coordinator
+
+    def impose(self, number: int, condition: Condition, seconds: float) -> None:
+        """Begin a condition of the node's links; it ends by itself."""
+        self._run(_impose, number, condition, seconds)
+
+    def lift(self, number: int) -> int:
+        """End a condition; return how many messages it affected."""
+        affected: int = self._run(_lift, number)
+        return affected
+
+    def probe(self, deadline: float) -> float | None:
+        """Seconds that a message from the node and its reply take; None: there is no reply."""
+        took: float | None = self._run(_probe, self._coordinator, deadline)
+        return took
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._client.sync(self._run_in_time, function, arguments)
+
+    async def _run_in_time(self, function: Callable[..., Any], arguments: Any) -> Any:
+        async with asyncio.timeout(CONTROL_SECONDS):
+            replies = await self._client.run(function, *arguments, workers=[self._address])
+        return replies[self._address]
+
+
+class Interference:
+    """Holds back or delays every message of dps that a node sends or is sent, or one way only."""
+
+    def __init__(
+        self, remote: Remote, number: int, condition: Closed | Late, seconds: float
+    ) -> None:
+        self._remote = remote
+        self._number = number
+        self._condition = condition
+        self._seconds = seconds
+
+    def begin(self) -> Seen:
+        """Begin the condition, and see what becomes of a probe."""
+        before = self._remote.probe(PROBE_SECONDS)
+        self._remote.impose(self._number, self._condition, self._seconds)
+        match self._condition:
+            case Closed():
+                deadline = min(PROBE_OF_CLOSED, self._seconds / 2)
+                during = self._remote.probe(deadline)
+                effective = before is not None and during is None
+            case Late(seconds, ways):
+                deadline = PROBE_SECONDS + len(ways) * seconds
+                during = self._remote.probe(deadline)
+                effective = during is not None and during >= len(ways) * seconds
+        evidence = (
+            "a probe from the node to the coordinator and back took "
+            f"{_told(before, PROBE_SECONDS)} before, {_told(during, deadline)} during"
+        )
+        return Seen(evidence, effective)
+
+    def end(self) -> Seen:
+        """End the condition, and see that a probe passes again."""
+        affected = self._remote.lift(self._number)
+        after = self._remote.probe(PROBE_SECONDS)
+        done = "held back" if isinstance(self._condition, Closed) else "delayed"
+        took = _told(after, PROBE_SECONDS)
+        evidence = f"{affected} messages were {done}; a probe took {took} after"
+        return Seen(evidence, after is not None and affected > 0)
+
+
+class FullStore:
+    """Has a store refuse whatever it is asked to keep: states and mail."""
+
+    def __init__(self, remote: Remote, number: int, seconds: float) -> None:
+        self._remote = remote
+        self._number = number
+        self._seconds = seconds
+
+    def begin(self) -> Seen:
+        """Begin to refuse."""
+        self._remote.impose(self._number, Full(), self._seconds)
+        return Seen("it refuses to keep anything", True)
+
+    def end(self) -> Seen:
+        """Keep things again; it had no effect if nobody asked for anything to be kept."""
+        refused = self._remote.lift(self._number)
+        if not refused:
+            return Seen("no write was tried", False)
+        return Seen(f"{refused} requests to keep something were refused", True)
+
+
+def _told(seconds: float | None, deadline: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds is not None else f"more than {1e3 * deadline:g} ms"
+
+
+# -- what runs on the nodes ------------------------------------------------------------------------
+
+
+async def _impose(
+    number: int, condition: Condition, seconds: float, dask_worker: distributed.Worker
+) -> None:
+    links_of(dask_worker).impose(number, condition, seconds)
+
+
+async def _lift(number: int, dask_worker: distributed.Worker) -> int:
+    links = links_of(dask_worker)
+    links.lift(number)
+    return links.affected(number)
+
+
+async def _probe(
+    coordinator: Endpoint, deadline: float, dask_worker: distributed.Worker
+) -> float | None:
+    transport = DaskTransport(dask_worker.rpc, Meter(), links_of(dask_worker))
+    began = time.monotonic()
+    try:
+        await transport.call(coordinator, GetTable(-1, deadline), deadline)
+    except DeadlineExceeded:
+        return None
+    return time.monotonic() - began

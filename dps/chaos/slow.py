@@ -1,0 +1,117 @@
+"""Owns how a process is slowed down: stopped and let go on in turns, many times a second.
+
+Each turn is far shorter than a lease, so that nobody takes the process for lost. What it is owed of
+stopped time is counted from the time that it really ran, so the factor holds on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+
+from dps.chaos.effect import Seen
+from dps.chaos.strike import PROOF_SECONDS, Nodes
+from dps.cluster.local import is_gone, is_running, is_stopped
+
+TURN = 0.05
+SHORTEST_RUN = 0.002
+LONGEST_STOP = 0.2  # of a lease
+LOOK_SECONDS = 0.005  # a signal takes effect at once; on a busy machine, nearly so
+PROOF_SPAN = 0.5
+
+
+class Slowdown:
+    """Leaves a process one part in `factor` of the time.
+
+    Parameters
+    ----------
+    seconds
+        How long it is to last, until `end` is called.
+    lease
+        How long a process may be silent before it is given up.
+    """
+
+    def __init__(
+        self, nodes: Nodes, node: str, factor: float, seconds: float, lease: float
+    ) -> None:
+        self._nodes = nodes
+        self._node = node
+        self._pid = nodes.pids[node]
+        self._factor = factor
+        self._longest_stop = LONGEST_STOP * lease
+        self._proof_span = min(PROOF_SPAN, seconds / 2)
+        self._over = threading.Event()
+        self._stopped = 0.0
+        self._turns = 0
+        self._thread = threading.Thread(
+            target=self._take_turns, name=f"dps-slow-{node}", daemon=True
+        )
+
+    def begin(self) -> Seen:
+        """Take turns from now on, in a thread, and see for how much of the time it is stopped."""
+        if is_gone(self._pid, 0.0):
+            raise ProcessLookupError("there is no such process")
+        self._began = self._looked = time.monotonic()
+        self._cpu = self._cpu_seconds()
+        self._thread.start()
+        self._over.wait(self._proof_span)
+        return self._seen()
+
+    def end(self) -> Seen:
+        """Let the process go on, and see that it runs."""
+        self._over.set()
+        self._thread.join()
+        evidence, effective = self._seen()
+        if is_gone(self._pid, 0.0):
+            return Seen(f"{evidence}; it has ended meanwhile", True)
+        if not is_running(self._pid, PROOF_SECONDS):
+            return Seen(f"{evidence}; it did not go on within {PROOF_SECONDS:g} s", False)
+        return Seen(evidence, effective)
+
+    def _take_turns(self) -> None:
+        owed, run = 0.0, max(SHORTEST_RUN, TURN / self._factor)
+        running_since = time.monotonic()
+        try:
+            while not self._over.wait(run):
+                self._nodes.pause(self._node)
+                owed += (time.monotonic() - running_since) * (self._factor - 1)
+                owed -= self._stay_stopped(min(owed, self._longest_stop))
+                running_since = time.monotonic()
+        except ProcessLookupError:  # it was killed meanwhile
+            return
+
+    def _stay_stopped(self, seconds: float) -> float:
+        """Keep the process stopped for a while, then let it go on; return how long it was."""
+        began = time.monotonic()
+        try:
+            seen = is_stopped(self._pid, LOOK_SECONDS)
+            self._over.wait(max(0.0, began + seconds - time.monotonic()))
+            seen = seen and is_stopped(self._pid, 0.0)
+        finally:
+            self._nodes.resume(self._node)
+        self._looked = time.monotonic()
+        spent = self._looked - began
+        if seen:
+            self._stopped += spent
+            self._turns += 1
+        return spent
+
+    def _seen(self) -> Seen:
+        elapsed = max(self._looked - self._began, SHORTEST_RUN)  # until the end of the last turn
+        share = self._stopped / elapsed
+        slower = 1 / max(1 - share, 1e-3)
+        used = max(0.0, self._cpu_seconds() - self._cpu) / elapsed
+        evidence = (
+            f"process {self._pid} was seen stopped for {share:.0%} of {elapsed:.2f} s, in "
+            f"{self._turns} turns ({slower:.1f} times slower), and used {used:.0%} of a core"
+        )
+        return Seen(evidence, slower >= 1 + (self._factor - 1) / 2)
+
+    def _cpu_seconds(self) -> float:
+        try:
+            times = psutil.Process(self._pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return self._cpu
+        return float(times.user + times.system)

@@ -1,0 +1,158 @@
+"""Owns who computes which gradients of a trial, also after a worker is lost with its node.
+
+Every worker has a share: a span of its own order of batches. When a worker is lost, a fresh node
+that joins goes on with its share where the shards have it; if none does, the workers that are left
+divide what is missing, once they are done, and each goes on in its own order. So every trial that
+ends has had all of its gradients computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from distributed import Client, Future, KilledWorker, wait
+
+from dps.cluster.server import ParameterServer
+from dps.cluster.worker import Worker
+from dps.events import Event, WorkerJoined
+
+LOOK_SECONDS = 0.05
+
+Shares = Mapping[str, range]
+Train = Callable[[Shares, Worker], None]
+
+
+def shares_of(updates: int, workers: int, done: Mapping[str, int]) -> dict[str, range]:
+    """Divide so many gradients evenly; `done` says how many each worker has computed before."""
+    each, rest = divmod(updates, workers)
+    names = [f"worker-{index}" for index in range(workers)]
+    ends = {name: each + (index < rest) for index, name in enumerate(names)}
+    return {name: range(min(done.get(name, 0), end), end) for name, end in ends.items()}
+
+
+class Crew:
+    """The workers of one trial.
+
+    Parameters
+    ----------
+    client
+        That of the parameter server.
+    train
+        Computes a worker's share, which is given by the worker's name.
+    """
+
+    def __init__(self, client: Client, ps: ParameterServer, train: Train, shares: Shares) -> None:
+        self._client = client
+        self._ps = ps
+        self._train = train
+        self._shares = dict(shares)
+        self._running: dict[str, Future] = {}
+        self._lost: list[str] = []
+        self._places: dict[str, str] = {}
+        self._first: set[str] = set()
+
+    def note(self, event: Event) -> None:
+        """Take note of an event of the group: which worker is on which node."""
+        if isinstance(event, WorkerJoined):
+            self._places[event.worker] = event.node
+
+    def work(self, limit: float) -> str | None:
+        """Have all shares computed; return why that failed, or None."""
+        until = time.monotonic() + limit
+        self._first = self._nodes()
+        train = partial(self._train, dict(self._shares))
+        futures = self._ps.run(train, workers=len(self._shares))
+        self._running = dict(zip(self._shares, futures, strict=True))
+        while self._running or self._lost:
+            if time.monotonic() > until:
+                return (
+                    f"the training did not end within the time limit of {limit:g} s{self._missing}"
+                )
+            self._wait(until)
+            if (failure := self._look()) is not None:
+                return failure
+            if self._lost:
+                self._hand_over()
+        return None
+
+    @property
+    def _missing(self) -> str:
+        return f"; {', '.join(self._lost)} was lost and not replaced" if self._lost else ""
+
+    def _wait(self, until: float) -> None:
+        """Wait for a worker that ends; while one is lost, only until it is time to look again."""
+        left = max(0.0, until - time.monotonic())
+        if self._lost:
+            left = min(left, LOOK_SECONDS)
+        if not self._running:
+            time.sleep(left)
+            return
+        with suppress(TimeoutError), self._client.as_current():
+            wait(list(self._running.values()), timeout=left, return_when="FIRST_COMPLETED")
+
+    def _look(self) -> str | None:
+        """See which workers have ended, and how; return why the training failed, or None."""
+        for name, future in list(self._running.items()):
+            if not future.done():
+                continue
+            del self._running[name]
+            error = future.exception() if future.status == "error" else None
+            if isinstance(error, KilledWorker):
+                self._lost.append(name)
+            elif error is not None:
+                return f"{type(error).__name__}: {error}"
+        return None
+
+    def _hand_over(self) -> None:
+        """Give the shares of lost workers to who is free for them."""
+        done = self._applied()
+        if done is None:
+            return  # a shard is down: what it holds is known when it is back
+        for name in list(self._lost):
+            share = self._shares[name]
+            self._shares[name] = range(max(share.start, done.get(name, 0)), share.stop)
+            if not self._shares[name]:
+                self._lost.remove(name)
+        present = self._nodes()
+        fresh = sorted(present - self._first - set(self._places.values()))
+        for name, node in zip(list(self._lost), fresh, strict=False):
+            self._lost.remove(name)
+            self._start(name, node)
+        if self._lost and not self._running:
+            self._divide(present)
+
+    def _divide(self, present: set[str]) -> None:
+        """Have the workers that are left compute what is missing, each in its own order."""
+        left = [name for name, node in self._places.items() if node in present]
+        left = sorted(set(left) - set(self._lost))
+        if not left:
+            return
+        missing = sum(len(self._shares.pop(name)) for name in self._lost)
+        self._lost.clear()
+        each, rest = divmod(missing, len(left))
+        for index, name in enumerate(left[:missing]):
+            end = self._shares[name].stop
+            self._shares[name] = range(end, end + each + (index < rest))
+            self._start(name, self._places[name])
+
+    def _start(self, name: str, node: str) -> None:
+        self._places[name] = node
+        train = partial(self._train, {name: self._shares[name]})
+        self._running[name] = self._ps.run_again(train, name, node)
+
+    def _applied(self) -> dict[str, int] | None:
+        """How many gradients of each worker all shards have; None while one does not answer."""
+        replies = self._ps.audit()
+        tables = [reply.applied for reply in replies if reply is not None]
+        if len(tables) < len(replies):
+            return None
+        return {name: min(t.get(name, 0) for t in tables) for name in self._shares}
+
+    def _nodes(self) -> set[str]:
+        """The nodes for workers that are there now."""
+        alive = self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"]
+        nodes = [node for node in self._ps.nodes if node.role == "worker"]
+        return {node.name for node in nodes if node.address in alive}

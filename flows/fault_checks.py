@@ -1,0 +1,267 @@
+"""Owns what can be known to be wrong with a fault plan before it runs: its targets and moments.
+
+Each objection is a dotted key of the configuration and a reason, as a person should read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dps.core.expansion import Entry, Expanded, Flapping, Recorded, Recurring
+from dps.core.faults import (
+    After,
+    Among,
+    AtSeconds,
+    AtUpdates,
+    Corrupt,
+    DiskFull,
+    During,
+    Fault,
+    FaultPlan,
+    InChain,
+    Kill,
+    Seat,
+    Target,
+    kind_of,
+)
+from flows.complaints import suggest
+
+Objection = tuple[str, str]
+
+_REPLACED = re.compile(r"(-b)+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a plan is carried out on: the nodes by name, the shards, and what the trial writes.
+
+    `checkpoints` tells whether shards write checkpoints, `local` whether to files of this machine.
+    """
+
+    names: tuple[str, ...]
+    shards: int
+    replicas: int
+    checkpoints: bool
+    local: bool
+
+
+def entry_objections(entries: Sequence[Entry], stage: Stage) -> Iterator[Objection]:
+    """Yield what is wrong with single entries, and with what they say about each other."""
+    for number, entry in enumerate(entries):
+        for place, fault in _faults_of(entry):
+            for key, reason in _wrong_target(fault, stage):
+                yield f"faults.{number}.{'csv' if place else key}", f"{place}{reason}"
+        when = _moment_of(entry)
+        if isinstance(when, After):
+            yield from _wrong_reference(number, when, entries)
+        if isinstance(when, During):
+            yield from _wrong_phase(number, when, entries, stage)
+        if isinstance(entry, Recurring) and _dies_once(entry.fault):
+            reason = "what is never replaced cannot be killed again; give a number of seconds"
+            yield f"faults.{number}.back_after", reason
+
+
+def plan_objections(expanded: Expanded, stage: Stage) -> Iterator[Objection]:
+    """Yield faults on nodes that are gone by then, or that cannot have joined by then."""
+    plan = expanded.plan
+    for number, fault in enumerate(plan):
+        for name in _names(fault):
+            if not _may_be_there(name, number, plan):
+                there = sorted(_present(number, plan, stage.names))
+                reason = (
+                    f"there is no node {name!r} to {kind_of(fault)} then; {suggest(name, there)}"
+                )
+                yield f"faults.{expanded.origins[number]}.target", reason
+
+
+def late(plan: FaultPlan, updates: int, time_limit: float) -> tuple[tuple[Fault, str], ...]:
+    """Return the faults that cannot happen because the training ends before, each with its end."""
+    found: list[tuple[Fault, str]] = []
+    for fault in plan:
+        match fault.when:
+            case AtUpdates(moment) if moment > updates:
+                found.append((fault, f"the training ends after {updates}"))
+            case AtSeconds(moment, lapses=False) if moment >= time_limit:
+                found.append((fault, f"the time limit is {time_limit:g} s"))
+    return tuple(found)
+
+
+def is_local(path: str | None) -> bool:
+    """Whether files at an fsspec path are files of this machine; None is the run's own folder."""
+    return path is None or "://" not in path or path.startswith(("file://", "local://"))
+
+
+# -- targets ----------------------------------------------------------------------------------
+
+
+def _faults_of(entry: Entry) -> Iterator[tuple[str, Fault]]:
+    """The faults of an entry, each with the words that tell where in a trace it is."""
+    match entry:
+        case Recurring(fault) | Flapping(fault):
+            yield "", fault
+        case Recorded(faults):
+            for row, fault in enumerate(faults, 1):
+                yield f"row {row}, column 'target': ", fault
+        case _:
+            yield "", entry
+
+
+def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
+    if isinstance(fault, Corrupt):
+        if fault.target >= stage.shards:
+            yield "shard", _no_shard(fault.target, stage)
+        elif not stage.checkpoints:
+            yield "shard", "no checkpoints are written; expected recovery.durability: checkpoint"
+        return
+    for reason in _impossible(fault.target, kind_of(fault), stage):
+        yield "target", reason
+    if isinstance(fault, DiskFull) and not stage.checkpoints:
+        yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
+
+
+def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
+    match target:
+        case InChain(shard) | Among(shard=int(shard)) if shard >= stage.shards:
+            yield _no_shard(shard, stage)
+        case InChain(shard, "middle") if stage.replicas < 3:
+            yield f"a chain of {stage.replicas} has no middle; expected 3 replicas or more"
+        case InChain(position=int(position)) if position >= stage.replicas:
+            yield (
+                f"a chain of {stage.replicas} has no position {position}; "
+                f"expected 0 to {stage.replicas - 1}"
+            )
+        case Among(role=str(role)) if not any(n.startswith(f"{role}-") for n in stage.names):
+            yield f"there is no {role} to {kind}; there are: {', '.join(stage.names)}"
+        case Seat(name) | str(name):
+            yield from _unknown((name,), kind, stage)
+        case tuple(names):
+            yield from _unknown(names, kind, stage)
+
+
+def _unknown(names: Sequence[str], kind: str, stage: Stage) -> Iterator[str]:
+    for name in names:
+        if _root(name) not in stage.names:
+            yield f"there is no node {name!r} to {kind}; {suggest(name, stage.names)}"
+    if len(set(names)) < len(names):
+        yield f"a node is named twice in {list(names)}; keep one of them"
+
+
+def _no_shard(shard: int, stage: Stage) -> str:
+    return f"there is no shard {shard}; expected 0 to {stage.shards - 1}"
+
+
+# -- moments ----------------------------------------------------------------------------------
+
+
+def _moment_of(entry: Entry) -> object:
+    match entry:
+        case Recurring() | Recorded():
+            return None
+        case Flapping(fault):
+            return fault.when
+        case _:
+            return entry.when
+
+
+def _wrong_reference(number: int, when: After, entries: Sequence[Entry]) -> Iterator[Objection]:
+    key = f"faults.{number}.after.fault"
+    if when.fault >= len(entries):
+        yield key, f"there is no fault {when.fault}; expected 0 to {len(entries) - 1}"
+    elif isinstance(entries[when.fault], Recurring | Recorded):
+        yield key, f"fault {when.fault} stands for any number of faults; name a single one"
+    elif number in _circle(number, entries):
+        yield key, f"fault {number} would come after itself"
+
+
+def _circle(number: int, entries: Sequence[Entry]) -> set[int]:
+    """The faults that a fault waits for, directly or not."""
+    waited: set[int] = set()
+    when = _moment_of(entries[number])
+    while isinstance(when, After) and when.fault not in waited and when.fault < len(entries):
+        waited.add(when.fault)
+        when = _moment_of(entries[when.fault])
+    return waited
+
+
+def _wrong_phase(
+    number: int, when: During, entries: Sequence[Entry], stage: Stage
+) -> Iterator[Objection]:
+    key = f"faults.{number}.phase"
+    if when.phase == "checkpoint" and not stage.checkpoints:
+        yield key, "no checkpoints are written; expected recovery.durability: checkpoint"
+    elif when.phase == "checkpoint" and not stage.local:
+        yield key, "only checkpoints in files of this machine can be watched being written"
+    elif when.phase == "recovery" and len(entries) == 1:
+        yield key, "no other fault of the plan takes a shard down; add one"
+
+
+def _dies_once(fault: Fault) -> bool:
+    return (
+        isinstance(fault, Kill) and fault.back_after is None and not isinstance(fault.target, Among)
+    )
+
+
+# -- who is there, when -----------------------------------------------------------------------
+
+
+def _names(fault: Fault) -> tuple[str, ...]:
+    """The nodes that a fault names as they are; places always find somebody or nobody."""
+    if isinstance(fault.target, str):
+        return (fault.target,)
+    return fault.target if isinstance(fault.target, tuple) else ()
+
+
+def _root(name: str) -> str:
+    return _REPLACED.sub("", name)
+
+
+def _may_be_there(name: str, number: int, plan: FaultPlan) -> bool:
+    """Whether a node of this name can be there when fault `number` comes."""
+    others = [(other, fault) for other, fault in enumerate(plan) if other != number]
+    kills = [(other, fault) for other, fault in others if isinstance(fault, Kill)]
+    if any(name in _names(fault) and _before(other, number, plan) for other, fault in kills):
+        return False
+    if name == _root(name):
+        return True
+    before = name.removesuffix("-b")
+    return any(
+        fault.back_after is not None and _may_hit(fault, before)
+        for other, fault in kills
+        if not _before(number, other, plan)
+    )
+
+
+def _may_hit(fault: Fault, name: str) -> bool:
+    match fault.target:
+        case int():
+            return False
+        case str() | tuple():
+            return name in _names(fault)
+        case Seat(seat):
+            return name.startswith(seat) and _root(name) == _root(seat)
+        case Among(role=str(role)):
+            return name.startswith(f"{role}-")
+        case _:
+            return True
+
+
+def _present(number: int, plan: FaultPlan, names: Sequence[str]) -> set[str]:
+    there = set(names)
+    for other, fault in enumerate(plan):
+        if isinstance(fault, Kill) and fault.back_after is not None and other != number:
+            there |= {f"{name}-b" for name in _names(fault)}
+    return {name for name in there if _may_be_there(name, number, plan)}
+
+
+def _before(first: int, second: int, plan: FaultPlan) -> bool:
+    """Whether one fault of a plan is sure to come before another."""
+    match plan[first].when, plan[second].when:
+        case _, After(other) if other == first or _before(first, other, plan):
+            return True
+        case AtUpdates(one), AtUpdates(two):
+            return (one, first) < (two, second)
+        case AtSeconds(one), AtSeconds(two):
+            return (one, first) < (two, second)
+    return False

@@ -1,0 +1,135 @@
+"""Owns what the replication of Pampari and Patel reads out of a trial's record.
+
+An iteration is one gradient of each worker, so with w workers a shard is at iteration version / w.
+Every accuracy is that of the evaluator's snapshots.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from dps.events import Evaluated, Reported, Restored
+from flows.outcome import Outcome, evaluations
+from flows.record import Record
+from flows.timeline import FaultTimes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One trial, as this replication looks at it."""
+
+    record: Record
+    outcome: Outcome
+
+    @property
+    def seed(self) -> int:
+        """Trials with the same seed are compared with one another."""
+        return self.outcome.identity.seed or 0
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has, which is how many updates make an iteration."""
+        return int(self._config["training"]["workers"])
+
+    @property
+    def servers(self) -> int:
+        """How many shards, each on a server of its own."""
+        return int(self._config["server"]["shards"])
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per gradient."""
+        return int(self._config["training"]["batch_size"])
+
+    @property
+    def failure_at(self) -> int | None:
+        """The iteration at which a server is to be lost; None: never."""
+        faults = self._config["faults"]
+        return int(faults[0]["at_updates"]) // self.workers if faults else None
+
+    @property
+    def iteration_seconds(self) -> float:
+        """How long an iteration takes: the median over iterations, the mean over workers."""
+        return fmean(median(gaps) for gaps in self._gaps().values())
+
+    @property
+    def samples_per_second(self) -> float:
+        """Examples that are differentiated in a second."""
+        return self.batch_size * self.workers / self.iteration_seconds
+
+    @property
+    def failing_iteration_seconds(self) -> float | None:
+        """How long the iteration takes in which the server is lost; None without a failure."""
+        fault = self.fault
+        if fault is None or fault.first_applied is None:
+            return None
+        # The barrier holds the others up as well, some of them one iteration later.
+        longest = [
+            max((end - start for start, end in spans if _meet(start, end, fault)), default=0.0)
+            for spans in self._spans().values()
+        ]
+        return fmean(longest)
+
+    @property
+    def fault(self) -> FaultTimes | None:
+        """The moments of its failure."""
+        return self.outcome.faults[0] if self.outcome.faults else None
+
+    def drop(self, at: int | None = None) -> float | None:
+        """Return how far accuracy fell at the failure.
+
+        That is the last evaluation before it minus the first after all serve again. With `at`,
+        for a trial without a failure: minus the next evaluation after iteration `at`.
+        """
+        if at is None:
+            return self.outcome.accuracy.drop
+        scores = evaluations(self.record)
+        before = [s.accuracy for s in scores if self.iteration(s) < at]
+        after = [s.accuracy for s in scores if self.iteration(s) >= at]
+        return before[-1] - after[0] if before and after else None
+
+    @property
+    def iterations_to_regain(self) -> float | None:
+        """How many iterations after the failure its accuracy was what it had been before."""
+        fault, before = self.fault, self.outcome.accuracy.before
+        if fault is None or fault.serving is None or before is None:
+            return None
+        after = [s for s in evaluations(self.record) if s.t >= fault.serving]
+        from_ = min(e.version for e in self.record.of(Restored) if e.t >= fault.began)
+        regained = (self.iteration(s) for s in after if s.accuracy >= before)
+        found = next(regained, None)
+        return None if found is None else max(0.0, found - from_ / self.workers)
+
+    def iteration(self, score: Evaluated) -> float:
+        """Return the iteration of a snapshot."""
+        return score.updates / self.workers
+
+    def accuracy_by_iteration(self, last: int) -> dict[int, float]:
+        """Return accuracy by whole iteration up to `last`; what a failure took back is replaced."""
+        found = {round(self.iteration(s)): s.accuracy for s in evaluations(self.record)}
+        return {iteration: found[iteration] for iteration in sorted(found) if iteration <= last}
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        assert self.record.started is not None
+        config: dict[str, Any] = self.record.started.settings["config"]
+        return config
+
+    def _spans(self) -> dict[str, list[tuple[float, float]]]:
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        for event in self.record.of(Reported):
+            times[event.worker].append(event.t)
+        return {worker: list(pairwise(sorted(ts))) for worker, ts in times.items()}
+
+    def _gaps(self) -> dict[str, list[float]]:
+        return {worker: [b - a for a, b in spans] for worker, spans in self._spans().items()}
+
+
+def _meet(start: float, end: float, fault: FaultTimes) -> bool:
+    """Whether a span of time meets that from the failure to the first update after it."""
+    assert fault.first_applied is not None
+    return start <= fault.first_applied and fault.began <= end

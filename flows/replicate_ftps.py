@@ -1,0 +1,101 @@
+"""Owns the replication of Pampari and Patel: ring balance, servers × workers, the loss of a server.
+
+"Implementing and Benchmarking a Fault-Tolerant Parameter Server for Distributed Machine Learning
+Applications". The trials are those of `configs/replicate/ftps-….yaml`; what is recorded already is
+not run again, and the claims are judged from the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from flows.compare import compare
+from flows.config import load_experiment
+from flows.findings import Findings
+from flows.ftps_claims import failure_findings, ring_findings, scaling_findings
+from flows.ftps_measures import Measured
+from flows.prices import load_prices
+from flows.progress import PlainView
+from flows.results import RESULTS, read_experiment
+from flows.trial import run_trial
+
+FOLDER = "replicate-ftps"
+SCALING, FAILURE = "replicate/ftps-scaling", "replicate/ftps-failure"
+TITLE = "Replication of “Fault-Tolerant Parameter Server”"
+INTRODUCTION = (
+    "Pampari and Patel train a logistic regression on even and odd digits of MNIST over servers "
+    "that share the keys by consistent hashing: SGD at 0.1, 128 examples per worker, gradients "
+    "summed, synchronous, 1,152 test images; all go back to the last checkpoint when a server is "
+    "lost. Here the same runs on dps with real processes and SIGKILL.",
+    "Otherwise than there: Fashion-MNIST's classes stand in for MNIST's; each worker computes "
+    "the gradients of all keys, not of one server's; the keys of a lost server move as a whole "
+    "to a spare one; and most of a gradient's time is slept, for all processes share two cores. "
+    "Their relative times are those of an iteration with one server and one worker over that of "
+    "the row, for only so do they agree with their samples per second.",
+)
+
+
+def replicate(full: bool, here: Path, view: PlainView, store: str | None = None) -> Findings:
+    """Run the trials that are not recorded yet, and judge the paper's claims from all of them.
+
+    Parameters
+    ----------
+    full
+        The whole replication (about 2 hours on 2 idle cores), or a short one (15 minutes).
+    here
+        The working directory: `results/` and `mlruns/` are in it.
+    view
+        Is told how it goes.
+    store
+        URI of the tracking store; None: `mlruns/mlflow.db`.
+    """
+    parts = [
+        ring_findings(),
+        scaling_findings(_trials(SCALING, full, here, view, store)),
+        failure_findings(_trials(FAILURE, full, here, view, store)),
+    ]
+    return Findings(
+        TITLE,
+        INTRODUCTION,
+        [claim for part in parts for claim in part.claims],
+        [table for part in parts for table in part.tables],
+        [chart for part in parts for chart in part.charts],
+    )
+
+
+def folder(full: bool, here: Path) -> Path:
+    """Where page, text and figures are written."""
+    return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
+
+
+def _trials(
+    config: str, full: bool, here: Path, view: PlainView, store: str | None
+) -> list[Measured]:
+    experiment = load_experiment(config, () if full else _shorter(config))
+    compare(experiment, here, view, run_trial, store)
+    recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
+    return [Measured(done.record, done.outcome) for done in recorded if done.outcome.valid]
+
+
+def _shorter(config: str) -> list[str]:
+    """What the short version sets: fewer seeds and iterations, in folders of its own."""
+    name = f"experiment={config.replace('/', '-')}-short"
+    if config == FAILURE:
+        return [name, "seeds=[0, 1, 2, 3]", "training.updates=750"]
+    workers = {_workers(n): _training(n, iterations=60) for n in (1, 2, 4, 8)}
+    return [name, "seeds=[0, 1, 2]", f"axes.training={json.dumps(workers)}"]
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+def _training(workers: int, iterations: int) -> Mapping[str, float]:
+    return {
+        "workers": workers,
+        "updates": workers * iterations,
+        "batch_size": 128,
+        "compute_seconds": 0.1,
+    }

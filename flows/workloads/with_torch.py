@@ -1,0 +1,104 @@
+"""Owns the way to workloads that need torch, an extra, without importing it: it takes seconds.
+
+A module and a loss are named as "package.module:name", as in setuptools' entry points; packages in
+the working directory are found as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from dps.errors import ConfigurationError
+from flows.workloads.base import DatasetShape, Workload
+
+CROSS_ENTROPY = "torch.nn.functional:cross_entropy"
+KINDS = ("torch", "cnn")
+PRELOAD = ("flows.workloads.torch_module",)  # for processes that are forked, so that each has it
+
+
+def torch_module(shape: DatasetShape, module: str, loss: str = CROSS_ENTROPY) -> Workload:
+    """Make a workload of a torch module.
+
+    Parameters
+    ----------
+    shape
+        Of the data.
+    module
+        Names a callable that makes the `nn.Module` for data of a `DatasetShape`. The module gets
+        examples as rows of float32 and returns one row of scores, one per class, for each.
+    loss
+        Names a callable that returns the mean loss over a batch, given scores and int64 classes.
+
+    Raises
+    ------
+    ConfigurationError
+        torch is not installed, or there is nothing of such a name.
+    """
+    make, measure = find(module), find(loss)
+    from flows.workloads.torch_module import TorchWorkload
+
+    return TorchWorkload(shape, make, measure)
+
+
+def cnn(shape: DatasetShape, relu_logits: bool = False) -> Workload:
+    """Make the convolutional network of "Training Through Failure".
+
+    Raises
+    ------
+    ConfigurationError
+        torch is not installed.
+    """
+    need_torch()
+    from flows.workloads.torch_module import ConvNet, TorchWorkload
+
+    return TorchWorkload(shape, ConvNet(relu_logits))
+
+
+def need_torch() -> None:
+    """Refuse to go on without torch.
+
+    Raises
+    ------
+    ConfigurationError
+        torch is not installed; the message says how to install it.
+    """
+    if find_spec("torch") is None:
+        raise ConfigurationError("torch is not installed: pip install 'dps[torch]'")
+
+
+def find(reference: str) -> Any:
+    """Return the callable that "package.module:name" names.
+
+    Raises
+    ------
+    ConfigurationError
+        torch is not installed, there is nothing of this name, or it cannot be called.
+    """
+    need_torch()
+    place, _, name = reference.partition(":")
+    if not place or not name:
+        raise ConfigurationError(f"{reference!r} names nothing, expected 'package.module:name'")
+    try:
+        with _working_directory_on_path():
+            found = getattr(import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{reference!r} is not to be had: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"{reference!r} is {type(found).__name__}, expected a callable")
+    return found
+
+
+@contextmanager
+def _working_directory_on_path() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before

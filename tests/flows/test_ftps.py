@@ -1,0 +1,145 @@
+"""The replication of Pampari and Patel: what is measured on records, and what is claimed by it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dps.events import (
+    Acked,
+    Applied,
+    Detected,
+    Evaluated,
+    Event,
+    Killed,
+    Reported,
+    Restored,
+    TrainingStarted,
+    TrialEnded,
+    TrialStarted,
+)
+from flows.config import load_experiment
+from flows.ftps_claims import failure_findings, scaling_findings
+from flows.ftps_measures import Measured
+from flows.outcome import outcome
+from flows.prices import load_prices
+from flows.record import Record
+from flows.replicate_ftps import FAILURE, SCALING, _shorter
+
+STEP, WORKERS = 0.1, 2
+
+
+def measured(
+    seed: int = 0,
+    servers: int = 1,
+    workers: int = WORKERS,
+    at: int | None = None,
+    step: float = STEP,
+) -> Measured:
+    """A trial of 100 iterations; the loss at iteration `at` takes 0.5 s and goes back 4 of them.
+
+    Accuracy rises by 0.1 points in an iteration.
+    """
+    faults = [] if at is None else [{"kind": "kill", "at_updates": at * workers}]
+    config: dict[str, Any] = {
+        "training": {"workers": workers, "batch_size": 128},
+        "server": {"shards": servers},
+        "faults": faults,
+    }
+    settings = {"trial": "t", "experiment": "e", "labels": {}, "seed": seed, "config": config}
+    events: list[Event] = [
+        TrialStarted(0.0, "t", settings, {}),
+        TrainingStarted(0.0, workers, servers, 785),
+    ]
+    t, reached = 0.0, 0
+    for iteration in range(1, 101):
+        t += step
+        if iteration == at:
+            events += [
+                Killed(t - 0.05, 0, "server-0", 1, at * workers, True),
+                Detected(t - 0.04, 0, 2, "server-0", False, "client"),
+                Restored(t + 0.3, 0, 2, "spare-0", (at - 5) * workers, "checkpoint"),
+            ]
+            t, reached = t + 0.5, reached - 4
+            column: dict[str, Any] = {"times": (t,), "workers": ("worker-0",), "incarnations": (1,)}
+            column |= {"seqs": (at,), "versions": (0,), "staleness": (0,)}
+            column |= {"staleness_seconds": (0.0,), "replayed": (False,)}
+            events.append(Applied(t, "spare-0", 0, 2, True, **column))
+        reached += 1
+        events += [Reported(t, f"worker-{i}", iteration, {"loss": 1.0}) for i in range(workers)]
+        events.append(Evaluated(t + 0.01, reached * workers, 1.0, 0.5 + reached / 1000))
+    events += [
+        Acked(t, "worker-0", 1, (t,), (0,), (100,), (0,), ("applied",)),
+        TrialEnded(t, "valid", ""),
+    ]
+    record = Record(tuple(events))
+    return Measured(record, outcome(record, load_prices()))
+
+
+def test_the_time_of_an_iteration_and_of_the_one_that_fails() -> None:
+    trial = measured(at=40)
+    assert trial.iteration_seconds == pytest.approx(STEP)
+    assert trial.samples_per_second == pytest.approx(128 * WORKERS / STEP)
+    assert trial.failing_iteration_seconds == pytest.approx(0.6)
+    assert measured().failing_iteration_seconds is None
+
+
+def test_accuracy_lost_at_once_and_regained() -> None:
+    trial, quiet = measured(at=40), measured()
+    assert (trial.failure_at, quiet.failure_at) == (40, None)
+    # Iteration 39 was the last one; what serves next has 35 of them and one more.
+    assert trial.drop() == pytest.approx(0.003)
+    assert quiet.drop(40) == pytest.approx(-0.001)
+    assert trial.iterations_to_regain == pytest.approx(4)
+
+
+def test_accuracy_by_iteration_is_that_of_the_way_that_counts() -> None:
+    line = measured(at=40).accuracy_by_iteration(50)
+    assert list(line) == list(range(1, 51))
+    assert line[37] == pytest.approx(0.537)
+
+
+def test_failures_are_compared_with_trials_of_the_same_seed() -> None:
+    trials = [measured(seed, at=at) for seed in range(3) for at in (None, 40, 60)]
+    part = failure_findings(trials)
+    found = {claim.claim.split(":")[0]: claim for claim in part.claims}
+    assert found["The loss costs accuracy at once"].found.startswith("0.40 points (95% interval")
+    assert found["The loss costs accuracy at once"].verdict == "holds"
+    assert found["A later loss costs less"].verdict == "does not hold"
+    assert found["Accuracy is regained within 5 iterations"].verdict == "holds"
+    assert found["The failing iteration takes longer"].found.startswith("6.00 ")
+    assert found["The final accuracy is lower than without a failure"].verdict == "holds"
+    assert [row[0] for row in part.tables[0].rows] == ["40", "60"]
+
+
+def test_iterations_are_compared_with_one_server_and_one_worker() -> None:
+    trials = [
+        measured(seed, servers, workers, step=step * (1 + seed / 10))
+        for seed in range(3)
+        for servers, workers, step in ((1, 1, 0.1), (1, 4, 0.2), (4, 4, 0.16), (4, 1, 0.1))
+    ]
+    part = scaling_findings(trials)
+    assert [claim.found.split()[0] for claim in part.claims] == ["2.00", "0.50", "1.25"]
+    assert {claim.verdict for claim in part.claims} == {"holds"}
+    assert [row[0] for row in part.tables[0].rows] == ["1 × 1", "1 × 4", "4 × 1"]
+
+
+@pytest.mark.parametrize("config", [SCALING, FAILURE])
+def test_the_short_version_is_a_smaller_one_of_the_same_grid(config: str) -> None:
+    whole, short = load_experiment(config), load_experiment(config, _shorter(config))
+    assert short.experiment == f"{whole.experiment}-short"
+    assert {key: list(axis) for key, axis in short.axes.items()} == {
+        key: list(axis) for key, axis in whole.axes.items()
+    }
+    for _, trial in short.trial_configs():
+        assert not trial.late_faults
+    assert len(short.seeds) < len(whole.seeds)
+
+
+def test_the_command_says_what_it_repeats() -> None:
+    command = [sys.executable, "-m", "flows.cli", "replicate", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Pampari and Patel" in shown
