@@ -15,6 +15,7 @@ from dps.events import (
     ReplicaAdded,
     Resumed,
     TrainingStarted,
+    Undisturbed,
 )
 from flows import words
 from flows.figures.bars import RECOVERY_PARTS
@@ -123,14 +124,14 @@ def _shards(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterat
         for fault in faults:
             if fault.shard == shard:
                 yield from _recovery(lane, fault, last)
-        for kind, name in (
-            (CheckpointWritten, CHECKPOINT),
-            (ReplicaAdded, REPLICA),
-            (Replayed, REPLAYED),
-        ):
-            for event in record.of(kind):
-                if event.shard == shard and event.t >= start(record):
-                    yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
+        moments: list[tuple[str, CheckpointWritten | ReplicaAdded | Replayed]] = [
+            *((CHECKPOINT, event) for event in record.of(CheckpointWritten)),
+            *((REPLICA, event) for event in record.of(ReplicaAdded)),
+            *((REPLAYED, event) for event in record.of(Replayed)),
+        ]
+        for name, event in moments:
+            if event.shard == shard and event.t >= start(record):
+                yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
 
 
 def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
@@ -167,7 +168,8 @@ def _order(role: str) -> int:
 
 def _lifted(record: Record, fault: FaultTimes) -> float | None:
     """When a fault that ends by itself was over; None for one that does not."""
-    over = [event.t for event in record.of(Resumed) if event.fault == fault.fault]
+    ends: list[Resumed | Undisturbed] = [*record.of(Resumed), *record.of(Undisturbed)]
+    over = [event.t for event in ends if event.fault == fault.fault]
     return over[0] if over else None
 
 

@@ -192,7 +192,7 @@ def to_svg(figure: Figure, name: str) -> str:
     out = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         # As `savefig` does, but without its first drawing, which is for other kinds of layout.
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     # Hundredths of a point are finer than any screen, and half of the file.
     return re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
 
