@@ -191,9 +191,10 @@ class Tracker:
         if record.started is None:
             return
         config = record.config
-        # The labels are params as well as tags: parallel coordinates show params only.
-        labels = {"strategy": identity.strategy, "condition": identity.condition}
-        known = {**flat(config), **{name: label for name, label in labels.items() if label}}
+        # The labels are params as well as tags: parallel coordinates show params only, and begin
+        # with the first ones by name.
+        labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
+        known = {**labels, **flat(config)}
         params = [Param(key, _shortened(value)) for key, value in known.items()]
         versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
         for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
