@@ -200,7 +200,7 @@ def test_a_report_where_nothing_is_valid(tmp_path: Path) -> None:
 
 def test_only_the_trials_of_the_last_run(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "experiment")
-    write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"])
+    write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"], 0)
     text = parsed(write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()).text
     assert "applied twice: none in 2 trials" in text
     assert "stateless" not in text[: text.index("Configuration")]
@@ -304,7 +304,7 @@ def test_the_timeline_tells_every_part_of_a_recovery(folder: Path) -> None:
     lanes = {row[0] for row in rows}
     assert {"shard 0", "shard 1", "server-0", "server-0-b", "worker-1"} <= lanes
     down = [row for row in rows if row[0] == "shard 0" and row[4] == "fault 0"]
-    assert [row[1] for row in down] == ["detect", "wait for a node", "restore", "first update"]
+    assert [row[1] for row in down] == ["detect", "wait for a node", "restore"]
     assert all(before[3] == after[2] for before, after in pairwise(down))
     assert ("server-0", "fault") in {row[:2] for row in rows}
 

@@ -109,9 +109,10 @@ def test_tags_say_which_trial_it_is(tracked: Tracked) -> None:
 
 
 def test_parent_and_children_carry_the_digest_of_their_experiment(tracked: Tracked) -> None:
-    digests = {run.data.tags.get("dps.experiment.digest") for run in tracked.runs()}
-    assert len(digests) == 1
-    assert len(digests.pop() or "") == 12
+    [parent] = tracked.runs("tags.`dps.kind` = 'experiment'")
+    digest = parent.data.tags["dps.experiment.digest"]
+    assert len(digest) == 12
+    assert tracked.child("chain.kill.seed-1").data.tags["dps.experiment.digest"] == digest
 
 
 def test_params_are_flat_and_dotted(tracked: Tracked) -> None:
