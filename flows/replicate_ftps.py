@@ -8,7 +8,7 @@ not run again, and the claims are judged from the records.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flows.compare import compare
@@ -20,6 +20,8 @@ from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.results import RESULTS, read_experiment
 from flows.trial import run_trial
+
+ViewOf = Callable[[], PlainView]
 
 FOLDER = "replicate-ftps"
 SCALING, FAILURE = "replicate/ftps-scaling", "replicate/ftps-failure"
@@ -37,7 +39,7 @@ INTRODUCTION = (
 )
 
 
-def replicate(full: bool, here: Path, view: PlainView, store: str | None = None) -> Findings:
+def replicate(full: bool, here: Path, view: ViewOf, store: str | None = None) -> Findings:
     """Run the trials that are not recorded yet, and judge the paper's claims from all of them.
 
     Parameters
@@ -47,7 +49,7 @@ def replicate(full: bool, here: Path, view: PlainView, store: str | None = None)
     here
         The working directory: `results/` and `mlruns/` are in it.
     view
-        Is told how it goes.
+        Makes what is told how an experiment goes.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     """
@@ -70,11 +72,9 @@ def folder(full: bool, here: Path) -> Path:
     return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
 
 
-def _trials(
-    config: str, full: bool, here: Path, view: PlainView, store: str | None
-) -> list[Measured]:
+def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
-    compare(experiment, here, view, run_trial, store)
+    compare(experiment, here, view(), run_trial, store)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
     return [Measured(done.record, done.outcome) for done in recorded if done.outcome.valid]
 
