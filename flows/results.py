@@ -123,20 +123,26 @@ def is_recorded(trial: Trial, folder: Path) -> bool:
 
     A failed trial counts as missing: running it again may go better.
     """
+    return whole_record(trial, folder) is not None
+
+
+def whole_record(trial: Trial, folder: Path) -> Record | None:
+    """Return the record of a trial if it `is_recorded`."""
     events_file = folder / trial.name / EVENTS_FILE
     if not events_file.exists():
-        return False
+        return None
     try:
         record = read_record(events_file)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
-        return False
+        return None
     ended, started = record.ended, record.started
-    return (
+    whole = (
         started is not None
         and ended is not None
         and ended.status in ("valid", "invalid")
         and started.settings.get("digest") == trial.digest
     )
+    return record if whole else None
 
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:

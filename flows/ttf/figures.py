@@ -1,0 +1,245 @@
+"""Owns the paper's three kinds of figures, drawn from records, and its own curves beside them.
+
+Accuracy against time for one and for two kills, with dashed lines at kill and recovery; CPU, memory
+and gradients processed against time. The published curves come from a CSV that the user points to.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.errors import ConfigurationError
+from dps.events import ResourceSampled
+from flows.outcome import evaluations
+from flows.results import Finished
+from flows.timeline import fault_times, training_span
+from flows.ttf.measures import delivered, strategy_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which readers with colour-blindness can tell apart.
+COLOURS = {
+    "none": "#7a6a53",
+    "checkpoint": "#0072b2",
+    "chain": "#009e73",
+    "stateless": "#d55e00",
+}
+PUBLISHED_LABELS = {
+    "SYNC_CHECKPOINTING": "sync checkpoint",
+    "ASYNC_CHECKPOINTING": "async checkpoint",
+    "SYNC_CHAIN_REPLICATION": "sync chain",
+    "ASYNC_CHAIN_REPLICATION": "async chain",
+    "ASYNC_RELAXED_CONSISTENCY": "stateless",
+}
+# The recording whose protocol the paper describes.
+RECORDING = "kill30_recover20"
+COLUMNS = ("recording", "configuration", "kills", "seconds_since_first_evaluation", "accuracy")
+MEGABYTE = 1e6
+_STYLE: Any = {"axes.spines.right": False, "axes.spines.top": False, "svg.fonttype": "none"}
+
+Curve = tuple[list[float], list[float]]
+Shown = tuple[Finished, str]  # with its label
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel of accuracy against time: curves by label, and moments for dashed lines."""
+
+    title: str
+    curves: Sequence[tuple[str, Curve]]
+    moments: Sequence[float] = ()
+
+
+# -- the published curves ----------------------------------------------------------------------
+
+
+def read_published(path: Path) -> dict[tuple[str, int], Curve]:
+    """Read the published accuracy recordings: curves by configuration and number of kills.
+
+    Parameters
+    ----------
+    path
+        A CSV with the columns recording, configuration, kills, seconds_since_first_evaluation and
+        accuracy; others are not used. Of the recordings, "kill30_recover20" is taken.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such file, a column is missing, or a row cannot be read.
+    """
+    curves: defaultdict[tuple[str, int], Curve] = defaultdict(lambda: ([], []))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            if missing:
+                raise ConfigurationError(
+                    f"{path}: no column {missing[0]!r}; expected {', '.join(COLUMNS)}"
+                )
+            for number, row in enumerate(rows, 2):
+                if row["recording"] == RECORDING:
+                    _take(curves, row, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: the published curves cannot be read: {error}") from error
+    return dict(curves)
+
+
+def _take(curves: dict[tuple[str, int], Curve], row: Mapping[str, str], place: str) -> None:
+    if row["configuration"] not in PUBLISHED_LABELS:
+        raise ConfigurationError(
+            f"{place}: configuration {row['configuration']!r}; expected one of "
+            f"{', '.join(PUBLISHED_LABELS)}"
+        )
+    label = PUBLISHED_LABELS[row["configuration"]]
+    try:
+        seconds, accuracy = float(row[COLUMNS[3]]), float(row["accuracy"])
+        times, values = curves[label, int(row["kills"])]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: expected numbers: {error}") from error
+    times.append(seconds)
+    values.append(accuracy)
+
+
+def published_panel(curves: Mapping[tuple[str, int], Curve], kills: int) -> Panel:
+    """Return the published curves for so many kills; lines stand where the protocol kills first."""
+    chosen = [(label, curve) for (label, k), curve in curves.items() if k == kills]
+    return Panel("published", chosen, (30.0, 50.0))
+
+
+# -- ours --------------------------------------------------------------------------------------
+
+
+def accuracy_panel(title: str, shown: Iterable[Shown]) -> Panel:
+    """Return accuracy against seconds since the training started, a curve for each trial."""
+    curves, moments = [], []
+    for done, label in shown:
+        start = _start(done)
+        scores = evaluations(done.record)
+        curves.append((label, ([s.t - start for s in scores], [s.accuracy for s in scores])))
+        for fault in fault_times(done.record):
+            moments.append(fault.began - start)
+            if fault.serving is not None:
+                moments.append(fault.serving - start)
+    return Panel(title, curves, moments)
+
+
+def accuracy_figure(panels: Sequence[Panel]) -> Figure:
+    """Draw panels side by side; each dashed line is a kill or a recovery of one trial."""
+    figure, axes = _figure(1, len(panels))
+    for panel, place in zip(panels, axes[0], strict=True):
+        for moment in panel.moments:
+            place.axvline(moment, color="#a9b2bd", linewidth=0.5, linestyle="--", zorder=0)
+        for label, (times, values) in panel.curves:
+            place.plot(times, values, **_line(label))
+        place.set_title(panel.title, fontsize=10)
+        place.set_xlabel("seconds")
+        place.set_ylim(0, 1)
+    axes[0][0].set_ylabel("test accuracy")
+    _legend(figure, [label for panel in panels for label, _ in panel.curves])
+    return figure
+
+
+def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
+    """Draw CPU, memory and gradients processed against time, a column for each study."""
+    rows: Sequence[tuple[str, Callable[[Finished], Curve]]] = (
+        ("CPU, % of a core", _cpu),
+        ("peak memory, MB", _memory),
+        ("gradients processed", _gradients),
+    )
+    figure, axes = _figure(len(rows), len(columns))
+    for across, (title, shown) in enumerate(columns):
+        axes[0][across].set_title(title, fontsize=10)
+        axes[-1][across].set_xlabel("seconds")
+        for down, (_, curve) in enumerate(rows):
+            for done, label in shown:
+                times, values = curve(done)
+                axes[down][across].plot(times, values, **_line(label))
+    for down, (name, _) in enumerate(rows):
+        axes[down][0].set_ylabel(name)
+    _legend(figure, [label for _, shown in columns for _, label in shown])
+    return figure
+
+
+def write_svg(figure: Figure, path: Path) -> None:
+    """Write a figure; the same records give the same file."""
+    import matplotlib
+
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": path.stem}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _gradients(done: Finished) -> Curve:
+    times, counts = delivered(done.record)
+    return times, [float(count) for count in counts]
+
+
+def _cpu(done: Finished) -> Curve:
+    """CPU of all processes together, between samples of each, on a grid of seconds."""
+    start, end = _start(done), (training_span(done.record) or (0.0, 0.0))[1]
+    edges = np.arange(0.0, end - start, max(0.5, (end - start) / 40))
+    used = sum(
+        np.interp(edges, [s.t - start for s in mine], [s.cpu_seconds for s in mine])
+        for mine in _samples(done).values()
+    )
+    rate = 100 * np.diff(used) / np.diff(edges) if len(edges) > 1 else np.zeros(0)
+    return edges[1:].tolist(), np.asarray(rate).tolist()
+
+
+def _memory(done: Finished) -> Curve:
+    """Largest resident sets so far of all processes that had been started."""
+    start, latest, times, values = _start(done), dict[int, int](), [], []
+    for sample in sorted(done.record.of(ResourceSampled), key=lambda s: s.t):
+        latest[sample.pid] = sample.peak_bytes
+        times.append(sample.t - start)
+        values.append(sum(latest.values()) / MEGABYTE)
+    return times, values
+
+
+def _samples(done: Finished) -> dict[int, list[ResourceSampled]]:
+    found: defaultdict[int, list[ResourceSampled]] = defaultdict(list)
+    for sample in done.record.of(ResourceSampled):
+        found[sample.pid].append(sample)
+    return {pid: sorted(mine, key=lambda s: s.t) for pid, mine in found.items()}
+
+
+def _start(done: Finished) -> float:
+    return (training_span(done.record) or (done.record.events[0].t, 0.0))[0]
+
+
+def _line(label: str) -> dict[str, Any]:
+    return {
+        "color": COLOURS.get(strategy_of(label), "#5d6773"),
+        "linestyle": ":" if label.startswith("async ") else "-",
+        "linewidth": 1.0,
+        "alpha": 0.85,
+    }
+
+
+def _legend(figure: Figure, labels: Iterable[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    names = sorted(set(labels))
+    handles = [Line2D([], [], **_line(name)) for name in names]
+    figure.legend(handles, names, loc="outside upper center", ncols=6, fontsize=9, frameon=False)
+
+
+def _figure(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.2 * columns, 0.6 + 2.6 * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, axes.tolist()

@@ -1,0 +1,238 @@
+"""Owns the text of the replication: claims of both studies side by side, tables, and the figures.
+
+It is ready-made Markdown for `docs/findings.md`. Every number in it is computed from the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from flows.outcome import Outcome
+from flows.prices import Prices
+from flows.results import Finished
+from flows.statistics import FEWEST_SEEDS
+from flows.ttf.claims import CLAIMS, Judged, judge
+from flows.ttf.figures import (
+    accuracy_figure,
+    accuracy_panel,
+    published_panel,
+    read_published,
+    use_figure,
+    write_svg,
+)
+from flows.ttf.measures import Measured, measure
+
+AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
+TEXT = "findings.md"
+
+# Before→after for each kill, and accuracy at 165 to 175 s, as recorded by the paper's authors.
+PUBLISHED = {
+    ("sync checkpoint", 1): (".546→.473", ".748"),
+    ("sync checkpoint", 2): (".370→.108; .445→.475", ".715"),
+    ("async checkpoint", 1): (".354→.294", ".739"),
+    ("async checkpoint", 2): (".328→.101; .397→.418", ".721"),
+    ("sync chain", 1): (".405→.352", ".744"),
+    ("sync chain", 2): (".453→.438; .564→.521", ".735"),
+    ("async chain", 1): (".360→.376", ".692"),
+    ("async chain", 2): (".519→.502; .641→.596", ".729"),
+    ("stateless", 1): (".302→.426", ".650"),
+    ("stateless", 2): (".476→.589; .606→.689", ".725"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The trials of one part of the replication; those that cannot be measured are `left_out`."""
+
+    title: str
+    finished: tuple[Finished, ...]
+    trials: tuple[Measured, ...]
+    left_out: tuple[Outcome, ...]
+
+
+def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
+    """Measure the trials of one part."""
+    done = tuple(finished)
+    found = [(each, measure(each.record, each.outcome, prices)) for each in done]
+    return Study(
+        title,
+        done,
+        tuple(measured for _, measured in found if measured is not None),
+        tuple(each.outcome for each, measured in found if measured is None),
+    )
+
+
+def write(studies: Mapping[str, Study], others: Sequence[Study], folder: Path, csv: Path | None, command: str) -> str:
+    """Write figures and text into `folder`, and return the text.
+
+    Parameters
+    ----------
+    studies
+        What the claims are judged on, by title; those without trials have been left out.
+    others
+        Parts of which only tables are shown.
+    csv
+        The published curves.
+    command
+        What makes all this again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [
+        "## Training Through Failure",
+        f"From the records of `{command}`. {_sizes([*studies.values(), *others])}",
+        "### Claims",
+        claims_table(studies),
+        _reading(),
+        *_figures(studies, folder, csv),
+    ]
+    for each in [*studies.values(), *others]:
+        parts += [f"### {each.title}", cells_table(each), *_left_out(each)]
+    text = "\n\n".join(parts) + "\n"
+    (folder / TEXT).write_text(text, encoding="utf-8")
+    return text
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def claims_table(studies: Mapping[str, Study]) -> str:
+    """Return the claims as Markdown, with effect, interval and verdict for each study."""
+    judged = {title: judge(each.trials) for title, each in studies.items()}
+    headings = ["claim", "measured as", *(h for title in judged for h in (title, "verdict"))]
+    rows = []
+    for places in zip(*judged.values(), strict=True):
+        statement = places[0].statement
+        cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
+        rows.append([f"{statement.claim}. {CLAIMS[statement.claim]}", statement.text, *cells])
+    return _markdown(headings, rows)
+
+
+def verdicts(each: Study) -> tuple[Judged, ...]:
+    """Return the verdicts on one study."""
+    return judge(each.trials)
+
+
+def cells_table(each: Study) -> str:
+    """Return one row for each cell of a study: means over its trials."""
+    published = each.title == AS_PUBLISHED
+    headings = [
+        "configuration",
+        "condition",
+        "trials",
+        "before→after",
+        "gap s",
+        "final",
+        "gradients",
+        "per s",
+        "acked, lost",
+        "s to target",
+        "USD, fixed",
+        *(("published: before→after", "at 165–175 s") if published else ()),
+    ]
+    return _markdown(headings, [_row(cell, published) for cell in _cells(each)])
+
+
+def _cells(each: Study) -> list[list[Measured]]:
+    found: dict[tuple[str, str], list[Measured]] = {}
+    for trial in each.trials:
+        found.setdefault((trial.label, trial.condition), []).append(trial)
+    return [found[key] for key in sorted(found, key=lambda key: (key[1], key[0]))]
+
+
+def _row(cell: Sequence[Measured], published: bool) -> list[str]:
+    first = cell[0]
+    across = "; ".join(
+        f"{fmean(t.changes[i].before for t in cell if len(t.changes) > i):.3f}→"
+        f"{fmean(t.changes[i].after for t in cell if len(t.changes) > i):.3f}"
+        for i in range(max(len(t.changes) for t in cell))
+    )
+    gaps = [change.gap for trial in cell for change in trial.changes]
+    reached = sum(trial.reached for trial in cell)
+    of_all = "" if reached == len(cell) else f" ({reached} of {len(cell)} reached it)"
+    row = [
+        first.label,
+        first.condition,
+        str(len(cell)),
+        across or "–",
+        f"{fmean(gaps):.2f}" if gaps else "–",
+        f"{fmean(t.final for t in cell):.3f}",
+        f"{fmean(t.pushed for t in cell):.0f}",
+        f"{fmean(t.pace for t in cell):.1f}",
+        f"{fmean(t.lost for t in cell):.1f}",
+        f"{fmean(t.to_target for t in cell):.2f}{of_all}",
+        f"{fmean(t.fixed_usd for t in cell):.2e}",
+    ]
+    return [*row, *PUBLISHED.get((first.label, first.kills), ("–", "–"))] if published else row
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def _sizes(studies: Iterable[Study]) -> str:
+    told = [f"{each.title}: {len(each.trials)} valid trials" for each in studies]
+    return "; ".join(told) + "."
+
+
+def _reading() -> str:
+    return (
+        "Differences are means over seeds with 95% intervals (bootstrap from 10 seeds on, else Student's "
+        "t); points are percentage points. A statement holds if its interval lies on the claimed side "
+        "of 0, also after Holm's correction for the statements of its study; it does not hold if "
+        "the interval excludes 1 point of accuracy, or 2% of time or pace; sameness is within "
+        f"±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. The price counts every node for the "
+        "whole time."
+    )
+
+
+def _left_out(each: Study) -> list[str]:
+    if not each.left_out:
+        return []
+    told = (f"{o.identity.trial} ({o.status}: {o.reason or 'not evaluated'})" for o in each.left_out)
+    return ["Left out: " + "; ".join(told)]
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> list[str]:
+    curves = read_published(csv) if csv is not None else {}
+    parts = []
+    for kills in (1, 2):
+        panels = [published_panel(curves, kills)] if curves else []
+        for title, each in studies.items():
+            panels.append(accuracy_panel(title, _shown(each, kills)))
+        write_svg(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
+        parts.append(
+            f"![Test accuracy against time, k={kills}; a curve for each trial, dashed lines at kill "
+            f"and recovery](accuracy-{kills}.svg)"
+        )
+    columns = [(title, _shown(each, 1, one_seed=True)) for title, each in studies.items()]
+    write_svg(use_figure(columns), folder / "use.svg")
+    parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
+    return parts
+
+
+def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finished, str]]:
+    """The trials with so many kills, of the configurations that the paper has, at two workers."""
+    chosen = [
+        (done, done.outcome.identity)
+        for done in each.finished
+        if done.outcome.valid and f"k={kills}" in done.outcome.identity.condition.split(" · ")
+    ]
+    seen: set[str] = set()
+    shown = []
+    for done, identity in chosen:
+        workers = identity.labels.get("training.workers", "2 workers")
+        if workers != "2 workers" or (one_seed and identity.strategy in seen):
+            continue
+        seen.add(identity.strategy)
+        shown.append((done, identity.strategy))
+    return shown

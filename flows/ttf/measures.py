@@ -1,0 +1,180 @@
+"""Owns the quantities that the paper's claims are about, measured on one trial from its record.
+
+They are the same for the emulation of the published system and for the real dps, so that a claim is
+judged on both by one yardstick.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from dps.events import Killed, NodeJoined
+from flows.lineage import applied_rows
+from flows.outcome import Outcome, evaluations
+from flows.prices import Prices
+from flows.record import Record
+from flows.timeline import fault_times, training_span
+
+LAST_BEFORE = 3
+SECONDS_PER_HOUR = 3600.0
+# The accuracy that "time to accuracy" is measured to: the paper's, and on the easier digits one that
+# is reached as late in a run.
+TARGETS = {"fashion_mnist": 0.70, "digits": 0.85}
+TARGET_ELSEWHERE = 0.70
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Accuracy across one kill, as the paper's curves show it.
+
+    `before` is the mean of the last 3 evaluations before the kill, `after` the first one after the
+    shard served again, `gap` the seconds between the last one before and that one.
+    """
+
+    before: float
+    after: float
+    gap: float
+
+    @property
+    def points(self) -> float:
+        """`after` minus `before`, as a share of 1."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One valid trial in the quantities of the claims.
+
+    Attributes
+    ----------
+    label, strategy
+        The configuration as it was run, and the strategy that it counts for.
+    kills
+        How many times a node was killed.
+    changes
+        Accuracy across each kill.
+    pushed, seconds
+        Gradients that workers delivered, and for how long they trained.
+    applied, lost
+        Gradients in the final weights, and acked ones that a recovery left out.
+    final
+        Mean of the last 3 evaluations.
+    to_target
+        Seconds until an evaluation reached the target accuracy; the whole time if none did, and
+        then `reached` is False.
+    fixed_usd
+        Price of all nodes for the whole time, whether they were up or not.
+    """
+
+    label: str
+    strategy: str
+    condition: str
+    workers: int
+    kills: int
+    seed: int
+    changes: tuple[Change, ...]
+    pushed: int
+    seconds: float
+    applied: int
+    lost: int
+    final: float
+    to_target: float
+    reached: bool
+    fixed_usd: float
+
+    @property
+    def pace(self) -> float:
+        """Gradients delivered per second."""
+        return self.pushed / self.seconds
+
+
+def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None:
+    """Return the quantities of a trial; None for one that is not valid or was never evaluated."""
+    span, scores = training_span(record), evaluations(record)
+    if not outcome.valid or span is None or span[1] <= span[0] or not scores:
+        return None
+    config = record.started.settings["config"] if record.started else {}
+    target = TARGETS.get(config.get("dataset", {}).get("kind"), TARGET_ELSEWHERE)
+    hits = [s.t - span[0] for s in scores if s.accuracy >= target]
+    label = outcome.identity.strategy
+    return Measured(
+        label=label,
+        strategy=strategy_of(label),
+        condition=outcome.identity.condition,
+        workers=config.get("training", {}).get("workers", 1),
+        kills=len(record.of(Killed)),
+        seed=outcome.identity.seed or 0,
+        changes=changes(record),
+        pushed=outcome.pushed,
+        seconds=span[1] - span[0],
+        applied=outcome.ledger.applied,
+        lost=outcome.ledger.lost,
+        final=outcome.accuracy.final or 0.0,
+        to_target=max(0.0, hits[0]) if hits else span[1] - span[0],
+        reached=bool(hits),
+        fixed_usd=fixed_price(record, prices),
+    )
+
+
+def strategy_of(label: str) -> str:
+    """Return the strategy that a configuration counts for: "checkpoint" for "sync checkpoint"."""
+    return label.removeprefix("sync ").removeprefix("async ")
+
+
+def changes(record: Record) -> tuple[Change, ...]:
+    """Return accuracy across each kill after which training went on and was evaluated again."""
+    scores, found = evaluations(record), []
+    for fault in fault_times(record):
+        before = [s for s in scores if s.t < fault.began]
+        after = [s for s in scores if fault.serving is not None and s.t >= fault.serving]
+        if before and after:
+            mean = fmean(s.accuracy for s in before[-LAST_BEFORE:])
+            found.append(Change(mean, after[0].accuracy, after[0].t - before[-1].t))
+    return tuple(found)
+
+
+def fixed_price(record: Record, prices: Prices) -> float:
+    """Return what the training costs if every node is paid for from its start to its end.
+
+    A node that took the place of a lost one is the same instance.
+    """
+    span = training_span(record)
+    hours = (span[1] - span[0]) / SECONDS_PER_HOUR if span else 0.0
+    places = {_place(node.node): node.role for node in reversed(record.of(NodeJoined))}
+    return hours * sum(prices.node_hour[role] for role in places.values())
+
+
+def delivered(record: Record) -> tuple[list[float], list[int]]:
+    """Return when gradients were applied, and how many had been by then."""
+    start = (training_span(record) or (0.0, 0.0))[0]
+    times = sorted(row.t - start for row in applied_rows(record) if row.head)
+    return times, list(range(1, len(times) + 1))
+
+
+def count_at(times: Sequence[float], moment: float) -> int:
+    """Return how many of the times have come by a moment."""
+    return bisect_right(times, moment)
+
+
+def by_seed(trials: Iterable[Measured], value: Callable[[Measured], float]) -> dict[int, float]:
+    """Return the mean of a quantity for each seed, over whatever else the trials differ in."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for trial in trials:
+        found[trial.seed].append(value(trial))
+    return {seed: fmean(values) for seed, values in found.items()}
+
+
+def ratios(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
+    """Return value over baseline, minus 1, for each seed that both have."""
+    shared = values.keys() & base.keys()
+    return {seed: values[seed] / base[seed] - 1 for seed in sorted(shared) if base[seed]}
+
+
+def _place(node: str) -> str:
+    while node.endswith("-b"):
+        node = node.removesuffix("-b")
+    return node
