@@ -123,7 +123,8 @@ class Measured:
     def _spans(self) -> dict[str, list[tuple[float, float]]]:
         times: defaultdict[str, list[float]] = defaultdict(list)
         for event in self.record.of(Reported):
-            times[event.worker].append(event.t)
+            if event.name == "loss":
+                times[event.worker].extend(event.times)
         return {worker: list(pairwise(sorted(ts))) for worker, ts in times.items()}
 
     def _gaps(self) -> dict[str, list[float]]:

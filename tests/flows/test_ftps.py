@@ -69,7 +69,8 @@ def measured(
             column |= {"staleness_seconds": (0.0,), "replayed": (False,)}
             events.append(Applied(t, "spare-0", 0, 2, True, **column))
         reached += 1
-        events += [Reported(t, f"worker-{i}", iteration, {"loss": 1.0}) for i in range(workers)]
+        for worker in (f"worker-{i}" for i in range(workers)):
+            events.append(Reported(t, worker, 1, "loss", (t,), (iteration,), (1.0,)))
         events.append(Evaluated(t + 0.01, reached * workers, 1.0, 0.5 + reached / 1000))
     events += [
         Acked(t, "worker-0", 1, (t,), (0,), (100,), (0,), ("applied",)),
