@@ -8,23 +8,13 @@ its future work. What is recorded is not run again; claims and figures come from
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from flows.compare import compare
 from flows.config import load_experiment
-from flows.prices import load_prices
 from flows.progress import PlainView
-from flows.published.drive import run_published
-from flows.published.settings import PublishedTrial, cells, load_published
-from flows.record import EVENTS_FILE, write_grid
-from flows.results import RESULTS, read_finished
 from flows.trial import run_trial
-from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
-from flows.ttf.measures import is_done
-from flows.workloads import load_dataset
+from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, write
 
 FOLDER = "replicate-ttf"
 PUBLISHED = "ttf-published"
@@ -33,7 +23,10 @@ SHORT_REPEATS = 3
 TWO_WORKERS = "axes.training.workers={2 workers: 2}"
 SHORT = {
     "ttf-corrected": (TWO_WORKERS, "seeds=[0, 1, 2]"),
-    "ttf-cnn": ("axes.faults={'k=1': [{kind: kill, target: {shard: 0, position: head}, at_updates: 150, back_after: 2.0}]}", "seeds=[0, 1, 2]"),
+    "ttf-cnn": (
+        "axes.faults={'k=1': [{kind: kill, target: {shard: 0, position: head}, at_updates: 150, back_after: 2.0}]}",
+        "seeds=[0, 1, 2]",
+    ),
     "ttf-store-lost": ("seeds=[0, 1]",),
     "ttf-path-damaged": ("seeds=[0, 1]",),
     "ttf-hybrids": ("seeds=[0, 1]",),
@@ -75,7 +68,13 @@ def replicate(
     if run:
         run_emulation(trials, here, view)
         for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(load_experiment(config_file(name), _overrides(name, full)), here, view, run_trial, store)
+            compare(
+                load_experiment(config_file(name), _overrides(name, full)),
+                here,
+                view,
+                run_trial,
+                store,
+            )
     judged = {AS_PUBLISHED: _study(AS_PUBLISHED, PUBLISHED, here)}
     judged.update({title: _study(title, name, here) for title, name in JUDGED.items()})
     others = [_study(title, name, here) for title, name in SHOWN.items()]

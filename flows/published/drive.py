@@ -144,9 +144,7 @@ class _Run:
         server = self._up("server-0", "server", nodes.StatelessServer, self.config, 1, store)
         arguments = (self.config, self.trial.seed, self.group, store)
         self._begin(server)
-        working = self.client.submit(
-            nodes.work, *arguments, resources={"worker-0": 1}, pure=False
-        )
+        working = self.client.submit(nodes.work, *arguments, resources={"worker-0": 1}, pure=False)
         while self.clock.monotonic() < self.end and not working.done():
             if self._due():
                 self._kill(server, self.ask(store, "read").version)
@@ -194,7 +192,9 @@ class _Run:
         del self.actors[place.node]
         self.kills += 1
         self.record(
-            Killed(began, number, place.node, pid, self.number if updates is None else updates, gone)
+            Killed(
+                began, number, place.node, pid, self.number if updates is None else updates, gone
+            )
         )
         if not gone:
             self._miss(f"process {pid} was still there {PROOF_SECONDS:g} s later", place.node)
