@@ -8,15 +8,15 @@ not run again, and the claims are judged from the records.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flows.compare import compare
 from flows.config import load_experiment
 from flows.drivers import Drivers
 from flows.findings import Findings
-from flows.ftps_claims import failure_findings, ring_findings, scaling_findings
-from flows.ftps_measures import Measured
+from flows.ftps.claims import failure_findings, ring_findings, scaling_findings
+from flows.ftps.measures import Measured
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.results import RESULTS, read_experiment
@@ -53,14 +53,12 @@ def replicate(full: bool, here: Path, view: ViewOf, store: str | None = None) ->
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     """
-    parts = [
-        ring_findings(),
-        scaling_findings(_trials(SCALING, full, here, view, store)),
-        failure_findings(_trials(FAILURE, full, here, view, store)),
-    ]
+    scaling, failure = (_trials(c, full, here, view, store) for c in (SCALING, FAILURE))
+    used = [[trial for trial in trials if trial.comparable] for trials in (scaling, failure)]
+    parts = [ring_findings(), scaling_findings(used[0]), failure_findings(used[1])]
     return Findings(
         TITLE,
-        INTRODUCTION,
+        [*INTRODUCTION, _how_many([*scaling, *failure], sum(map(len, used)), full)],
         [claim for part in parts for claim in part.claims],
         [table for part in parts for table in part.tables],
         [chart for part in parts for chart in part.charts],
@@ -77,7 +75,15 @@ def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None
     with Drivers() as drivers:
         compare(experiment, here, view(), drivers, store)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
-    return [Measured(done.record, done.outcome) for done in recorded if done.outcome.valid]
+    return [Measured(done.record, done.outcome) for done in recorded]
+
+
+def _how_many(trials: Sequence[Measured], used: int, full: bool) -> str:
+    command = "dps replicate ftps --full" if full else "dps replicate ftps"
+    left_out = len(trials) - used
+    reason = "their failure did not happen, they ended in an error, or a worker was given up"
+    others = f"; {left_out} more are left out, for {reason}" if left_out else ""
+    return f"{used} trials, by `{command}`{others}. Intervals are those of the mean over seeds."
 
 
 def _shorter(config: str) -> list[str]:

@@ -22,8 +22,8 @@ from dps.events import (
     TrialStarted,
 )
 from flows.config import load_experiment
-from flows.ftps_claims import failure_findings, scaling_findings
-from flows.ftps_measures import Measured
+from flows.ftps.claims import failure_findings, scaling_findings
+from flows.ftps.measures import Measured
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record

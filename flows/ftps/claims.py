@@ -12,8 +12,8 @@ import numpy as np
 from flows.charts import Chart, Dot
 from flows.claims import Claim, Verdict, judge, told
 from flows.findings import Table
-from flows.ftps_measures import Measured
-from flows.hash_ring import dps_balance, hashes, lose_first, ring_balance
+from flows.ftps.hash_ring import dps_balance, hashes, lose_first, ring_balance
+from flows.ftps.measures import Measured
 from flows.statistics import Interval, interval
 
 VIRTUAL_NODES = (1, 5, 10, 50, 100)
@@ -150,7 +150,7 @@ def scaling_findings(trials: Sequence[Measured]) -> Part:
         Claim(
             "Iterations take longer with more workers: speed of 1 × 4 over that of 1 × 1",
             "0.65",
-            *_judged(rates[1, 4], most=1),
+            *_judged(rates.get((1, 4), {}), most=1),
         ),
         Claim(
             "The same workers are faster with more servers: speed of 4 × 1 over that of 1 × 4",
@@ -171,10 +171,10 @@ def _scaling_table(
             (
                 f"{cell[0]} × {cell[1]}",
                 f"{published[0]:.2f}" if published else "–",
-                told(_interval(rate.values()), ""),
+                _told(rate),
                 f"{published[1]:,}" if published else "–",
-                f"{fmean(samples[cell].values()):,.0f}",
-                f"{1000 * fmean(seconds[cell].values()):.0f}",
+                _mean(samples[cell], ",.0f"),
+                _mean({k: 1000 * v for k, v in seconds[cell].items()}, ".0f"),
             )
         )
     return Table(
@@ -219,9 +219,7 @@ def failure_findings(trials: Sequence[Measured]) -> Part:
     regains = {at: _of(by_moment[at], _regain) for at in moments}
     longer = {at: _of(by_moment[at], _times_longer) for at in moments}
     finals = {at: _final_difference(by_moment[at], quiet) for at in moments}
-    late = {
-        s: drops[moments[0]][s] - d for s, d in drops[moments[-1]].items() if s in drops[moments[0]]
-    }
+    late = _difference(drops, moments)
     claims = [
         Claim(
             "The loss costs accuracy at once: points lost, minus those without a failure",
@@ -229,7 +227,7 @@ def failure_findings(trials: Sequence[Measured]) -> Part:
             *_judged(_pooled(drops.values()), " points", least=0),
         ),
         Claim(
-            f"A later loss costs less: points at iteration {moments[0]} minus at {moments[-1]}",
+            "A later loss costs less: points at the earliest iteration minus at the latest",
             "1.4",
             *_judged(late, " points", least=0),
         ),
@@ -253,11 +251,11 @@ def failure_findings(trials: Sequence[Measured]) -> Part:
         (
             str(at),
             f"{PUBLISHED_DROPS[at]:.1f}" if at in PUBLISHED_DROPS else "–",
-            told(_interval(drops[at].values()), ""),
-            told(_interval(regains[at].values()), "", 1),
-            told(_interval(_of(by_moment[at], _failing_ms).values()), "", 0),
-            told(_interval(_of(by_moment[at], _normal_ms).values()), "", 0),
-            told(_interval(finals[at].values()), ""),
+            _told(drops[at]),
+            _told(regains[at], 1),
+            _told(_of(by_moment[at], _failing_ms), 0),
+            _told(_of(by_moment[at], _normal_ms), 0),
+            _told(finals[at]),
         )
         for at in moments
     ]
@@ -281,6 +279,14 @@ def _extra_drop(lost: Mapping[int, Measured], quiet: Mapping[int, Measured], at:
         if drop is not None and normal is not None:
             found[seed] = 100 * (drop - normal)
     return found
+
+
+def _difference(drops: Mapping[int, BySeed], moments: Sequence[int]) -> BySeed:
+    """The drop at the earliest moment minus that at the latest, seed by seed."""
+    if len(moments) < 2:
+        return {}
+    first, last = drops[moments[0]], drops[moments[-1]]
+    return {seed: first[seed] - last[seed] for seed in first.keys() & last.keys()}
 
 
 def _final_difference(lost: Mapping[int, Measured], quiet: Mapping[int, Measured]) -> BySeed:
@@ -356,8 +362,16 @@ def _of(trials: Mapping[int, Measured], measure: Callable[[Measured], float | No
 def _pooled(parts: Iterable[BySeed]) -> BySeed:
     """The mean over parts of each seed that all of them have, so that each seed counts once."""
     found = list(parts)
-    seeds = set.intersection(*(set(part) for part in found))
+    seeds = set.intersection(*map(set, found)) if found else set()
     return {seed: fmean(part[seed] for part in found) for seed in seeds}
+
+
+def _told(by_seed: BySeed, digits: int = 2) -> str:
+    return told(_interval(by_seed.values()), "", digits) if by_seed else "–"
+
+
+def _mean(by_seed: BySeed, form: str) -> str:
+    return format(fmean(by_seed.values()), form) if by_seed else "–"
 
 
 def _judged(

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from dps.events import Evaluated, Reported, Restored
+from dps.events import Evaluated, Reported, Restored, WorkerLeft
 from flows.learning import evaluations
 from flows.outcome import Outcome
 from flows.record import Record
@@ -51,6 +51,12 @@ class Measured:
         """The iteration at which a server is to be lost; None: never."""
         faults = self._config["faults"]
         return int(faults[0]["at_updates"]) // self.workers if faults else None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it is valid, and no worker was given up, as on a machine that is too busy."""
+        lost = (event for event in self.record.of(WorkerLeft) if event.reason == "lost")
+        return self.outcome.valid and not any(lost)
 
     @property
     def iteration_seconds(self) -> float:
