@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
@@ -207,58 +208,73 @@ def _scaling_chart(rates: Mapping[Cell, BySeed]) -> Chart:
 # -- the loss of a server ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Losses:
+    """What the loss of a server did, by the iteration at which it was lost, then by seed."""
+
+    lost: Mapping[int, Mapping[int, Measured]]
+    quiet: Mapping[int, Measured]
+
+    @cached_property
+    def drops(self) -> dict[int, BySeed]:
+        """Points of accuracy lost at once, less what the same moment costs without a loss."""
+        return {at: _extra_drop(trials, self.quiet, at) for at, trials in self.lost.items()}
+
+    @cached_property
+    def finals(self) -> dict[int, BySeed]:
+        """Final accuracy minus that without a loss, in points."""
+        return {at: _final_difference(trials, self.quiet) for at, trials in self.lost.items()}
+
+    def each(self, measure: Callable[[Measured], float | None]) -> dict[int, BySeed]:
+        """Return a measure of the trials that lost a server."""
+        return {at: _of(trials, measure) for at, trials in self.lost.items()}
+
+
 def failure_findings(trials: Sequence[Measured]) -> Part:
     """Compare trials that lose a server with those of the same seed that lose none."""
-    by_moment: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
+    lost: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
     quiet: dict[int, Measured] = {}
     for trial in trials:
         at = trial.failure_at
-        (quiet if at is None else by_moment[at])[trial.seed] = trial
-    moments = sorted(by_moment)
-    drops = {at: _extra_drop(by_moment[at], quiet, at) for at in moments}
-    regains = {at: _of(by_moment[at], _regain) for at in moments}
-    longer = {at: _of(by_moment[at], _times_longer) for at in moments}
-    finals = {at: _final_difference(by_moment[at], quiet) for at in moments}
-    late = _difference(drops, moments)
-    claims = [
+        (quiet if at is None else lost[at])[trial.seed] = trial
+    found = Losses({at: lost[at] for at in sorted(lost)}, quiet)
+    return Part(_failure_claims(found), [_failure_table(found)], [_failure_chart(found)])
+
+
+def _failure_claims(found: Losses) -> list[Claim]:
+    def judged(parts: Mapping[int, BySeed], unit: str, **bounds: float) -> tuple[str, Verdict]:
+        return _judged(_pooled(parts.values()), unit, **bounds)
+
+    return [
         Claim(
             "The loss costs accuracy at once: points lost, minus those without a failure",
             "0.6 to 2.9",
-            *_judged(_pooled(drops.values()), " points", least=0),
+            *judged(found.drops, " points", least=0),
         ),
         Claim(
             "A later loss costs less: points at the earliest iteration minus at the latest",
             "1.4",
-            *_judged(late, " points", least=0),
+            *_judged(_first_minus_last(found.drops), " points", least=0),
         ),
         Claim(
             "Accuracy is regained within 5 iterations",
             "2 to 5",
-            *_judged(_pooled(regains.values()), " iterations", most=5),
+            *judged(found.each(_regain), " iterations", most=5),
         ),
         Claim(
             "The failing iteration takes longer: its time over that of a normal one",
             "3.8 (1.7 s, 0.45 s)",
-            *_judged(_pooled(longer.values()), "", least=1),
+            *judged(found.each(_times_longer), "", least=1),
         ),
         Claim(
             "The final accuracy is lower than without a failure: points of difference",
             "−0.5 to −0.8",
-            *_judged(_pooled(finals.values()), " points", most=0),
+            *judged(found.finals, " points", most=0),
         ),
     ]
-    rows = [
-        (
-            str(at),
-            f"{PUBLISHED_DROPS[at]:.1f}" if at in PUBLISHED_DROPS else "–",
-            _told(drops[at]),
-            _told(regains[at], 1),
-            _told(_of(by_moment[at], _failing_ms), 0),
-            _told(_of(by_moment[at], _normal_ms), 0),
-            _told(finals[at]),
-        )
-        for at in moments
-    ]
+
+
+def _failure_table(found: Losses) -> Table:
     headings = (
         "failure at iteration",
         "points lost, published",
@@ -268,8 +284,20 @@ def failure_findings(trials: Sequence[Measured]) -> Part:
         "normal iteration, ms",
         "final accuracy minus that without a failure, points",
     )
-    table = Table("The loss of one of five servers", headings, rows)
-    return Part(claims, [table], [_failure_chart(by_moment, quiet)])
+    regains, failing, normal = map(found.each, (_regain, _failing_ms, _normal_ms))
+    rows = [
+        (
+            str(at),
+            f"{PUBLISHED_DROPS[at]:.1f}" if at in PUBLISHED_DROPS else "–",
+            _told(found.drops[at]),
+            _told(regains[at], 1),
+            _told(failing[at], 0),
+            _told(normal[at], 0),
+            _told(found.finals[at]),
+        )
+        for at in found.lost
+    ]
+    return Table("The loss of one of five servers", headings, rows)
 
 
 def _extra_drop(lost: Mapping[int, Measured], quiet: Mapping[int, Measured], at: int) -> BySeed:
@@ -281,11 +309,11 @@ def _extra_drop(lost: Mapping[int, Measured], quiet: Mapping[int, Measured], at:
     return found
 
 
-def _difference(drops: Mapping[int, BySeed], moments: Sequence[int]) -> BySeed:
+def _first_minus_last(drops: Mapping[int, BySeed]) -> BySeed:
     """The drop at the earliest moment minus that at the latest, seed by seed."""
-    if len(moments) < 2:
+    if len(drops) < 2:
         return {}
-    first, last = drops[moments[0]], drops[moments[-1]]
+    first, last = drops[min(drops)], drops[max(drops)]
     return {seed: first[seed] - last[seed] for seed in first.keys() & last.keys()}
 
 
@@ -316,10 +344,8 @@ def _normal_ms(trial: Measured) -> float:
     return 1000 * trial.iteration_seconds
 
 
-def _failure_chart(
-    by_moment: Mapping[int, Mapping[int, Measured]], quiet: Mapping[int, Measured]
-) -> Chart:
-    shown = {NEVER: quiet} | {f"failure at {at}": by_moment[at] for at in sorted(by_moment)}
+def _failure_chart(found: Losses) -> Chart:
+    shown = {NEVER: found.quiet} | {f"failure at {at}": each for at, each in found.lost.items()}
     return Chart(
         "accuracy-failure",
         "Test accuracy by iteration, mean over seeds with 95% intervals.",

@@ -101,15 +101,19 @@ class Measured:
 
     @property
     def iterations_to_regain(self) -> float | None:
-        """How many iterations after the failure its accuracy was what it had been before."""
+        """How many iterations after the failure its accuracy was what it had been before.
+
+        Where it never was, how many iterations there were after the failure: a lower bound.
+        """
         fault, before = self.fault, self.outcome.accuracy.before
         if fault is None or fault.serving is None or before is None:
             return None
         after = [s for s in evaluations(self.record) if s.t >= fault.serving]
-        from_ = min(e.version for e in self.record.of(Restored) if e.t >= fault.began)
-        regained = (self.iteration(s) for s in after if s.accuracy >= before)
-        found = next(regained, None)
-        return None if found is None else max(0.0, found - from_ / self.workers)
+        if not after:
+            return None
+        restored = min(e.version for e in self.record.of(Restored) if e.t >= fault.began)
+        regained = next((s for s in after if s.accuracy >= before), after[-1])
+        return max(0.0, self.iteration(regained) - restored / self.workers)
 
     def iteration(self, score: Evaluated) -> float:
         """Return the iteration of a snapshot."""
