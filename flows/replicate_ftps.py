@@ -83,7 +83,7 @@ def _how_many(trials: Sequence[Measured], used: int, full: bool) -> str:
     left_out = len(trials) - used
     reason = "their failure did not happen, they ended in an error, or a worker was given up"
     others = f"; {left_out} more are left out, for {reason}" if left_out else ""
-    return f"{used} trials, by `{command}`{others}. Intervals are those of the mean over seeds."
+    return f"{used} trials, by “{command}”{others}. Intervals are those of the mean over seeds."
 
 
 def _shorter(config: str) -> list[str]:

@@ -34,6 +34,7 @@ PUBLISHED_SCALING = {
 }
 PUBLISHED_DROPS = {40: 2.0, 50: 2.9, 60: 1.3, 100: 0.6}  # points of accuracy
 NEVER = "no failure"
+FIRST_SHOWN = 10  # before, accuracy rises so steeply that nothing else is seen
 
 Cell = tuple[int, int]
 BySeed = Mapping[int, float]
@@ -170,7 +171,7 @@ def _scaling_table(
         published = PUBLISHED_SCALING.get(cell)
         rows.append(
             (
-                f"{cell[0]} × {cell[1]}",
+                f"{cell[0]}\u00a0×\u00a0{cell[1]}",  # on one line
                 f"{published[0]:.2f}" if published else "–",
                 _told(rate),
                 f"{published[1]:,}" if published else "–",
@@ -348,7 +349,7 @@ def _failure_chart(found: Losses) -> Chart:
     shown = {NEVER: found.quiet} | {f"failure at {at}": each for at, each in found.lost.items()}
     return Chart(
         "accuracy-failure",
-        "Test accuracy by iteration, mean over seeds with 95% intervals.",
+        f"Test accuracy from iteration {FIRST_SHOWN} on, mean over seeds with 95% intervals.",
         "iteration",
         "test accuracy",
         {name: _accuracy_line(list(trials.values())) for name, trials in shown.items()},
@@ -360,7 +361,11 @@ def _accuracy_line(trials: Sequence[Measured], last: int = 120) -> list[Dot]:
     for trial in trials:
         for iteration, accuracy in trial.accuracy_by_iteration(last).items():
             values[iteration].append(accuracy)
-    return [_dot(iteration, values[iteration]) for iteration in sorted(values) if iteration]
+    return [
+        _dot(iteration, values[iteration])
+        for iteration in sorted(values)
+        if iteration >= FIRST_SHOWN
+    ]
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_iterations_are_compared_with_one_server_and_one_worker() -> None:
     part = scaling_findings(trials)
     assert [claim.found.split()[0] for claim in part.claims] == ["2.00", "0.50", "1.25"]
     assert {claim.verdict for claim in part.claims} == {"holds"}
-    assert [row[0] for row in part.tables[0].rows] == ["1 × 1", "1 × 4", "4 × 1"]
+    assert [row[0] for row in part.tables[0].rows] == ["1\u00a0×\u00a01", "1\u00a0×\u00a04", "4\u00a0×\u00a01"]
 
 
 @pytest.mark.parametrize("config", [SCALING, FAILURE])
