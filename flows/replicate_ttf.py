@@ -20,20 +20,25 @@ from flows.progress import PlainView
 from flows.published.drive import run_published
 from flows.published.settings import PublishedTrial, cells, load_published
 from flows.record import EVENTS_FILE, write_grid
-from flows.results import RESULTS, read_finished
+from flows.results import RESULTS, is_recorded, read_experiment, read_finished
 from flows.trial import run_trial
 from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
-from flows.ttf.measures import is_done
 from flows.workloads import load_dataset
 
 FOLDER = "replicate-ttf"
 PUBLISHED = "ttf-published"
 # What the short version leaves out of each configuration, which is the whole replication.
 SHORT_REPEATS = 3
-TWO_WORKERS = "axes.training.workers={2 workers: 2}"
+TWO_WORKERS = "axes.training.workers=[2]"
 SHORT = {
     "ttf-corrected": (TWO_WORKERS, "seeds=[0, 1, 2]"),
-    "ttf-cnn": ("axes.faults={'k=1': [{kind: kill, target: {shard: 0, position: head}, at_updates: 150, back_after: 2.0}]}", "seeds=[0, 1, 2]"),
+    "ttf-cnn": (
+        "axes.recovery={chain: chain, async checkpoint: {preset: checkpoint, durability: "
+        "{every: 100}}, stateless: {preset: stateless, outage: {limit: 256}, replay: {policy: published}}}",
+        "axes.faults={k=1: [{kind: kill, target: {shard: 0, position: head}, at_updates: 150, "
+        "back_after: 2.0}]}",
+        "seeds=[0, 1, 2]",
+    ),
     "ttf-store-lost": ("seeds=[0, 1]",),
     "ttf-path-damaged": ("seeds=[0, 1]",),
     "ttf-hybrids": ("seeds=[0, 1]",),
@@ -87,3 +92,8 @@ def replicate(
         published,
         command,
     )
+
+
+def folder(here: Path) -> Path:
+    """Where text and figures are written."""
+    return here / RESULTS / FOLDER

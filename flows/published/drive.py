@@ -179,8 +179,10 @@ class _Run:
         task = self.client.submit(
             nodes.one_gradient, *arguments, resources={"worker-0": 1}, pure=False
         )
-        version = task.result(START_SECONDS)
-        self.record(nodes.acked(self.clock.now(), self.number, version, "applied"))
+        version, seconds = task.result(START_SECONDS)
+        now = self.clock.now()
+        self.record(nodes.acked(now, self.number, version, "applied"))
+        self.record(nodes.reported(now, self.number, seconds))
         self.number += 1
 
     def _due(self) -> bool:

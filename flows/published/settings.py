@@ -39,7 +39,8 @@ class PublishedConfig(Section):
     `seconds` is how long a trial takes, `kill_after` the time from each (re)start of the server to
     the next kill, `recovery` and `session` the times until it is replaced, or its successor takes
     over. The state is copied every `copy_every` updates; accuracy is measured inside the server,
-    every `evaluate_every` updates, by the stateless server at most every `evaluate_gap` seconds.
+    every `evaluate_every` updates, by the stateless server at most every `evaluate_gap` seconds;
+    `target` is the accuracy whose time is measured.
     More than `long_queue` queued gradients are applied with a tenth of the learning rate.
     """
 
@@ -56,6 +57,7 @@ class PublishedConfig(Section):
     copy_every: PositiveInt = 100
     evaluate_every: PositiveInt = 10
     evaluate_gap: PositiveFloat = 1.0
+    target: PositiveFloat = 0.7
     long_queue: PositiveInt = 50
     repeats: PositiveInt
 
@@ -108,6 +110,8 @@ class PublishedTrial:
             "config": {
                 **config,
                 "emulation": "as published",
+                "evaluation": {"target": self.config.target},
+                "training": {"workers": 1},
                 "recovery": {
                     "name": "custom",
                     "durability": {"kind": self.mechanics, "every": self.config.copy_every},

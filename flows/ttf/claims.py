@@ -87,8 +87,11 @@ def _select(
 
 
 def _change(trials: Sequence[Measured], *strategies: str) -> Values:
-    hit = [t for t in _select(trials, strategies, (1, 2)) if t.changes]
-    return by_seed(hit, lambda t: fmean(c.points for c in t.changes))
+    parts = []
+    for strategy in strategies:
+        hit = [t for t in _select(trials, [strategy], (1, 2)) if t.changes]
+        parts.append(by_seed(hit, lambda t: fmean(c.points for c in t.changes)))
+    return _mean(parts)
 
 
 def _minus(values: Values, base: Values) -> Values:
@@ -105,6 +108,22 @@ def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Values:
     for strategy in strategies:
         hit = by_seed(_select(trials, [strategy], (1, 2)), pace)
         parts.append(ratios(hit, by_seed(_select(trials, [strategy], (0,)), pace)))
+    return _mean(parts)
+
+
+def _idle(trials: Sequence[Measured], *strategies: str) -> Values:
+    parts = [
+        by_seed(
+            [t for t in _select(trials, [name], (1, 2)) if t.idle is not None],
+            lambda t: t.idle or 0.0,
+        )
+        for name in strategies
+    ]
+    return _mean(parts)
+
+
+def _mean(parts: Sequence[Values]) -> Values:
+    """Mean over strategies, each with the same weight, for the seeds that all have."""
     shared = set.intersection(*(set(part) for part in parts))
     return {seed: fmean(part[seed] for part in parts) for seed in sorted(shared)}
 
@@ -164,6 +183,13 @@ STATEMENTS = (
         3,
         "share of its own pace without kills that stateless keeps, minus that of checkpoint and chain",
         lambda trials: _minus(_kept_pace(trials, "stateless"), _kept_pace(trials, *BASES)),
+        SHARE,
+        "points",
+    ),
+    Statement(
+        3,
+        "idle share of workers' time with kills: checkpoint and chain minus stateless",
+        lambda trials: _minus(_idle(trials, *BASES), _idle(trials, "stateless")),
         SHARE,
         "points",
     ),

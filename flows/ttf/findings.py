@@ -230,8 +230,8 @@ def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finish
     seen: set[str] = set()
     shown = []
     for done, identity in chosen:
-        workers = identity.labels.get("training.workers", "2 workers")
-        if workers != "2 workers" or (one_seed and identity.strategy in seen):
+        workers = identity.labels.get("training.workers", "2")
+        if workers != "2" or (one_seed and identity.strategy in seen):
             continue
         seen.add(identity.strategy)
         shown.append((done, identity.strategy))
