@@ -41,6 +41,7 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting, as in training.updates=400."
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about a very large grid.")]
 Experiment = Annotated[str, typer.Argument(help="The name of an experiment recorded here.")]
 
 
@@ -86,21 +87,40 @@ def _dps(
 
 
 @app.command()
-def run(config: Config, settings: Settings = []) -> None:  # noqa: B006 (typer makes its own list)
+def run(
+    config: Config,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    parallel: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Run so many trials at once.")
+    ] = 1,
+    yes: Yes = False,
+) -> None:
     """Run an experiment: the trials that are not recorded yet, then compare all of them."""
     from flows.compare import compare
     from flows.config import load_experiment
+    from flows.drivers import Drivers
+    from flows.plan import confirm_many
     from flows.progress import view_for
     from flows.results import print_comparison
-    from flows.trial import run_trial
 
-    experiment = load_experiment(config, settings)
+    experiment = load_experiment(config, settings, None if yes else confirm_many)
     console = _console()
+    if parallel > 1:
+        print(
+            f"dps: warning: {parallel} trials at once disturb each other's timings: compare times "
+            "and costs only between trials that ran alone",
+            file=sys.stderr,
+        )
     try:
-        done = compare(experiment, Path.cwd(), view_for(console), run_trial, _store())
+        with Drivers(parallel) as drivers:
+            done = compare(experiment, Path.cwd(), view_for(console), drivers, _store())
     except KeyboardInterrupt:
         again = shlex.join(
-            ["dps", "run", config, *(w for text in settings for w in ("--set", text))]
+            [
+                *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
+                *(("--parallel", str(parallel)) if parallel > 1 else ()),
+                *(("--yes",) if yes else ()),
+            ]
         )
         print(
             "dps: interrupted; what was recorded is kept. To go on with the trials that are "
@@ -123,7 +143,7 @@ def resume(
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
     from dps.protocol.runs import find_saved
     from flows.prices import load_prices
-    from flows.progress import view_for
+    from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
     from flows.results import print_comparison, read_finished
     from flows.resume import keep_record, trial_folder, trial_of
@@ -135,10 +155,12 @@ def resume(
     console = _console()
     with view_for(console) as view:
         view.begin(trial.experiment, [trial], [])
-        view.trial_started(trial)
-        run_trial(trial, folder, view.event, path)
+        view.started(trial)
+        told, moved = partial(view.told, trial), partial(view.moved, trial)
+        follower = Follower(trial.config.server.shards, told, moved)
+        run_trial(trial, folder, follower, path, tell=told)
         outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
-        view.trial_ended(outcome)
+        view.ended(trial, outcome)
     print_comparison((outcome,), console)
     if outcome.status == "failed":
         print(f"dps: {trial.name} failed: {outcome.reason}", file=sys.stderr)
@@ -146,19 +168,32 @@ def resume(
 
 
 @app.command()
-def plan(config: Config, settings: Settings = []) -> None:  # noqa: B006
-    """Show the trials of an experiment and the nodes they need, without running anything."""
+def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # noqa: B006
+    """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.config import load_experiment
-    from flows.grid import expand
-    from flows.plan import nodes_needed, plan_table, warnings
-    from flows.results import RESULTS, is_recorded
+    from flows.grid import expand, in_blocks
+    from flows.plan import (
+        confirm_many,
+        fault_plans,
+        nodes_needed,
+        order_told,
+        plan_table,
+        recorded_in,
+        time_needed,
+        warnings,
+    )
+    from flows.results import RESULTS
 
-    experiment = load_experiment(config, settings)
-    trials = expand(experiment)
-    folder = Path.cwd() / RESULTS / experiment.experiment
-    recorded = [trial for trial in trials if is_recorded(trial, folder)]
+    experiment = load_experiment(config, settings, None if yes else confirm_many)
+    trials = in_blocks(experiment, expand(experiment))
+    recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
+    known = {trial.name for trial in recorded}
+    to_run = [trial for trial in trials if trial.name not in known]
     _console().print(plan_table(trials, recorded))
-    print(f"\n{len(trials)} trials, {len(trials) - len(recorded)} to run. {nodes_needed(trials)}")
+    print(f"\n{len(trials)} trials, {len(to_run)} to run. {nodes_needed(trials)}")
+    print(order_told(experiment), time_needed(to_run, durations))
+    for line in fault_plans(trials):
+        print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)
 

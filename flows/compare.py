@@ -1,33 +1,43 @@
 """Owns the flow behind `dps run`: expand, skip what is recorded, run the rest, track, report.
 
-Trials run one after the other, each in fresh processes (`flows.trial`). Their records are the
-truth; MLflow and the report are written from them, so both can be made again at any time.
+Trials run in drivers of their own (`flows.drivers`), one after the other or several at once. Their
+records are the truth; MLflow and the report are written from them, by this process only, so both
+can be made again at any time.
 """
 
 from __future__ import annotations
 
 import fcntl
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dps.errors import ConfigurationError, StoreUnavailable
+from flows.attempt import Attempt, prepare, take_back
 from flows.comparisons import write_comparison
 from flows.config import ExperimentConfig
-from flows.grid import Trial, expand
+from flows.grid import Trial, expand, in_blocks
 from flows.outcome import Outcome
+from flows.plan import recorded_in
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
 from flows.report import write_report
-from flows.results import REPORT, RESULTS, Finished, is_recorded, read_finished
-from flows.resume import interrupted, keep_record
+from flows.results import REPORT, RESULTS, Finished, read_finished
 from flows.tracking import Tracker
 from flows.workloads import load_dataset
 
-RunTrial = Callable[..., None]
+
+class Runner(Protocol):
+    """Runs attempts at trials, a number of them at once: `flows.drivers.Drivers`."""
+
+    parallel: int
+
+    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
+        """Run attempts; yield each when it is over and recorded."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ def compare(
     experiment: ExperimentConfig,
     here: Path,
     view: PlainView,
-    run: RunTrial,
+    runner: Runner,
     store: str | None = None,
 ) -> Comparison:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
@@ -60,9 +70,9 @@ def compare(
         The working directory: `results/` and `mlruns/` are in it.
     view
         Is told how it goes.
-    run
-        Runs one trial: `flows.trial.run_trial`. One that was interrupted goes on from its last
-        complete checkpoint, if it writes any.
+    runner
+        Runs the trials. One that was interrupted goes on from its last complete checkpoint, if it
+        writes any.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
 
@@ -74,45 +84,79 @@ def compare(
         The results folder or the tracking store cannot be written.
     """
     trials = expand(experiment)
-    prices = load_prices()
+    in_order = in_blocks(experiment, trials)
     folder = here / RESULTS / experiment.experiment
-    with _exclusive(folder):
-        write_grid(folder, (trial.name for trial in trials))
-        write_comparison(folder, experiment.comparison)
-        recorded = [trial for trial in trials if is_recorded(trial, folder)]
-        finished: list[Finished] = []
+    with exclusive(folder):
         with view:
-            view.begin(experiment.experiment, trials, recorded)
-            digests = _dataset_digests(trials)
-            tracker = Tracker(experiment.experiment, here, store)
             for trial in trials:
-                events_file = folder / trial.name / EVENTS_FILE
-                new = trial not in recorded
-                if new:
-                    view.trial_started(trial)
-                    _run_or_resume(run, trial, folder / trial.name, view)
-                done = read_finished(events_file, prices)
-                if new:
-                    view.trial_ended(done.outcome)
-                dataset = digests[trial.config.dataset.model_dump_json()]
-                tracker.track_trial(done.record, done.outcome, events_file, dataset)
-                finished.append(done)
-        report = write_report(folder, folder / REPORT)
-        tracker.track_experiment([(done.record, done.outcome) for done in finished], report)
-    return Comparison(tuple(done.outcome for done in finished), report)
+                take_back(trial, folder / trial.name, view.say)
+            recorded, durations = recorded_in(folder, trials)
+            view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
+            digests = _dataset_digests(trials)
+            books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
+            # What belongs to the experiment is noted when nothing can refuse it any more.
+            write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
+            write_comparison(folder, experiment.comparison)
+            for trial in recorded:
+                books.enter(trial, books.read(trial))
+            to_run = _attempts(in_order, recorded, folder, view, experiment, runner.parallel)
+            for attempt in runner.run(to_run, view):
+                done = books.read(attempt.trial)
+                view.ended(attempt.trial, done.outcome)
+                books.enter(attempt.trial, done)
+        return books.close()
 
 
-def _run_or_resume(run: RunTrial, trial: Trial, folder: Path, view: PlainView) -> None:
-    path = interrupted(trial, folder)
-    if path is not None:
-        keep_record(folder)
-        run(trial, folder, view.event, path)
-        return
-    if (folder / EVENTS_FILE).exists():
-        view.say("    an earlier attempt left nothing to go on from: it starts again")
-    # What an interrupted attempt left, checkpoints too, must not reach this one.
-    shutil.rmtree(folder, ignore_errors=True)
-    run(trial, folder, view.event)
+class _Books:
+    """What is made of the records: an entry in MLflow for each, and in the end the report."""
+
+    def __init__(
+        self, folder: Path, trials: Sequence[Trial], digests: Mapping[str, str], tracker: Tracker
+    ) -> None:
+        self._folder = folder
+        self._trials = trials
+        self._tracker = tracker
+        self._prices = load_prices()
+        self._digests = digests
+        self._entered: dict[str, Finished] = {}
+
+    def read(self, trial: Trial) -> Finished:
+        """Read what a trial that is over has left."""
+        return read_finished(self._folder / trial.name / EVENTS_FILE, self._prices)
+
+    def enter(self, trial: Trial, done: Finished) -> None:
+        """Track a trial."""
+        dataset = self._digests[trial.config.dataset.model_dump_json()]
+        self._tracker.track_trial(done.record, done.outcome, done.events_file, dataset)
+        self._entered[trial.name] = done
+
+    def close(self) -> Comparison:
+        """Write the report, and track the experiment as a whole."""
+        done = [self._entered[trial.name] for trial in self._trials]
+        report = write_report(self._folder, self._folder / REPORT)
+        self._tracker.track_experiment([(each.record, each.outcome) for each in done], report)
+        return Comparison(tuple(each.outcome for each in done), report)
+
+
+def _attempts(
+    trials: Sequence[Trial],
+    recorded: Sequence[Trial],
+    folder: Path,
+    view: PlainView,
+    experiment: ExperimentConfig,
+    parallel: int,
+) -> Iterator[Attempt]:
+    """Yield an attempt at each trial that is not recorded, in order, when it is to begin."""
+    known = {trial.name for trial in recorded}
+    for position, trial in enumerate(trials, 1):
+        if trial.name not in known:
+            view.started(trial)
+            circumstances = {
+                "position": position,
+                "order_seed": experiment.order_seed,
+                "parallel": parallel,
+            }
+            yield prepare(trial, folder / trial.name, circumstances, view.say)
 
 
 def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
@@ -122,7 +166,7 @@ def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold an experiment's folder, so that two runs cannot write into the same records."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,8 @@ seeds. Both are pydantic models at the edge; the `build_…` methods hand on the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +27,13 @@ from dps.core.faults import Fault, FaultPlan
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
-from flows.axes import labelled
+from flows.axes import (
+    Combinations,
+    check_excluded,
+    check_together,
+    excluded_labels,
+    labelled,
+)
 from flows.complaints import key_of, sentence, suggest
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
 from flows.fault_sections import FaultSection
@@ -146,12 +151,19 @@ class ExperimentConfig(_Settings):
     """A base, axes of variation, and seeds; every combination runs with every seed.
 
     `axes` maps a dotted key of the configuration to its values by label. In YAML, a list of values
-    does too; each is then labelled by what it says.
+    does too; each is then labelled by what it says. `zip` names groups of axes that vary together,
+    `exclude` labels on some axes whose combinations are left out. Each seed is a block of trials,
+    whose order is drawn from `order_seed`.
     """
 
     axes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    zip: Annotated[
+        tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)
+    ] = ()
+    exclude: tuple[dict[str, str], ...] = ()
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = (0,)
     comparison: ComparisonSection = ComparisonSection()
+    order_seed: NonNegativeInt = 0
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -159,6 +171,11 @@ class ExperimentConfig(_Settings):
         if not isinstance(axes, dict):
             return axes
         return {key: labelled(str(key), values) for key, values in axes.items()}
+
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _texts(cls, entries: Any) -> Any:
+        return excluded_labels(entries)
 
     @field_validator("seeds")
     @classmethod
@@ -179,6 +196,22 @@ class ExperimentConfig(_Settings):
             refuse(reason, key="comparison.baseline")
         return self
 
+    def _grid_has_trials(self) -> ExperimentConfig:
+        combinations = self.combinations
+        check_together(combinations.axes, self.zip)
+        check_excluded(combinations)
+        return self
+
+    @property
+    def combinations(self) -> Combinations:
+        """The combinations of labels on the axes, each of which runs with every seed."""
+        return Combinations({k: tuple(v) for k, v in self.axes.items()}, self.zip, self.exclude)
+
+    @property
+    def trials(self) -> int:
+        """How many trials it has, counted without making them."""
+        return self.combinations.count * len(self.seeds)
+
     def trial_configs(self) -> Iterator[tuple[dict[str, str], TrialConfig]]:
         """Yield the labels on the axes and the configuration of every trial.
 
@@ -187,10 +220,10 @@ class ExperimentConfig(_Settings):
         InvalidCombination
             An axis over something that is no key, or values that cannot work.
         """
-        base = self.model_dump(exclude_unset=True, exclude={"axes", "seeds", "comparison"})
-        for chosen in product(*(values.items() for values in self.axes.values())):
-            labels = dict(zip(self.axes, (label for label, _ in chosen), strict=True))
-            values = dict(zip(self.axes, (value for _, value in chosen), strict=True))
+        of_grid = {"axes", "zip", "exclude", "seeds", "order_seed", "comparison"}
+        base = self.model_dump(exclude_unset=True, exclude=of_grid)
+        for labels in self.combinations:
+            values = {axis: self.axes[axis][label] for axis, label in labels.items()}
             data = _with_values(base, values)
             for seed in self.seeds:
                 yield labels, self._trial({**data, "seed": seed}, labels)
@@ -212,7 +245,11 @@ class InvalidCombination(ConfigurationError):
         self.complaints = complaints
 
 
-def load_experiment(path_or_name: str, overrides: Sequence[str] = ()) -> ExperimentConfig:
+def load_experiment(
+    path_or_name: str,
+    overrides: Sequence[str] = (),
+    confirm: Callable[[int], None] | None = None,
+) -> ExperimentConfig:
     """Read, override and check the configuration of an experiment and of each of its trials.
 
     Parameters
@@ -221,6 +258,8 @@ def load_experiment(path_or_name: str, overrides: Sequence[str] = ()) -> Experim
         A YAML file, or the name of a packaged configuration, such as "demo".
     overrides
         Assignments such as "training.updates=400"; the value is read as YAML.
+    confirm
+        Is called with the number of trials before any of them is made; may raise.
 
     Raises
     ------
@@ -234,6 +273,8 @@ def load_experiment(path_or_name: str, overrides: Sequence[str] = ()) -> Experim
         data = _override(data, assignment)
     try:
         experiment = ExperimentConfig.model_validate(data)
+        if confirm is not None:
+            confirm(experiment.trials)
         for _ in experiment.trial_configs():
             pass
     except ValidationError as error:

@@ -1,4 +1,9 @@
-"""Owns the step from an experiment to its trials: their names, labels and digests."""
+"""Owns the step from an experiment to its trials: their names, labels, digests and order.
+
+Trials run in randomised complete blocks, one for each seed: what the machine does meanwhile (it
+gets warm, somebody else has work for it) then falls on all combinations alike, and not on the last
+ones.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.errors import ConfigurationError
@@ -64,6 +69,22 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
                 f"differ in letters or digits within the first {LONGEST_PART}"
             )
     return trials
+
+
+def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return trials in the order in which they run.
+
+    All trials of a seed come one after the other, in an order of their own that is drawn from
+    `order_seed`.
+    """
+    block = {seed: number for number, seed in enumerate(experiment.seeds)}
+    lot = experiment.order_seed
+    return tuple(sorted(trials, key=lambda trial: (block[trial.seed], _lot(trial.name, lot))))
+
+
+def _lot(name: str, order_seed: int) -> bytes:
+    # By a hash and not by shuffling: trials that are added later leave the others in their order.
+    return hashlib.sha256(f"{order_seed}/{name}".encode()).digest()
 
 
 def trial_name(labels: Mapping[str, str], seed: int) -> str:

@@ -1,18 +1,18 @@
 """Owns what a running experiment shows: live bars on a terminal, plain lines elsewhere.
 
-Events of a trial arrive from another thread; `Progress` of rich locks for itself, and the plain
-view writes one line at a time.
+A `Follower` makes of a trial's events what is to be shown; it may sit in another process than the
+view. Where trials run at once, each line says which trial it is from.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from dps.events import (
@@ -36,8 +36,11 @@ from dps.events import (
     TrialResumed,
     WorkerLeft,
 )
+from flows.estimate import TRACKING_SECONDS, Durations, about
 from flows.grid import Trial
 from flows.outcome import Outcome
+
+MOVE_SECONDS = 0.25  # between two looks at how far a trial has come: not to disturb it
 
 SOURCES = {
     "initial": "initial values",
@@ -87,6 +90,38 @@ class Course:
         return "  ".join([accuracy, *(f"shard {shard} is down" for shard in sorted(self.down))])
 
 
+class Follower:
+    """Makes of the events of one trial what a view shows. An event sink, for any thread.
+
+    Parameters
+    ----------
+    shards
+        How many the trial has.
+    told
+        Is called with every line to show.
+    moved
+        Is called with the updates so far and the state of the training, not more often than needed.
+    """
+
+    def __init__(
+        self, shards: int, told: Callable[[str], None], moved: Callable[[int, str], None]
+    ) -> None:
+        self._course = Course(shards)
+        self.told = told
+        self._moved = moved
+        self._next = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        line = self._course.take(event)
+        if line:
+            self.told(line)
+        now = time.monotonic()
+        if line or now >= self._next:
+            self._next = now + MOVE_SECONDS
+            self._moved(self._course.updates, self._course.text())
+
+
 class PlainView:
     """Shows an experiment as lines of text; use as a context manager."""
 
@@ -94,8 +129,10 @@ class PlainView:
         self.console = console
         self._begun = time.monotonic()
         self._total = 0
-        self._number = 0
-        self._course = Course(1)
+        self._parallel = 1
+        self._left: list[Trial] = []
+        self._started: dict[str, float] = {}
+        self._durations = Durations()
 
     def __enter__(self) -> PlainView:
         return self
@@ -108,39 +145,72 @@ class PlainView:
     ) -> None:
         return None
 
-    def begin(self, experiment: str, trials: Sequence[Trial], skipped: Sequence[Trial]) -> None:
+    def begin(
+        self,
+        experiment: str,
+        trials: Sequence[Trial],
+        skipped: Sequence[Trial],
+        durations: Durations | None = None,
+        parallel: int = 1,
+    ) -> None:
         """Say what will be done; `skipped` are recorded already."""
         self._total = len(trials)
-        self._number = len(skipped)
-        to_run = len(trials) - len(skipped)
-        self.say(f"{experiment}: {len(trials)} trials, {to_run} of them to run")
+        self._parallel = parallel
+        self._left = [trial for trial in trials if trial not in skipped]
+        self._durations = durations or Durations()
+        self.say(f"{experiment}: {len(trials)} trials, {len(self._left)} of them to run")
+        if self._left:
+            basis = "a guess" if not self._durations.known else "by those that have ended"
+            at_once = f", {parallel} at once" if parallel > 1 else ""
+            self.say(f"about {about(self.left())} ({basis}){at_once}")
         if skipped:
             names = ", ".join(trial.name for trial in skipped)
             self.say(f"recorded already, skipped: {names}")
 
-    def trial_started(self, trial: Trial) -> None:
+    def started(self, trial: Trial) -> None:
         """Say that a trial begins."""
-        self._number += 1
-        self._course = Course(trial.config.server.shards)
-        self.say(f"[{self._number}/{self._total}] {trial.name}")
+        self._started[trial.name] = time.monotonic()
+        number = self._total - len(self._left) + len(self._started)
+        self.say(f"[{number}/{self._total}] {trial.name}")
 
-    def event(self, event: Event) -> None:
-        """Take an event of the running trial, from any thread."""
-        line = self._course.take(event)
-        if line:
-            self.say(f"    {line}")
+    def told(self, trial: Trial, line: str) -> None:
+        """Show a line of a trial's story."""
+        self.say(f"    {self._whose(trial)}{line}")
 
-    def trial_ended(self, outcome: Outcome) -> None:
-        """Say how the trial ended."""
-        self.say(f"    {_ending(outcome)}; {_clock(time.monotonic() - self._begun)} in all")
+    def moved(self, trial: Trial, updates: int, state: str) -> None:
+        """Show how far a trial has come."""
+
+    def ended(self, trial: Trial, outcome: Outcome) -> None:
+        """Say how a trial ended."""
+        began = self._started.pop(trial.name)
+        self._left = [other for other in self._left if other.name != trial.name]
+        if outcome.status != "failed":
+            self._durations.note(trial, time.monotonic() - began + TRACKING_SECONDS)
+        spent = f"{_clock(time.monotonic() - self._begun)} in all"
+        left = f", about {about(self.left())} left" if self._left else ""
+        self.say(f"    {self._whose(trial)}{_ending(outcome)}; {spent}{left}")
+
+    def left(self) -> float:
+        """Seconds until the last trial ends, as far as can be told."""
+        now = time.monotonic()
+        all_of_them = self._durations.total(self._left, self._parallel)
+        run = [min(now - t, self._durations.of(trial)) for trial, t in self._running()]
+        return max(0.0, all_of_them - sum(run) / self._parallel)
 
     def say(self, line: str) -> None:
         """Write one line."""
         self.console.print(Text(line), soft_wrap=True)
 
+    def _running(self) -> list[tuple[Trial, float]]:
+        begun = self._started
+        return [(trial, begun[trial.name]) for trial in self._left if trial.name in begun]
+
+    def _whose(self, trial: Trial) -> str:
+        return f"{trial.name}: " if self._parallel > 1 else ""
+
 
 class LiveView(PlainView):
-    """Shows bars for the experiment and the running trial, with the lines above them."""
+    """Shows bars for the experiment and the running trials, with the lines above them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -153,6 +223,7 @@ class LiveView(PlainView):
             console=console,
             transient=True,
         )
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> LiveView:
         self._bars.start()
@@ -166,32 +237,46 @@ class LiveView(PlainView):
     ) -> None:
         self._bars.stop()
 
-    def begin(self, experiment: str, trials: Sequence[Trial], skipped: Sequence[Trial]) -> None:
+    def begin(
+        self,
+        experiment: str,
+        trials: Sequence[Trial],
+        skipped: Sequence[Trial],
+        durations: Durations | None = None,
+        parallel: int = 1,
+    ) -> None:
         """Say what will be done, and show how much of it is done."""
-        super().begin(experiment, trials, skipped)
+        super().begin(experiment, trials, skipped, durations, parallel)
         self._all = self._bars.add_task(
-            experiment, total=len(trials), completed=len(skipped), unit="trials", state=""
+            experiment,
+            total=len(trials),
+            completed=len(skipped),
+            unit="trials",
+            state=self._remaining(),
         )
 
-    def trial_started(self, trial: Trial) -> None:
+    def started(self, trial: Trial) -> None:
         """Show a bar for the trial."""
-        super().trial_started(trial)
+        super().started(trial)
         labels = [*trial.labels.values(), f"seed {trial.seed}"]
         updates = trial.config.training.updates
-        self._one = self._bars.add_task(
+        self._tasks[trial.name] = self._bars.add_task(
             "  " + " · ".join(labels), total=updates, unit="updates", state="starting"
         )
 
-    def event(self, event: Event) -> None:
+    def moved(self, trial: Trial, updates: int, state: str) -> None:
         """Move the bar."""
-        super().event(event)
-        self._bars.update(self._one, completed=self._course.updates, state=self._course.text())
+        self._bars.update(self._tasks[trial.name], completed=updates, state=state)
+        self._bars.update(self._all, state=self._remaining())
 
-    def trial_ended(self, outcome: Outcome) -> None:
+    def ended(self, trial: Trial, outcome: Outcome) -> None:
         """Take the bar away."""
-        super().trial_ended(outcome)
-        self._bars.remove_task(self._one)
-        self._bars.advance(self._all)
+        super().ended(trial, outcome)
+        self._bars.remove_task(self._tasks.pop(trial.name))
+        self._bars.update(self._all, advance=1, state=self._remaining())
+
+    def _remaining(self) -> str:
+        return f"about {about(self.left())} left" if self._left else ""
 
 
 def view_for(console: Console) -> PlainView:

@@ -108,9 +108,12 @@ class Record:
         return tuple(event for event in self.events if isinstance(event, kind))
 
 
-def write_grid(folder: Path, trials: Iterable[str]) -> None:
-    """Note which trials make up the experiment in `folder`, as of its last run."""
-    (folder / GRID_FILE).write_text(json.dumps(sorted(trials), indent=1), encoding="utf-8")
+def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
+    """Note which trials make up the experiment in `folder`, as of its last run, in their order."""
+    text = json.dumps({"order_seed": order_seed, "trials": list(trials)}, indent=1)
+    part = folder / f".{GRID_FILE}.part"
+    part.write_text(text, encoding="utf-8")
+    part.replace(folder / GRID_FILE)  # there whole or not at all, whenever the driver is killed
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -122,8 +125,26 @@ def event_files(folder: Path) -> list[Path]:
     grid = folder / GRID_FILE
     if not grid.exists():
         return found
-    names = frozenset(json.loads(grid.read_text(encoding="utf-8")))
+    noted = json.loads(grid.read_text(encoding="utf-8"))
+    names = frozenset(noted["trials"] if isinstance(noted, dict) else noted)  # once just a list
     return [path for path in found if path.parent.name in names]
+
+
+def read_start(path: Path) -> TrialStarted | None:
+    """Return the event that opens a record, without reading the rest; None if it is not whole.
+
+    Raises
+    ------
+    ConfigurationError
+        The record cannot be read, or is of another version of dps.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            line = next(lines, "")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    event = _event(path, 1, line) if line.endswith("\n") else None
+    return event if isinstance(event, TrialStarted) else None
 
 
 def read_record(path: Path) -> Record:
@@ -137,13 +158,17 @@ def read_record(path: Path) -> Record:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigurationError(f"{path}: no events to read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     lines = text.split("\n")
     cut = lines.pop() != ""
     if cut:
         # The line after the last newline was never finished, even if it happens to be valid JSON.
         return Record(_parse(path, lines), torn=True)
     return Record(_parse(path, lines))
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{path}: no events to read: {error.strerror or error}")
 
 
 def _parse(path: Path, lines: list[str]) -> tuple[Event, ...]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 RESULTS = "results"
 REPORT = "report.html"
 WIDE_ENOUGH_FOR_ONE_TABLE = 118
+
+
+class Identified(Protocol):
+    """What a record is found by: the trial's name, and the digest of all that it depends on."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +128,31 @@ def experiment_folder(experiment: str, here: Path) -> Path:
     )
 
 
-def is_recorded(trial: Trial, folder: Path) -> bool:
+def is_recorded(trial: Identified, folder: Path) -> bool:
     """Tell whether an experiment's folder holds this trial, whole, under this configuration.
 
     A failed trial counts as missing: running it again may go better.
     """
+    return whole_record(trial, folder) is not None
+
+
+def whole_record(trial: Identified, folder: Path) -> Record | None:
+    """Return the record of a trial if it `is_recorded`."""
     events_file = folder / trial.name / EVENTS_FILE
     if not events_file.exists():
-        return False
+        return None
     try:
         record = read_record(events_file)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
-        return False
+        return None
     ended, started = record.ended, record.started
-    return (
+    whole = (
         started is not None
         and ended is not None
         and ended.status in ("valid", "invalid")
         and started.settings.get("digest") == trial.digest
     )
+    return record if whole else None
 
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dps.core.faults import AtUpdates
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.protocol.runs import Saved, about, find_saved
 from flows.config import TrialConfig
@@ -34,9 +35,19 @@ def trial_of(saved: Saved, path: str) -> Trial:
             f"{path}: these checkpoints are not of a trial; go on with ParameterServer.resume"
         )
     config = TrialConfig.model_validate(kept["config"])
+    if not can_go_on(config):
+        raise ConfigurationError(
+            f"{path}: the moments of this trial's faults are not all given in updates, so that "
+            "nobody knows which of them are behind; run it again with dps run"
+        )
     return Trial(
         kept["trial"], kept["experiment"], kept["labels"], kept["seed"], config, kept["digest"]
     )
+
+
+def can_go_on(config: TrialConfig) -> bool:
+    """Whether it is known which faults are behind a trial that has applied so many updates."""
+    return all(isinstance(fault.when, AtUpdates) for fault in config.build_faults())
 
 
 def trial_folder(trial: Trial, path: str, here: Path) -> Path:
@@ -49,14 +60,19 @@ def trial_folder(trial: Trial, path: str, here: Path) -> Path:
 
 def keep_record(folder: Path) -> None:
     """Put the record of the interrupted part aside; what follows is recorded anew."""
-    if (folder / EVENTS_FILE).exists():
-        (folder / EVENTS_FILE).rename(folder / BEFORE)
+    if not (folder / EVENTS_FILE).exists():
+        return
+    kept, number = folder / BEFORE, 1
+    while kept.exists():  # it was interrupted more than once
+        number += 1
+        kept = folder / f"{Path(BEFORE).stem}-{number}.jsonl"
+    (folder / EVENTS_FILE).rename(kept)
 
 
 def interrupted(trial: Trial, folder: Path) -> str | None:
     """Return the path from which a trial that did not end can go on; None: it starts again."""
     durability = trial.config.recovery.durability
-    if durability.kind != "checkpoint":
+    if durability.kind != "checkpoint" or not can_go_on(trial.config):
         return None
     path = durability.path or str((folder / CHECKPOINTS).absolute())
     try:

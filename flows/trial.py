@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from platform import python_version
-from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -27,6 +25,7 @@ from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
+from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
 from dps.errors import DpsError
 from dps.events import (
@@ -40,6 +39,7 @@ from dps.events import (
     TrialStarted,
 )
 from dps.protocol.group import Timings
+from flows.attempt import settings, versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
 from flows.grid import Trial
@@ -55,11 +55,18 @@ from flows.workloads import (
     with_torch,
 )
 
-PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
+TRACEBACK_FILE = "traceback.txt"
 PRELOAD = ("dps.cluster.server", "flows.trial")
 
 
-def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -> None:
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    sink: Sink,
+    path: str | None = None,
+    circumstances: Mapping[str, int] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> None:
     """Run one trial and record it in `folder`.
 
     Parameters
@@ -72,11 +79,16 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
         Is called with every event as well, from another thread.
     path
         Checkpoints of this trial to go on from; None: from its start.
+    circumstances
+        How it is run, as far as its figures do not depend on it: see `flows.attempt.Attempt`.
+    tell
+        Is told what may interest who watches the trial, such as the address of Dask's dashboard.
 
     Notes
     -----
     The record ends with `TrialEnded` in any case, but for an interruption (`KeyboardInterrupt`):
-    then it just stops, and the processes are ended before the interruption goes on.
+    then it just stops, and the processes are ended before the interruption goes on. What nobody
+    foresaw fails the trial as well, and leaves its traceback beside the record.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
@@ -89,12 +101,15 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             write(event)
             sink(event)
 
-        used = versions(_needs_torch(trial.config))
-        record(TrialStarted(clock.now(), trial.name, settings(trial), used))
+        told = settings(trial, circumstances or {})
+        record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
-            failure = _train(trial, folder, record, path)
-        except (DpsError, OSError, TimeoutError) as error:
+            failure = _train(trial, folder, record, path, tell)
+        except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = f"{type(error).__name__}: {error}"
+            if not isinstance(error, DpsError | OSError):
+                (folder / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+                failure += f" (unforeseen; see {TRACEBACK_FILE} beside the record)"
         if failure is not None:
             record(TrialEnded(clock.now(), "failed", failure))
         elif missed:
@@ -104,29 +119,19 @@ def run_trial(trial: Trial, folder: Path, sink: Sink, path: str | None = None) -
             record(TrialEnded(clock.now(), "valid", ""))
 
 
-def settings(trial: Trial) -> dict[str, Any]:
-    """Everything that the trial depends on, for its record."""
-    return {
-        "trial": trial.name,
-        "experiment": trial.experiment,
-        "labels": trial.labels,
-        "seed": trial.seed,
-        "digest": trial.digest,
-        "config": trial.config.model_dump(mode="json"),
-    }
-
-
-def versions(torch: bool = False) -> dict[str, str]:
-    """The software that a trial ran on."""
-    packages = (*PACKAGES, "torch") if torch else PACKAGES
-    return {"python": python_version(), **{name: version(name) for name in packages}}
-
-
-def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | None:
+def _train(
+    trial: Trial,
+    folder: Path,
+    record: Sink,
+    path: str | None,
+    tell: Callable[[str], None] | None,
+) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
-    with LocalCluster(_nodes(config), preload) as cluster:
+    with LocalCluster(_nodes(config), preload, dashboard=True) as cluster:
+        if tell is not None and cluster.dashboard is not None:
+            tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []
 
         def on_event(event: Event) -> None:
@@ -137,7 +142,7 @@ def _train(trial: Trial, folder: Path, record: Sink, path: str | None) -> str | 
         with _server(trial, cluster.client, folder, on_event, path) as ps:
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
-            injector = Injector(_faults(ps, config), cluster, ps.audit, clock, record)
+            injector = Injector(_faults(ps, config), cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(
@@ -169,7 +174,7 @@ def _server(
         recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
         on_event=on_event,
         timings=timings,
-        about=settings(trial),
+        about=settings(trial, {}),
     )
 
 
@@ -183,10 +188,14 @@ def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
     return shares_of(config.training.updates, config.training.workers, done)
 
 
-def _faults(ps: ParameterServer, config: TrialConfig) -> tuple[Any, ...]:
+def _faults(ps: ParameterServer, config: TrialConfig) -> FaultPlan:
     """The fault plan, but for what lies before the point from which the trial goes on."""
-    behind = ps.saved.updates if ps.saved is not None else 0
-    return tuple(fault for fault in config.build_faults() if fault.when.updates > behind)
+    plan, saved = config.build_faults(), ps.saved
+    if saved is None:
+        return plan
+    # Only plans of which it is known what is behind go on (see `flows.resume`).
+    moments = ((fault, fault.when) for fault in plan)
+    return tuple(f for f, w in moments if isinstance(w, AtUpdates) and w.updates > saved.updates)
 
 
 def _audit(ps: ParameterServer, now: float, record: Sink) -> None:

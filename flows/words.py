@@ -1,27 +1,45 @@
 """Owns the report's sentences: what each strategy cost, in words, computed from the outcomes.
 
-The wording stays with what was seen. Ranges over a few seeds are given as ranges; nothing is
-called significant.
+The wording stays with what was seen: ranges over a few seeds are given as ranges, and better or
+worse is said only where the statistics say so.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dps.core.recovery import PRESETS
+from dps.events import TrialResumed
 from flows.columns import BY_KEY
+from flows.comparisons import Compared
+from flows.outcome import Outcome
+from flows.record import Record
 from flows.summary import Group
+from flows.timeline import FaultTimes
+
+MUST_BE_ZERO = ("updates_applied_twice", "updates_replica_conflicts", "updates_audit_mismatches")
 
 # Evaluations of one model in training differ by about as much from one to the next.
 NOTABLE_DROP = 0.01
+MOST_PLANNED = 3
 
-_DONE = {"kill": "killed with SIGKILL", "pause": "paused with SIGSTOP"}
+_DONE = {
+    "kill": "killed with SIGKILL",
+    "pause": "paused with SIGSTOP",
+    "slow": "slowed down",
+    "cut": "cut off",
+    "delay": "delayed in all its messages",
+    "disk_full": "left without space on its disk",
+    "corrupt": "hit by damage to its newest checkpoint",
+}
 _SOURCES = {
     "promoted": "a replica took over",
     "initial": "the shard went on from its initial values",
     "checkpoint": "the shard went on from its last checkpoint",
     "store": "the shard went on from the state store",
+    "worker": "the shard was rebuilt from what a worker held",
     "others": "the head went on with the replicas left",
     "resumed": "the pause was over before the node was given up",
 }
@@ -59,17 +77,27 @@ def without_fault(group: Group, baseline: Group | None) -> Sentence:
 
 
 def plan(groups: Sequence[Group]) -> str:
-    """Say what the fault was, over all the groups it hit."""
-    faults = [trial.faults[0] for group in groups for trial in group.trials if trial.faults]
-    if not faults:
+    """Say what the faults were, over all the groups they hit."""
+    struck = [trial.faults for group in groups for trial in group.trials if trial.faults]
+    if not struck:
         return ""
+    counts = {len(faults) for faults in struck}
+    if len(counts) == 1 and max(counts) <= MOST_PLANNED:
+        return " ".join(_planned(faults) for faults in zip(*struck, strict=True))
+    kinds = Counter(fault.kind for faults in struck for fault in faults)
+    each = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+    number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+    return f"{number} faults in each trial; in all of them together {each}."
+
+
+def _planned(faults: Sequence[FaultTimes]) -> str:
     nodes = " or ".join(sorted({fault.node for fault in faults}))
     low, high = min(f.updates for f in faults), max(f.updates for f in faults)
     at = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     waits = [f.capacity - f.began for f in faults if f.capacity is not None]
     back = f" A fresh node was there {_seconds(waits)} later." if waits else ""
-    done = " or ".join(_DONE[kind] for kind in sorted({fault.kind for fault in faults}))
-    return f"{nodes} was {done} once the shards had applied {at} updates.{back}"
+    what = " or ".join(done(kind) for kind in sorted({fault.kind for fault in faults}))
+    return f"{nodes} was {what} once the shards had applied {at} updates.{back}"
 
 
 def moments(group: Group) -> str:
@@ -87,7 +115,7 @@ def moments(group: Group) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def caution(groups: Sequence[Group]) -> str:
+def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
     """Say how much the figures can carry."""
     counts = {len(group.trials) for group in groups}
     fewest, most = min(counts, default=0), max(counts, default=0)
@@ -97,16 +125,83 @@ def caution(groups: Sequence[Group]) -> str:
             "much that varies or how likely a difference between strategies is elsewhere."
         )
     seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
-    return (
+    ranges = (
         f"Ranges are lowest to highest over {seeds} valid trials each, which differ only in their "
-        "seed. They show what happened here; they do not tell how likely a difference between "
-        "strategies is elsewhere."
+        "seed."
     )
+    judged = sum(row.p is not None for row in rows)
+    if not judged:
+        return (
+            f"{ranges} They show what happened here; with fewer than 3 seeds they do not tell how "
+            "likely a difference between strategies is elsewhere."
+        )
+    return (
+        f"{ranges} Strategies are compared seed by seed; verdicts are at the 5% level, corrected "
+        f"for all {judged} comparisons (paired t-test, Holm). “No difference shown” is not “no "
+        "difference”: the statistics tell how many seeds would show one."
+    )
+
+
+def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
+    """Say of each metric which strategies are better or worse than the baseline, by how much."""
+    told = []
+    for metric in dict.fromkeys(row.metric for row in rows):
+        of_metric = [row for row in rows if row.metric == metric and row.verdict is not None]
+        parts = [_verdict(row) for row in of_metric if row.verdict in ("better", "worse")]
+        quiet = [row.strategy for row in of_metric if row.verdict == "no difference shown"]
+        if quiet:
+            parts.append(f"{', '.join(quiet)}: no difference shown")
+        if parts:
+            label = BY_KEY[metric].label
+            told.append(f"{label[:1].upper()}{label[1:]}: {'; '.join(parts)}.")
+    return tuple(told)
+
+
+def _verdict(row: Compared) -> str:
+    column, difference = BY_KEY[row.metric], row.difference
+    if difference is None:
+        return f"{row.strategy} {row.verdict}"
+    unit = {"%": " points", "points": " points", "s": " s", "MB": " MB", "USD": " USD"}.get(
+        column.unit, ""
+    )
+    by = column.text(abs(difference.mean))
+    return f"{row.strategy} {row.verdict} than {row.baseline} by {by}{unit}"
+
+
+def resumed(record: Record, outcome: Outcome) -> str:
+    """Say what is and what is not known of a trial that went on after an interruption."""
+    [event, *_] = record.of(TrialResumed)
+    return (
+        f"{outcome.identity.trial} went on from its checkpoints at {event.updates:,} updates. Its "
+        "record begins there, and so do its times, counts, resources and money."
+    )
+
+
+def quiet(groups: Sequence[Group], group: Group) -> Group | None:
+    """Return the same strategy without a fault, if there is exactly one such group."""
+    same = [g for g in groups if g.strategy == group.strategy and not g.faulty]
+    return same[0] if len(same) == 1 else None
 
 
 def baseline_of(groups: Sequence[Group]) -> Group | None:
     """Return the group that others are compared with: the strategy without any durability."""
     return next((group for group in groups if group.strategy == next(iter(PRESETS))), None)
+
+
+def done(kind: str) -> str:
+    """Say what a kind of fault does to a node, as in "killed with SIGKILL"."""
+    return _DONE.get(kind, f"hit by “{kind}”")
+
+
+def told(fault: FaultTimes, origin: float) -> str:
+    """Say in one clause what a fault was, when, counted from `origin`, and what came of it."""
+    said = f"{fault.node} was {done(fault.kind)} at {fault.began - origin:.2f} s"
+    if fault.shard is None:
+        return f"{said}, which no shard felt"
+    if fault.serving is None:
+        return f"{said}, and shard {fault.shard} did not come back"
+    how = _SOURCES.get(fault.source or "", fault.source or "it went on")
+    return f"{said}: {how} {_short(fault.serving - fault.began)} later"
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -202,6 +297,10 @@ def ratio(group: Group, baseline: Group, key: str) -> float | None:
     """Return a figure's mean over one group's trials divided by that over another's."""
     mine, theirs = group.spread(key), baseline.spread(key)
     return mine.mean / theirs.mean if mine and theirs and theirs.mean else None
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def _seconds(values: Sequence[float]) -> str:

@@ -1,72 +1,89 @@
-"""Owns the injector: it waits for each fault's moment, has it carried out, and undoes what it may.
+"""Owns the injector: it waits for each fault's moment, and has it carried out on whom it hits then.
 
 It runs in a thread of the driver, beside the training. What it does and sees is recorded as events;
 a fault that did not happen, or had no effect, is recorded as missed. Killed nodes are replaced by
-fresh ones, paused ones go on, as the plan says.
+fresh ones, paused and disturbed ones go on, as the plan says (`dps.chaos.acts`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from dps.chaos.strike import Nodes, Striker
-from dps.cluster.local import NodeSpec
-from dps.cluster.roles import resource_of
-from dps.core.faults import AtUpdates, Fault, FaultPlan, Kill, Pause, told
-from dps.events import CapacityRestored, Event, NodeJoined, Sink
-from dps.protocol.messages import AuditReply
+from dps.chaos.acts import Acts
+from dps.chaos.phases import Phases, Sight
+from dps.chaos.progress import LONGEST_WAIT, SHORTEST_WAIT, Progress
+from dps.chaos.targets import Targets
+from dps.cluster.local import LocalCluster
+from dps.core.faults import (
+    After,
+    AtSeconds,
+    AtUpdates,
+    Corrupt,
+    During,
+    Fault,
+    FaultPlan,
+    InChain,
+    Kill,
+    Pause,
+    Phase,
+    When,
+    told,
+)
+from dps.events import Event, PhaseMet, Sink
 from dps.protocol.transport import Clock
 
-SHORTEST_WAIT = 0.002
-LONGEST_WAIT = 0.1
+if TYPE_CHECKING:
+    from dps.cluster.server import ParameterServer
 
-
-def replacement(name: str) -> str:
-    """The name of the node that takes a lost one's place."""
-    return f"{name}-b"
+RECOVERY_WAIT = 0.005  # each look at it asks the coordinator
+AIM_SECONDS = (
+    0.2  # for how long it is believed whom a fault would hit while a checkpoint is awaited
+)
 
 
 class Injector:
     """Carries out a fault plan while it is entered; leaving it ends the plan.
 
-    A node that is paused when the plan ends goes on at once.
+    A node that is paused or disturbed when the plan ends goes on at once.
 
     Parameters
     ----------
     plan
         The faults, in any order.
-    nodes
-        The cluster to break.
-    audit
-        Returns the numbers of each shard's state, None for one that is down.
+    cluster, ps
+        The cluster to break, and the parameter server on it. Seconds count from entering.
+    seed
+        Draws who is hit where the plan leaves it open.
     """
 
     def __init__(
         self,
         plan: FaultPlan,
-        nodes: Nodes,
-        audit: Callable[[], Sequence[AuditReply | None]],
+        cluster: LocalCluster,
+        ps: ParameterServer,
         clock: Clock,
         emit: Sink,
+        seed: int = 0,
     ) -> None:
-        self._plan = sorted(enumerate(plan), key=lambda numbered: _updates(numbered[1]))
-        self._nodes = nodes
-        self._striker = Striker(nodes, clock, emit)
-        self._audit = audit
+        self._left = dict(sorted(enumerate(plan), key=lambda numbered: _order(*numbered)))
         self._clock = clock
         self._emit = emit
+        self._acts = Acts(cluster, ps, clock, emit)
+        self._targets = Targets(cluster, ps, seed)
+        self._phases = Phases(ps)
+        self._progress = Progress(ps.audit, clock)
         self._over = threading.Event()
         self._interrupted = False
-        self._updates = 0
-        self._awaited: dict[str, int] = {}
-        self._paused: dict[int, str] = {}
-        self._timers: list[threading.Timer] = []
+        self._began = 0.0
+        self._aims: dict[int, Aim] = {}
         self._thread = threading.Thread(target=self._carry_out, name="dps-injector", daemon=True)
 
     def __enter__(self) -> Injector:
+        self._began = self._clock.now()
+        self._progress.begin()
         self._thread.start()
         return self
 
@@ -79,82 +96,170 @@ class Injector:
         self._interrupted = kind is not None
         self._over.set()
         self._thread.join()
-        for timer in self._timers:
-            timer.cancel()
-            timer.join()  # one that has begun to start a node ends first
-        for number in list(self._paused):
-            self._resume(number)
+        self._acts.close()
+        self._progress.end()
 
     def note(self, event: Event) -> None:
-        """Take note of an event of the group: nodes that joined in the place of killed ones."""
-        if isinstance(event, NodeJoined) and event.node in self._awaited:
-            self._emit(CapacityRestored(event.t, self._awaited.pop(event.node), event.node))
+        """Take note of an event of the group: it may be evidence, or a node that has joined."""
+        self._acts.note(event)
 
     def _carry_out(self) -> None:
-        left = deque(self._plan)
         try:
-            while left:
-                number, fault = left[0]
-                if self._reached(_updates(fault)):
-                    self._strike(number, fault)
-                elif not self._interrupted:
-                    self._striker.miss(
-                        number,
-                        told(fault.target),
-                        f"the training ended at {self._updates} updates, "
-                        f"before the fault at {_updates(fault)}",
-                    )
-                left.popleft()
+            while self._left and not self._over.wait(self._until_next_look()):
+                for number, fault in list(self._left.items()):
+                    if self._came(number, fault):
+                        del self._left[number]
+            if self._left and not self._interrupted:
+                self._progress.look()  # how far it came, for the record
+                for number, fault in self._left.items():
+                    self._tell_of_the_end(number, fault)
+            self._left.clear()
         finally:
-            for number, fault in left:
-                self._striker.miss(number, told(fault.target), "the injector failed")
+            for number, fault in self._left.items():
+                self._acts.miss(number, told(fault.target), "the injector failed")
 
-    def _reached(self, updates: int) -> bool:
-        """Wait until the shards have applied so many updates; False if the training ends first."""
-        began, wait = self._clock.now(), SHORTEST_WAIT
-        while not self._over.wait(wait):
-            if self._look() >= updates:
+    # -- moments ---------------------------------------------------------------------------------
+
+    def _until_next_look(self) -> float:
+        moments = [fault.when for fault in self._left.values()]
+        self._progress.expect([when.updates for when in moments if isinstance(when, AtUpdates)])
+        soonest = min(map(self._wait_for, moments))
+        return min(LONGEST_WAIT, max(SHORTEST_WAIT, soonest))
+
+    def _wait_for(self, when: When) -> float:
+        """For how long it need not be looked at whether a moment has come."""
+        match when:
+            case AtUpdates():
+                return SHORTEST_WAIT
+            case AtSeconds(seconds):
+                return self._began + seconds - self._clock.now()
+            case During(phase):
+                return SHORTEST_WAIT if phase == "checkpoint" else RECOVERY_WAIT
+            case After(other, seconds):
+                took = self._acts.took(other)
+                if took is not None:
+                    return took + seconds - self._clock.now()
+                return SHORTEST_WAIT if self._acts.is_beginning(other) else LONGEST_WAIT
+
+    def _came(self, number: int, fault: Fault) -> bool:
+        """Strike if the moment has come; return whether the fault is done with."""
+        match fault.when:
+            case AtUpdates(updates):
+                due = self._progress.updates >= updates
+            case AtSeconds(seconds):
+                due = self._clock.now() - self._began >= seconds
+            case During(phase):
+                return self._struck_during(phase, number, fault)
+            case After(other, seconds):
+                took = self._acts.took(other)
+                due = took is not None and self._clock.now() - took >= seconds
+                if took is None and self._is_without_effect(other):
+                    reason = f"fault {other}, after which it was to come, had no effect"
+                    self._acts.miss(number, told(fault.target), reason)
+                    return True
+        if due:
+            self._strike(number, fault, self._targets.of(number, fault))
+        return due
+
+    def _is_without_effect(self, number: int) -> bool:
+        done = number not in self._left and not self._acts.is_beginning(number)
+        return done and self._acts.took(number) is None
+
+    def _tell_of_the_end(self, number: int, fault: Fault) -> None:
+        """Record that the training ended before the moment of a fault."""
+        match fault.when:
+            case AtSeconds(lapses=True):
+                return
+            case AtUpdates(updates):
+                end = f"at {self._progress.updates} updates, before the fault at {updates}"
+            case AtSeconds(seconds):
+                spent = self._clock.now() - self._began
+                end = f"after {spent:.1f} s, before the fault at {seconds:g} s"
+            case During(phase):
+                doing = "a checkpoint being written" if phase == "checkpoint" else "a recovery"
+                end = f"before it could be struck during {doing}"
+            case After(other, seconds):
+                end = f"before it was {seconds:g} s after fault {other}"
+        self._acts.miss(number, told(fault.target), f"the training ended {end}")
+
+    # -- strikes ---------------------------------------------------------------------------------
+
+    def _strike(
+        self, number: int, fault: Fault, names: tuple[str, ...], held: bool = False
+    ) -> None:
+        if names:
+            self._acts.strike(number, fault, names, self._progress.updates, held)
+        else:
+            self._acts.miss(number, told(fault.target), "there was no such node then")
+
+    def _struck_during(self, phase: Phase, number: int, fault: Fault) -> bool:
+        """Strike if the phase can be seen; return whether it was struck."""
+        aim = self._aim(phase, number, fault)
+        for sight in self._phases.seen(phase):
+            if (
+                aim.names
+                and _concerns(sight, fault, aim)
+                and self._strike_in(sight, number, fault, aim.names)
+            ):
                 return True
-            # Asking costs the servers a little: ask seldom until the moment is near.
-            seconds_per_update = (self._clock.now() - began) / max(1, self._updates)
-            left = (updates - self._updates) * seconds_per_update
-            wait = min(LONGEST_WAIT, max(SHORTEST_WAIT, left / 4))
-        if not self._interrupted:
-            self._look()  # how far it came, for the record
         return False
 
-    def _look(self) -> int:
-        """Ask how many updates all shards have applied; what was known before, if one is down."""
-        replies = self._audit()
-        if all(replies):
-            self._updates = min(reply.version for reply in replies if reply)
-        return self._updates
+    def _aim(self, phase: Phase, number: int, fault: Fault) -> Aim:
+        """Whom a fault would hit now. To find out takes longer than a checkpoint may take."""
+        now = self._clock.now()
+        known = self._aims.get(number)
+        if known is None or phase == "recovery" or now - known.t > AIM_SECONDS:
+            names = self._targets.of(number, fault)
+            known = self._aims[number] = Aim(now, names, self._targets.heads())
+        return known
 
-    def _strike(self, number: int, fault: Fault) -> None:
-        match fault:
-            case Kill(str(target), back_after=back_after):
-                struck = self._striker.kill(number, target, self._updates)
-                if struck and back_after is not None:
-                    self._later(back_after, self._bring_back, number, target)
-            case Pause(str(target), seconds=seconds):
-                if self._striker.pause(number, target, self._updates):
-                    self._paused[number] = target
-                    self._later(seconds, self._resume, number)
+    def _strike_in(self, sight: Sight, number: int, fault: Fault, names: tuple[str, ...]) -> bool:
+        """Strike if the phase lasts.
 
-    def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
-        timer = threading.Timer(seconds, act, what)
-        self._timers.append(timer)
-        timer.start()
-
-    def _bring_back(self, number: int, target: str) -> None:
-        name = replacement(target)
-        self._awaited[name] = number
-        self._nodes.start(NodeSpec(name, resource_of(name)))
-
-    def _resume(self, number: int) -> None:
-        self._striker.resume(number, self._paused.pop(number))
+        Processes to be killed or stopped are held before, and it is looked again: what is seen then
+        is still so when they are struck.
+        """
+        holds = isinstance(fault, Kill | Pause)
+        if holds and not self._acts.hold(names):
+            self._acts.release(names)
+            return False
+        if not self._phases.lasts(sight):
+            if holds:
+                self._acts.release(names)
+            return False
+        if isinstance(fault, Kill) and sight.phase == "checkpoint":
+            self._phases.spend(sight)  # what a dead writer leaves is no write any more
+        self._strike(number, fault, names, holds)
+        self._emit(PhaseMet(self._clock.now(), number, sight.phase, sight.evidence))
+        return True
 
 
-def _updates(fault: Fault) -> int:
-    assert isinstance(fault.when, AtUpdates)
-    return fault.when.updates
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Whom a fault would hit, and each shard's head, as of a moment."""
+
+    t: float
+    names: tuple[str, ...]
+    heads: dict[int, str]
+
+
+def _order(number: int, fault: Fault) -> tuple[float, float, int]:
+    """Faults that have come due by the same look are struck in this order."""
+    match fault.when:
+        case AtUpdates(updates):
+            return updates, 0.0, number
+        case AtSeconds(seconds):
+            return 0, seconds, number
+    return 0, 0.0, number
+
+
+def _concerns(sight: Sight, fault: Fault, aim: Aim) -> bool:
+    """Whether a phase of a shard is the one that a fault waits for, given whom it would hit."""
+    if isinstance(fault, Corrupt):
+        return fault.target == sight.shard
+    if isinstance(fault.target, InChain):
+        return fault.target.shard == sight.shard
+    if sight.phase == "recovery":
+        return True
+    writes = set(aim.names) & set(aim.heads.values())
+    return not writes or aim.heads.get(sight.shard) in writes

@@ -55,9 +55,13 @@ class Striker:
             fault, node, f"process {pid} was still there {PROOF_SECONDS:g} s later"
         )
 
-    def pause(self, fault: int, node: str, updates: int) -> bool:
-        """Stop a node's process and see that it is stopped."""
-        if node in self._nodes.pids and is_stopped(self._nodes.pids[node], 0.0):
+    def pause(self, fault: int, node: str, updates: int, held: bool = False) -> bool:
+        """Stop a node's process and see that it is stopped.
+
+        `held` says that it was stopped a moment ago, for this fault.
+        """
+        pid = self._nodes.pids.get(node)
+        if not held and pid is not None and is_stopped(pid, 0.0):
             return self.miss(fault, node, "its process was stopped already")
         began = self._clock.now()
         try:

@@ -16,10 +16,10 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -28,6 +28,7 @@ import dask
 import psutil
 from distributed import Client, Scheduler, Worker
 
+from dps.cluster.lifetime import end_with_parent, without_interrupts
 from dps.errors import CapacityError, ConfigurationError
 
 LOOPBACK = "127.0.0.1"
@@ -73,11 +74,15 @@ class LocalCluster:
         The nodes to start.
     preload
         Modules that nodes need, to be imported once for all of them.
+    dashboard
+        Whether to serve Dask's dashboard, if bokeh is installed, which it is made with.
 
     Attributes
     ----------
     client
         A Dask client that is connected to the cluster.
+    dashboard
+        The address of Dask's dashboard; None: there is none.
 
     Notes
     -----
@@ -85,7 +90,9 @@ class LocalCluster:
     `pause`, `resume` and `start` may be called from another thread than the one that uses `client`.
     """
 
-    def __init__(self, nodes: Sequence[NodeSpec], preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str] = (), dashboard: bool = False
+    ) -> None:
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
@@ -96,7 +103,9 @@ class LocalCluster:
             )
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
-            self.address = self._start_scheduler()
+            shown = dashboard and find_spec("bokeh") is not None
+            self.address, web = self._start_scheduler(shown)
+            self.dashboard = web if shown else None
             for node in nodes:
                 self.start(node)
             self.client = stack.enter_context(
@@ -171,13 +180,14 @@ class LocalCluster:
         os.kill(pid, number)
         return pid
 
-    def _start_scheduler(self) -> str:
+    def _start_scheduler(self, dashboard: bool) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
-        self._start_process("scheduler", _run_and_clean_up, (self._scratch, send))
+        self._start_process("scheduler", _run_and_clean_up, (self._scratch, dashboard, send))
         send.close()
         if not receive.poll(START_SECONDS):
             raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
-        return str(receive.recv())
+        address, web = receive.recv()
+        return str(address), str(web)
 
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
         process = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
@@ -246,23 +256,9 @@ def _status(pid: int) -> str | None:
 def _fork_context(preload: Sequence[str]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "distributed", __name__, *preload])
-    with _environment(ENVIRONMENT), _without_interrupts():
+    with _environment(ENVIRONMENT), without_interrupts():
         forkserver.ensure_running()
     return context
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C from processes that are started meanwhile: it is the driver's to handle.
-
-    They inherit the mask. One that comes now reaches the driver when this is over: ignored, it
-    would be lost.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -282,7 +278,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 # -- what runs in the processes ------------------------------------------------------------------
 
 
-def _run_and_clean_up(scratch: str, send: Any) -> None:
+def _run_and_clean_up(scratch: str, dashboard: bool, send: Any) -> None:
     """Be the scheduler, and the leader of the process group of all that belongs to the cluster."""
     os.setpgid(0, 0)
 
@@ -295,7 +291,7 @@ def _run_and_clean_up(scratch: str, send: Any) -> None:
             is_gone(pid, STOP_SECONDS)
         shutil.rmtree(scratch, ignore_errors=True)
 
-    _run_until_parent_ends(_run_scheduler(scratch, send), end)
+    _run_until_parent_ends(_run_scheduler(scratch, dashboard, send), end)
 
 
 def _run_in_group(leader: int, arguments: tuple[str, str, str, str]) -> None:
@@ -313,27 +309,20 @@ def _group() -> Iterator[int]:
 
 def _run_until_parent_ends(run: Coroutine[Any, Any, None], end: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, args=(end,), daemon=True).start()
+    end_with_parent(end)
     dask.config.set(DASK_SETTINGS)
     # Losses are expected and recorded as events; what fails in a task comes with its future.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     asyncio.run(run)
 
 
-def _exit_with_parent(end: Callable[[], None]) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    end()
-    os._exit(1)
-
-
-async def _run_scheduler(scratch: str, send: Any) -> None:
+async def _run_scheduler(scratch: str, dashboard: bool, send: Any) -> None:
     dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
     async with Scheduler(
-        host=LOOPBACK, port=0, dashboard=False, dashboard_address=f"{LOOPBACK}:0"
+        host=LOOPBACK, port=0, dashboard=dashboard, dashboard_address=f"{LOOPBACK}:0"
     ) as scheduler:
-        send.send(scheduler.address)
+        web = f"http://{LOOPBACK}:{scheduler.http_server.port}/status"
+        send.send((scheduler.address, web))
         send.close()
         await scheduler.finished()
 

@@ -114,6 +114,14 @@ class CheckpointFiles:
         published = [Found(p, *number) for p, number in files.items() if p.endswith(".json")]
         return sorted(published, key=lambda f: (f.epoch, f.index), reverse=True)
 
+    def in_writing(self) -> list[str]:
+        """The checkpoints of which there is a part, newer than any that is published."""
+        files = self._files()
+        whole = {(e, i) for path, (e, i, _) in files.items() if path.endswith(".json")}
+        newest = max(whole, default=(0, -1))
+        parts = {(e, i) for e, i, _ in files.values() if (e, i) > newest}
+        return [f"e{epoch:06d}-i{index:012d}" for epoch, index in sorted(parts)]
+
     def read(self, found: Found) -> ShardState:
         """Return a checkpoint's state.
 

@@ -28,11 +28,12 @@ from dps.events import (
     TrialEnded,
     TrialStarted,
 )
+from flows.attempt import versions
 from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.trial import PRELOAD, versions
+from flows.trial import PRELOAD
 from flows.workloads import with_torch
 
 PROOF_SECONDS = 5.0
@@ -41,16 +42,11 @@ LOOK_SECONDS = 0.01
 CHAIN = ("server-0", "replica-0-1", "replica-0-2")
 
 
-def run_published(trial: PublishedTrial, folder: Path, sink: Sink) -> None:
+def run_published(trial: PublishedTrial, folder: Path) -> None:
     """Run one trial and record it in `folder`, as `flows.trial.run_trial` does for the real dps."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
-    with EventWriter(folder / EVENTS_FILE) as write:
-
-        def record(event: Any) -> None:
-            write(event)
-            sink(event)
-
+    with EventWriter(folder / EVENTS_FILE) as record:
         torch = trial.config.workload.kind in with_torch.KINDS
         record(TrialStarted(clock.now(), trial.name, trial.settings(), versions(torch)))
         status, reason = "valid", ""
@@ -144,9 +140,7 @@ class _Run:
         server = self._up("server-0", "server", nodes.StatelessServer, self.config, 1, store)
         arguments = (self.config, self.trial.seed, self.group, store)
         self._begin(server)
-        working = self.client.submit(
-            nodes.work, *arguments, resources={"worker-0": 1}, pure=False
-        )
+        working = self.client.submit(nodes.work, *arguments, resources={"worker-0": 1}, pure=False)
         while self.clock.monotonic() < self.end and not working.done():
             if self._due():
                 self._kill(server, self.ask(store, "read").version)
@@ -196,7 +190,9 @@ class _Run:
         del self.actors[place.node]
         self.kills += 1
         self.record(
-            Killed(began, number, place.node, pid, self.number if updates is None else updates, gone)
+            Killed(
+                began, number, place.node, pid, self.number if updates is None else updates, gone
+            )
         )
         if not gone:
             self._miss(f"process {pid} was still there {PROOF_SECONDS:g} s later", place.node)

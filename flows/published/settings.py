@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,12 @@ def load_published(path: Path) -> PublishedConfig:
 
 
 def cells(config: PublishedConfig) -> tuple[PublishedTrial, ...]:
-    """Return the trials, seed by seed, so that drift of the machine falls on all strategies."""
+    """Return the trials: a block for each seed, shuffled, so that drift falls on all strategies."""
     trials = []
     for seed in range(config.repeats):
         half = ("sync", "async")[seed % 2]
         chosen = (f"{half} checkpoint", f"{half} chain", "stateless")
-        trials += [PublishedTrial(name, k, seed, config) for k in KILLS for name in chosen]
+        block = [PublishedTrial(name, k, seed, config) for k in KILLS for name in chosen]
+        random.Random(seed).shuffle(block)
+        trials += block
     return tuple(trials)

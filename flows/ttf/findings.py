@@ -65,7 +65,13 @@ def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
     )
 
 
-def write(studies: Mapping[str, Study], others: Sequence[Study], folder: Path, csv: Path | None, command: str) -> str:
+def write(
+    studies: Mapping[str, Study],
+    others: Sequence[Study],
+    folder: Path,
+    csv: Path | None,
+    command: str,
+) -> str:
     """Write figures and text into `folder`, and return the text.
 
     Parameters
@@ -170,7 +176,9 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
 
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 # -- text --------------------------------------------------------------------------------------
@@ -195,7 +203,9 @@ def _reading() -> str:
 def _left_out(each: Study) -> list[str]:
     if not each.left_out:
         return []
-    told = (f"{o.identity.trial} ({o.status}: {o.reason or 'not evaluated'})" for o in each.left_out)
+    told = (
+        f"{o.identity.trial} ({o.status}: {o.reason or 'not evaluated'})" for o in each.left_out
+    )
     return ["Left out: " + "; ".join(told)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from dps.cluster.local import LocalCluster, NodeSpec, is_running, is_stopped
 from dps.cluster.transport import SystemClock
 from dps.core.faults import AtUpdates, FaultPlan, Kill, Pause
 from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
-from dps.protocol.messages import AuditReply
 from tests.cluster.training import (
     COUNTING,
     PRELOAD,
@@ -52,7 +51,13 @@ class Broken:
 
 
 @contextmanager
-def training(folder: Path, plan: FaultPlan) -> Iterator[Broken]:
+def training(
+    folder: Path,
+    plan: FaultPlan,
+    recovery: Recovery | None = None,
+    cluster_of: Sequence[NodeSpec] = (),
+    seed: int = 0,
+) -> Iterator[Broken]:
     """Train under a plan; after the block, the workers and then the plan come to an end."""
     events, injectors, flag = Events(), list[Injector](), folder / "stop"
 
@@ -61,23 +66,25 @@ def training(folder: Path, plan: FaultPlan) -> Iterator[Broken]:
         for injector in injectors:
             injector.note(event)
 
+    members = cluster_of or [*nodes(1, replicas=1, workers=1), EVALUATOR]
     with (
-        LocalCluster([*nodes(1, replicas=1, workers=1), EVALUATOR], PRELOAD) as cluster,
+        LocalCluster(members, PRELOAD) as cluster,
         ParameterServer(
             cluster.client,
             params(),
             optimizer=COUNTING,
-            recovery=Recovery(Chain()),
+            recovery=recovery or Recovery(Chain()),
             on_event=on_event,
         ) as ps,
     ):
-        with Injector(plan, cluster, ps.audit, SystemClock(), events) as injector:
+        with Injector(plan, cluster, ps, SystemClock(), events, seed) as injector:
             injectors.append(injector)
             futures = ps.run(partial(count_until, str(flag)))
             yield Broken(cluster, ps, events)
             flag.touch()
             pushed = sum(results(futures))
-        assert counts(ps) == [pushed]
+        if recovery is None:
+            assert counts(ps) == [pushed]
 
 
 def test_a_node_is_killed_when_enough_updates_are_applied(tmp_path: Path) -> None:
@@ -190,11 +197,11 @@ def test_a_fault_on_a_node_that_is_not_there_is_missed(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_faults_are_missed_when_the_injector_fails() -> None:
-    def audit() -> list[AuditReply | None]:
-        raise OSError("the driver has lost the cluster")
-
+    plan = (Kill("evaluator-0", AtUpdates(1)), Kill("evaluator-0-b", AtUpdates(2)))
     events = Events()
-    with LocalCluster([EVALUATOR], PRELOAD) as cluster:
-        plan = (Kill("evaluator-0", AtUpdates(1)), Kill("evaluator-0-b", AtUpdates(2)))
-        with Injector(plan, cluster, audit, SystemClock(), events):
+    with LocalCluster([*nodes(1, workers=1), EVALUATOR], PRELOAD) as cluster:
+        with ParameterServer(cluster.client, params()) as ps:
+            pass
+        with Injector(plan, cluster, ps, SystemClock(), events):  # a closed one answers nothing
             eventually(lambda: len(events.of(FaultMissed)) == 2, SECONDS)
+    assert {missed.reason for missed in events.of(FaultMissed)} == {"the injector failed"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,10 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Event, Sink, TrialEnded
+from dps.events import Event, TrialEnded
+from flows.attempt import Attempt
 from flows.compare import Comparison, compare
 from flows.config import ExperimentConfig
-from flows.grid import Trial
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE
 from flows.tracking import default_uri
@@ -26,12 +26,20 @@ Edit = Callable[[list[Event]], list[Event]]
 class ToyRunner:
     """Writes a toy record in place of running a trial, and remembers which it was asked for."""
 
+    parallel = 1
+
     def __init__(self, edit: dict[str, Edit] | None = None, interrupt: str = "") -> None:
         self.ran: list[str] = []
         self.edit = edit or {}
         self.interrupt = interrupt
 
-    def __call__(self, trial: Trial, folder: Path, sink: Sink) -> None:
+    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
+        for attempt in attempts:
+            self.write(attempt)
+            yield attempt
+
+    def write(self, attempt: Attempt) -> None:
+        trial, folder = attempt.trial, attempt.folder
         self.ran.append(trial.name)
         events = toy_events(trial.labels["recovery"], trial.labels["faults"], trial.seed)
         events = self.edit.get(trial.name, list)(events)
@@ -39,8 +47,6 @@ class ToyRunner:
             write_events(folder, events[:40])
             raise KeyboardInterrupt
         write_events(folder, events)
-        for event in events:
-            sink(event)
 
 
 @pytest.fixture
@@ -56,6 +62,10 @@ def experiment() -> ExperimentConfig:
 
 
 NAMES = ["none.no-fault.seed-0", "none.kill.seed-0", "chain.no-fault.seed-0", "chain.kill.seed-0"]
+
+
+# One block, in the order that the seed 0 draws.
+ORDER = [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
 
 
 def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Comparison, str]:
@@ -76,7 +86,7 @@ def test_runs_tracks_and_reports_every_trial_once(
 ) -> None:
     first = ToyRunner()
     done, _ = go(experiment, tmp_path, first)
-    assert first.ran == NAMES
+    assert first.ran == ORDER
     assert [outcome.identity.trial for outcome in done.outcomes] == NAMES
     assert done.failed == ()
     assert done.report == tmp_path / "results" / "demo" / "report.html"
@@ -96,15 +106,15 @@ def test_an_interruption_keeps_what_is_whole_and_goes_on(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        go(experiment, tmp_path, ToyRunner(interrupt=NAMES[2]))
+        go(experiment, tmp_path, ToyRunner(interrupt=ORDER[2]))
     folder = tmp_path / "results" / "demo"
-    left_over = folder / NAMES[2] / "checkpoints"
+    left_over = folder / ORDER[2] / "checkpoints"
     left_over.mkdir()
-    assert (folder / NAMES[2] / EVENTS_FILE).exists()
+    assert (folder / ORDER[2] / EVENTS_FILE).exists()
 
     rest = ToyRunner()
     done, _ = go(experiment, tmp_path, rest)
-    assert rest.ran == NAMES[2:]
+    assert rest.ran == ORDER[2:]
     assert all(outcome.valid for outcome in done.outcomes)
     assert not left_over.exists()
     assert children(tmp_path) == sorted(NAMES)
@@ -115,7 +125,7 @@ def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_pa
     changed = experiment.model_copy(update={"time_limit": 61.0})
     runner = ToyRunner()
     go(changed, tmp_path, runner)
-    assert runner.ran == NAMES
+    assert runner.ran == ORDER
 
 
 def test_after_a_failed_trial_the_others_go_on(
@@ -126,7 +136,7 @@ def test_after_a_failed_trial_the_others_go_on(
 
     runner = ToyRunner(edit={NAMES[0]: fail})
     done, text = go(experiment, tmp_path, runner)
-    assert runner.ran == NAMES
+    assert runner.ran == ORDER
     assert [outcome.identity.trial for outcome in done.failed] == NAMES[:1]
     assert "failed: the store burnt down" in text
     retry = ToyRunner()
@@ -166,7 +176,7 @@ def test_missing_data_stop_it_first(experiment: ExperimentConfig, tmp_path: Path
 
 def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Path) -> None:
     class Nested(ToyRunner):
-        def __call__(self, trial: Trial, folder: Path, sink: Sink) -> None:
+        def write(self, attempt: Attempt) -> None:
             go(experiment, tmp_path, ToyRunner())
 
     with pytest.raises(ConfigurationError, match="another `dps run` is writing"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from rich.console import Console
 from dps.events import FaultMissed, ReplicaAdded, TrainingStarted
 from flows.outcome import outcome
 from flows.prices import load_prices
-from flows.progress import Course, LiveView, PlainView, view_for
+from flows.progress import Course, Follower, LiveView, PlainView, view_for
 from flows.record import read_record
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
@@ -25,10 +27,12 @@ def play(view: PlainView, folder: Path, strategy: str = "chain") -> None:
     record = read_record(write_events(folder, toy_events(strategy, "kill", 0)))
     with view:
         view.begin("demo", TRIALS, TRIALS[:2])
-        view.trial_started(trial)
+        view.started(trial)
+        told, moved = partial(view.told, trial), partial(view.moved, trial)
+        follower = Follower(trial.config.server.shards, told, moved)
         for event in record.events:
-            view.event(event)
-        view.trial_ended(outcome(record, load_prices()))
+            follower(event)
+        view.ended(trial, outcome(record, load_prices()))
 
 
 def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
@@ -36,8 +40,9 @@ def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
     play(PlainView(Console(file=out, width=80)), tmp_path)
     lines = out.getvalue().splitlines()
     assert lines[0] == "demo: 16 trials, 14 of them to run"
-    assert lines[1] == f"recorded already, skipped: {TRIALS[0].name}, {TRIALS[1].name}"
-    assert lines[2] == "[3/16] chain.kill.seed-0"
+    assert lines[1] == "about 2 min (a guess)"
+    assert lines[2] == f"recorded already, skipped: {TRIALS[0].name}, {TRIALS[1].name}"
+    assert lines[3] == "[3/16] chain.kill.seed-0"
     told = [
         "server-0 killed after ",
         "server-0 found lost by the",
@@ -48,6 +53,7 @@ def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
     positions = [next(i for i, line in enumerate(lines) if part in line) for part in told]
     assert positions == sorted(positions)
     assert "valid, accuracy 9" in lines[-1]
+    assert re.search(r"; 0:00 in all, about \d+ s left$", lines[-1])
     assert not any("at version 0" in line for line in lines)
 
 

@@ -109,5 +109,5 @@ def test_trials_of_an_earlier_configuration_are_not_read(tmp_path: Path) -> None
     for name in ("old.seed-0", "new.seed-0"):
         with EventWriter(tmp_path / name / EVENTS_FILE):
             pass
-    write_grid(tmp_path, ["new.seed-0"])
+    write_grid(tmp_path, ["new.seed-0"], order_seed=0)
     assert [path.parent.name for path in event_files(tmp_path)] == ["new.seed-0"]

@@ -1,0 +1,153 @@
+"""Owns a fault from its strike to its end, on one node or on several at once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dps.chaos.disturb import Disturber
+from dps.chaos.strike import Striker
+from dps.chaos.targets import replacement
+from dps.cluster.local import LocalCluster, NodeSpec, is_stopped
+from dps.cluster.roles import resource_of
+from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
+from dps.events import CapacityRestored, Event, NodeJoined, Sink
+from dps.protocol.transport import Clock
+
+if TYPE_CHECKING:
+    from dps.cluster.server import ParameterServer
+
+HOLD_SECONDS = 0.5
+
+
+class Acts:
+    """Carries faults out, and takes back what lasts for a time. Used by one thread, and timers.
+
+    Kills and pauses are done when `strike` returns. Other faults take a while to be proven, which
+    must not keep the next one waiting: they begin in a thread of their own.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, ps: ParameterServer, clock: Clock, emit: Sink
+    ) -> None:
+        self._nodes = cluster
+        self._clock = clock
+        self._emit = emit
+        self._striker = Striker(cluster, clock, emit)
+        self._disturber = Disturber(cluster, ps, clock, emit)
+        self._took: dict[int, float] = {}
+        self._beginning: dict[int, threading.Thread] = {}
+        self._awaited: dict[str, int] = {}
+        self._paused: set[tuple[int, str]] = set()
+        self._disturbing: set[int] = set()
+        self._timers: list[threading.Timer] = []
+        self._starting = threading.Lock()
+
+    def close(self) -> None:
+        """Undo at once what is still to be undone, but for nodes that are to come back."""
+        for beginning in self._beginning.values():
+            beginning.join()
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()  # one that has begun to start a node ends first
+        for number, node in sorted(self._paused):
+            self._resume(number, node)
+        for number in sorted(self._disturbing):
+            self._end(number)
+
+    def note(self, event: Event) -> None:
+        """Take note of an event of the group: it may be evidence, or a node that has joined."""
+        if isinstance(event, NodeJoined) and event.node in self._awaited:
+            self._emit(CapacityRestored(event.t, self._awaited.pop(event.node), event.node))
+        self._disturber.note(event)
+
+    def took(self, number: int) -> float | None:
+        """When a fault had taken effect; None if it has not."""
+        return self._took.get(number)
+
+    def is_beginning(self, number: int) -> bool:
+        """Whether a fault was struck and has not proven its effect yet."""
+        return number in self._beginning and self._beginning[number].is_alive()
+
+    def strike(
+        self, number: int, fault: Fault, names: Sequence[str], updates: int, held: bool = False
+    ) -> None:
+        """Carry a fault out on these nodes; `updates` were applied by now.
+
+        `held` says that `hold` has stopped them.
+        """
+        if not isinstance(fault, Kill | Pause):
+            work = partial(self._disturb, number, fault, names, updates)
+            self._beginning[number] = threading.Thread(target=work, name=f"dps-fault-{number}")
+            self._beginning[number].start()
+        elif any(at_once(partial(self._hit, number, fault, updates, held), names)):
+            self._took[number] = self._clock.now()
+
+    def miss(self, number: int, target: str, reason: str) -> None:
+        """Record that a fault did not happen."""
+        self._striker.miss(number, target, reason)
+
+    def hold(self, names: Iterable[str]) -> bool:
+        """Stop processes that are about to be struck, so that nothing changes until they are."""
+        try:
+            pids = [self._nodes.pause(name) for name in names]
+        except (KeyError, ProcessLookupError):
+            return False
+        return all(is_stopped(pid, HOLD_SECONDS) for pid in pids)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let processes go on that were held."""
+        for name in names:
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                self._nodes.resume(name)
+
+    def _hit(self, number: int, fault: Kill | Pause, updates: int, held: bool, node: str) -> bool:
+        if isinstance(fault, Kill):
+            struck = self._striker.kill(number, node, updates)
+            if struck and fault.back_after is not None:
+                self._later(fault.back_after, self._bring_back, number, node)
+            return struck
+        struck = self._striker.pause(number, node, updates, held)
+        if struck:
+            self._paused.add((number, node))
+            self._later(fault.seconds, self._resume, number, node)
+        return struck
+
+    def _disturb(self, number: int, fault: Disturbance, names: Sequence[str], updates: int) -> None:
+        begin = partial(self._disturber.begin, number, fault, updates=updates)
+        if any(at_once(begin, names)):
+            self._took[number] = self._clock.now()
+            if not isinstance(fault, Corrupt):
+                self._disturbing.add(number)
+                self._later(fault.seconds, self._end, number)
+
+    def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
+        timer = threading.Timer(seconds, act, what)
+        self._timers.append(timer)
+        timer.start()
+
+    def _bring_back(self, number: int, node: str) -> None:
+        name = replacement(node)
+        with self._starting:
+            self._awaited[name] = number
+            self._nodes.start(NodeSpec(name, resource_of(name)))
+
+    def _resume(self, number: int, node: str) -> None:
+        self._paused.discard((number, node))
+        self._striker.resume(number, node)
+
+    def _end(self, number: int) -> None:
+        self._disturbing.discard(number)
+        self._disturber.end(number)
+
+
+def at_once(act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
+    """Do something to several nodes at the same time."""
+    if len(names) == 1:
+        return [act(names[0])]
+    with ThreadPoolExecutor(len(names), thread_name_prefix="dps-strike") as threads:
+        return list(threads.map(act, names))

@@ -1,0 +1,73 @@
+"""Owns the phases that a fault may wait for, as they are seen from outside while they last.
+
+A checkpoint is being written while a part of it is on disk that is newer than the newest whole one.
+A shard is being restored while the routing table says that nobody serves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dps.core.faults import Phase
+from dps.core.recovery import Checkpoint
+from dps.protocol.checkpoint import CheckpointFiles
+
+if TYPE_CHECKING:
+    from dps.cluster.server import ParameterServer
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A phase of a shard that was seen; `mark` tells it from others of this shard."""
+
+    phase: Phase
+    shard: int
+    mark: str
+    evidence: str
+
+
+class Phases:
+    """Sees phases. Used by one thread."""
+
+    def __init__(self, ps: ParameterServer) -> None:
+        self._ps = ps
+        self._files: list[CheckpointFiles] = []
+        durability = ps.group.recovery.durability
+        if isinstance(durability, Checkpoint) and durability.path is not None:
+            path = f"{durability.path.rstrip('/')}/{ps.group.name}"
+            shards = range(len(ps.group.layout.shards))
+            self._files = [CheckpointFiles(path, shard, durability.keep) for shard in shards]
+        self._spent: set[Sight] = set()
+
+    def seen(self, phase: Phase) -> list[Sight]:
+        """What can be seen of a phase now, but for what is spent."""
+        sights = self._writing() if phase == "checkpoint" else self._recovering()
+        return [sight for sight in sights if sight not in self._spent]
+
+    def lasts(self, sight: Sight) -> bool:
+        """Whether what was seen can still be seen."""
+        return sight in self.seen(sight.phase)
+
+    def spend(self, sight: Sight) -> None:
+        """Take note that what was seen goes on no more, though it may still be seen."""
+        self._spent.add(sight)
+
+    def _writing(self) -> list[Sight]:
+        return [
+            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
+            for shard, files in enumerate(self._files)
+            for name in files.in_writing()
+        ]
+
+    def _recovering(self) -> list[Sight]:
+        return [
+            Sight(
+                "recovery",
+                view.shard,
+                f"epoch {view.epoch}",
+                f"shard {view.shard}: nobody served it in epoch {view.epoch}",
+            )
+            for view in self._ps.table().views
+            if not view.serving
+        ]

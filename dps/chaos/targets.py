@@ -1,0 +1,96 @@
+"""Owns whom a fault hits: its target is looked up among the living nodes when the fault is due."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dps.chaos.strike import Nodes
+from dps.cluster.local import is_gone
+from dps.core.faults import Among, Corrupt, Fault, InChain, Seat
+
+if TYPE_CHECKING:
+    from dps.cluster.server import ParameterServer
+
+NOT_A_NODE = "scheduler"
+
+
+def replacement(name: str) -> str:
+    """The name of the node that takes a lost one's place."""
+    return f"{name}-b"
+
+
+class Targets:
+    """Looks targets up. Thread-safe.
+
+    Parameters
+    ----------
+    nodes, ps
+        The cluster to break, and the parameter server on it.
+    seed
+        What is drawn at random follows from it and from the fault's number, given who lives.
+    """
+
+    def __init__(self, nodes: Nodes, ps: ParameterServer, seed: int) -> None:
+        self._nodes = nodes
+        self._ps = ps
+        self._seed = seed
+
+    def of(self, number: int, fault: Fault) -> tuple[str, ...]:
+        """Return the names of the nodes to hit; none if nobody is there to be hit."""
+        if isinstance(fault, Corrupt):
+            return (f"shard-{fault.target}",)
+        match fault.target:
+            case str(name):
+                return (name,)
+            case tuple(names):
+                return names
+            case Seat(name):
+                return self._holder(name)
+            case InChain(shard, position):
+                return _at(position, self._chains()[shard])
+            case Among(pick, role, shard):
+                here = self._candidates(role, shard)
+                if pick == "all" or not here:
+                    return tuple(here)
+                return (random.Random(f"seed {self._seed}, fault {number}").choice(here),)
+
+    def heads(self) -> dict[int, str]:
+        """The name of each shard's head, of those that have one."""
+        chains = enumerate(self._chains())
+        return {shard: chain[0] for shard, chain in chains if chain}
+
+    def _chains(self) -> list[list[str]]:
+        """The names of each shard's replicas from head to tail, as the routing table has them."""
+        names = {node.address: node.name for node in self._ps.nodes}
+        views = self._ps.table().views
+        return [[names[r.address] for r in v.chain if r.address in names] for v in views]
+
+    def _holder(self, name: str) -> tuple[str, ...]:
+        """The node that has the place of `name` now; its last holder if that one is dead."""
+        pids = self._nodes.pids
+        while replacement(name) in pids:
+            name = replacement(name)
+        return (name,)
+
+    def _candidates(self, role: str | None, shard: int | None) -> list[str]:
+        if shard is not None:
+            return self._chains()[shard]
+        living = (n for n, pid in self._nodes.pids.items() if not is_gone(pid, 0.0))
+        nodes = (name for name in living if name != NOT_A_NODE)
+        return sorted(name for name in nodes if role is None or name.startswith(f"{role}-"))
+
+
+def _at(position: str | int, chain: Sequence[str]) -> tuple[str, ...]:
+    """The replica at a position of a chain, which may be shorter than it should be."""
+    match position:
+        case "head":
+            return tuple(chain[:1])
+        case "tail":
+            return tuple(chain[-1:])
+        case "middle":
+            return (chain[len(chain) // 2],) if len(chain) > 2 else ()
+        case int():
+            return tuple(chain[position : position + 1])
+    raise AssertionError(position)

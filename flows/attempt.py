@@ -1,0 +1,135 @@
+"""Owns an attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
+
+Nothing that was recorded under another configuration is lost: it is moved aside, and taken back
+when its configuration is asked for again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from dps.errors import ConfigurationError
+from dps.events import TrialEnded, TrialStarted
+from flows.grid import Trial
+from flows.record import EVENTS_FILE, EventWriter, Record, read_record, read_start
+from flows.resume import interrupted, keep_record
+
+PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
+EARLIER = "earlier"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a trial.
+
+    Attributes
+    ----------
+    folder
+        Where it is recorded.
+    path
+        Checkpoints to go on from; None: from the start of the trial.
+    circumstances
+        What the trial does not depend on but its times may: how many ran at once, and which in the
+        order it was. Recorded, and no part of the digest.
+    """
+
+    trial: Trial
+    folder: Path
+    path: str | None = None
+    circumstances: Mapping[str, int] = field(default_factory=dict)
+
+
+def prepare(
+    trial: Trial, folder: Path, circumstances: Mapping[str, int], say: Callable[[str], None]
+) -> Attempt:
+    """Make the folder of a trial ready for an attempt: go on with the last one, or start again."""
+    set_aside(trial, folder, say)
+    path = interrupted(trial, folder)
+    if path is not None:
+        keep_record(folder)
+        return Attempt(trial, folder, path, circumstances)
+    if (folder / EVENTS_FILE).exists():
+        say(f"{trial.name}: an earlier attempt left nothing to go on from: it starts again")
+    # What an interrupted attempt left, checkpoints too, must not reach this one.
+    shutil.rmtree(folder, ignore_errors=True)
+    return Attempt(trial, folder, None, circumstances)
+
+
+def set_aside(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+    """Keep a record of this name that is of another configuration, in another folder."""
+    digest = _digest(folder)
+    if digest in (None, trial.digest):
+        return
+    kept = _earlier(folder, str(digest))
+    number = 1
+    while kept.exists():
+        number += 1
+        kept = _earlier(folder, f"{digest}.{number}")
+    kept.parent.mkdir(exist_ok=True)
+    folder.rename(kept)
+    say(f"{trial.name}: its record under another configuration is kept in {kept}")
+
+
+def take_back(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+    """Use the record under this very configuration again, if there was one that was set aside."""
+    kept = _earlier(folder, trial.digest)
+    if kept.is_dir() and _digest(folder) != trial.digest:
+        set_aside(trial, folder, say)
+        shutil.rmtree(folder, ignore_errors=True)  # nothing that was recorded is in it
+        kept.rename(folder)
+        say(f"{trial.name}: its record under this configuration is back from {kept.parent}")
+
+
+def end_unfinished(attempt: Attempt, reason: str) -> None:
+    """End the record of a trial whose driver cannot do it any more: the trial has failed."""
+    path = attempt.folder / EVENTS_FILE
+    record = read_record(path) if path.exists() else Record(())
+    if record.ended is not None:
+        return
+    now = time.time()
+    told = settings(attempt.trial, attempt.circumstances)
+    start = TrialStarted(now, attempt.trial.name, told, versions())
+    with EventWriter(path) as write:  # again from its start, as its last line may be cut short
+        for event in record.events or (start,):
+            write(event)
+        write(TrialEnded(now, "failed", reason))
+
+
+def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
+    """Everything that the trial depends on, and its circumstances, for its record."""
+    return {
+        "trial": trial.name,
+        "experiment": trial.experiment,
+        "labels": trial.labels,
+        "seed": trial.seed,
+        "digest": trial.digest,
+        "config": trial.config.model_dump(mode="json"),
+        "circumstances": dict(circumstances),
+    }
+
+
+def versions(torch: bool = False) -> dict[str, str]:
+    """The software that a trial ran on."""
+    packages = (*PACKAGES, "torch") if torch else PACKAGES
+    return {"python": python_version(), **{name: version(name) for name in packages}}
+
+
+def _earlier(folder: Path, name: str) -> Path:
+    return folder.parent / EARLIER / f"{folder.name}.{name}"
+
+
+def _digest(folder: Path) -> str | None:
+    """The digest of the trial that is recorded in a folder; None if none is."""
+    path = folder / EVENTS_FILE
+    try:
+        started = read_start(path) if path.exists() else None
+    except ConfigurationError:  # of another version of dps, or damaged
+        return "unreadable"
+    return str(started.settings.get("digest")) if started is not None else None

@@ -1,0 +1,224 @@
+"""Owns the processes that drive trials: each has a cluster of its own and runs one trial at a time.
+
+The main process only hands out, watches the clock and records what a driver cannot: a trial that
+hangs anywhere, in its set-up or tear-down too, ends with its driver. Drivers end when the main
+process does, however that ends, and what they started ends with them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from dps.cluster.lifetime import end_with_parent, without_interrupts
+from flows.attempt import Attempt, end_unfinished
+from flows.progress import Follower, PlainView
+
+# What a trial may take besides its training, which has the time limit of its configuration.
+GRACE_SECONDS = 90.0
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line of a trial's story."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far a trial has come."""
+
+    updates: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The attempt is over, and its record whole."""
+
+
+class Drivers:
+    """Drivers for a number of trials at once; use as a context manager.
+
+    Parameters
+    ----------
+    parallel
+        How many trials run at once.
+    grace
+        Seconds that a trial may take for its set-up and tear-down together.
+    """
+
+    def __init__(self, parallel: int = 1, grace: float = GRACE_SECONDS) -> None:
+        self.parallel = parallel
+        self._drivers = [_Driver(grace) for _ in range(parallel)]
+
+    def __enter__(self) -> Drivers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for driver in self._drivers:
+            driver.ask_to_end()
+        for driver in self._drivers:
+            driver.end()
+
+    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
+        """Run attempts; yield each when it is over.
+
+        The next attempt is taken from the iterator when a driver is free for it. Each leaves a
+        record with an end, whatever becomes of its driver.
+        """
+        while True:
+            for driver in self._drivers:
+                if driver.attempt is None and (attempt := next(attempts, None)) is not None:
+                    driver.begin(attempt)
+            busy = [driver for driver in self._drivers if driver.attempt is not None]
+            if not busy:
+                return
+            left = min(driver.deadline for driver in busy) - time.monotonic()
+            wait([driver.connection for driver in busy], max(0.0, left))
+            for driver in busy:
+                if (over := driver.listen(view)) is not None:
+                    yield over
+
+
+class _Driver:
+    """One driver process, started when it is first needed and again after its loss."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._process: SpawnProcess | None = None
+        self.connection: Connection
+        self.attempt: Attempt | None = None
+        self.deadline = 0.0
+
+    def begin(self, attempt: Attempt) -> None:
+        """Have it run an attempt."""
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        self.attempt = attempt
+        self.deadline = time.monotonic() + attempt.trial.config.time_limit + self._grace
+        with suppress(BrokenPipeError):  # it has just died, which `listen` will find
+            self.connection.send(attempt)
+
+    def listen(self, view: PlainView) -> Attempt | None:
+        """Show what the driver says; return its attempt if that is over."""
+        attempt = self.attempt
+        assert attempt is not None
+        try:
+            while self.connection.poll():
+                match self.connection.recv():
+                    case Told(line):
+                        view.told(attempt.trial, line)
+                    case Moved(updates, state):
+                        view.moved(attempt.trial, updates, state)
+                    case Over():
+                        self.attempt = None
+                        return attempt
+        except (EOFError, ConnectionResetError):
+            return self._gave_up(attempt, f"its driver was lost: {self._ending()}")
+        if time.monotonic() < self.deadline:
+            return None
+        limit = attempt.trial.config.time_limit
+        reason = (
+            f"it hung: not over {limit + self._grace:g} s after its start (the time limit of "
+            f"{limit:g} s, and {self._grace:g} s for set-up and tear-down)"
+        )
+        return self._gave_up(attempt, reason)
+
+    def ask_to_end(self) -> None:
+        """Have it end its cluster, if it has one, and itself."""
+        if self._process is None:
+            return
+        if self.attempt is None:
+            self.connection.close()  # it waits for the next attempt
+        else:
+            self._process.terminate()
+
+    def end(self) -> None:
+        """Wait until it has ended; if it does not, have it end at once."""
+        if self._process is not None:
+            self._process.join(STOP_SECONDS)
+            self._process.kill()
+            self._process.join()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
+        with without_interrupts():
+            self._process.start()
+        theirs.close()
+
+    def _gave_up(self, attempt: Attempt, reason: str) -> Attempt:
+        """End the process and, in its place, the record."""
+        assert self._process is not None
+        self._process.kill()  # its nodes notice, also if they are stopped
+        self._process.join()
+        self.connection.close()
+        end_unfinished(attempt, reason)
+        self.attempt = None
+        return attempt
+
+    def _ending(self) -> str:
+        assert self._process is not None
+        self._process.join(STOP_SECONDS)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+
+# -- in the driver -------------------------------------------------------------------------------
+
+
+def drive(connection: Connection) -> None:
+    """Run the attempts that come, until the other end is closed."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    end_with_parent(lambda: None)
+    lock = threading.Lock()
+
+    def send(message: Told | Moved | Over) -> None:
+        with lock:  # events come from several threads
+            connection.send(message)
+
+    from flows.trial import run_trial
+
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt):  # the main process wants no more
+        while True:
+            attempt: Attempt = connection.recv()
+            follower = Follower(
+                attempt.trial.config.server.shards,
+                lambda line: send(Told(line)),
+                lambda updates, state: send(Moved(updates, state)),
+            )
+            run_trial(
+                attempt.trial,
+                attempt.folder,
+                follower,
+                attempt.path,
+                attempt.circumstances,
+                follower.told,
+            )
+            send(Over())
+    sys.exit(0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

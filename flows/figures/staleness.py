@@ -1,0 +1,124 @@
+"""Owns how stale applied gradients were: distributions per strategy, before, during and after faults."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from flows.figures.drawing import Drawing, Table
+from flows.figures.style import MUTED, hollow_key, legend_above, line_key, panel, row_axis
+from flows.figures.subject import Subject, Trial
+from flows.lineage import Row, applied_rows
+from flows.outcome import Outcome
+
+PHASES = ("before", "during", "after")
+SHARES = {"5%": 5, "25%": 25, "median": 50, "75%": 75, "99%": 99, "maximum": 100}
+_TICKS = (0, 2, 4, 6, 8, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+LABEL = "staleness in versions"
+
+
+def distributions(subject: Subject, condition: str) -> Drawing | None:
+    """Draw the distribution of staleness under one condition; None where nothing was applied."""
+    trials = subject.under(condition)
+    rows = [
+        (name, phase, values)
+        for name in subject.among(trials)
+        for phase, values in _phases(subject.under(condition, name)).items()
+    ]
+    if not rows:
+        return None
+    figure, axes = panel(height=0.95 + 0.23 * max(4, len(rows)))
+    shown = [
+        np.percentile(values, list(SHARES.values()), method="inverted_cdf") for *_, values in rows
+    ]
+    for place, ((name, _, _), (low, first, median, third, p99, most)) in enumerate(
+        zip(rows, shown, strict=True)
+    ):
+        colour = subject.looks[name].colour
+        axes.plot([low, p99], [place] * 2, color=colour, linewidth=1.2)
+        axes.plot(
+            [first, third],
+            [place] * 2,
+            color=colour,
+            linewidth=5,
+            solid_capstyle="butt",
+            alpha=0.45,
+        )
+        axes.plot(median, place, "|", color=colour, markersize=10, markeredgewidth=2)
+        axes.plot(most, place, "o", color=colour, markersize=4.5, fillstyle="none")
+    colours = [subject.looks[name].colour for name, _, _ in rows]
+    row_axis(axes, [f"{name} {phase}".strip() for name, phase, _ in rows], colours)
+    _scale(axes, max(values[-1] for values in shown))
+    keys = [
+        line_key("median", MUTED, "|", "none"),
+        line_key("middle half", MUTED),
+        line_key("5% to 99%", MUTED),
+        hollow_key("maximum", MUTED, "o"),
+    ]
+    keys[1].handle.set(linewidth=5, alpha=0.45)
+    legend_above(axes, keys)
+    return Drawing(
+        subject.name("staleness", condition),
+        f"Staleness of applied gradients, {condition}"
+        if condition
+        else "Staleness of applied gradients",
+        _note(subject.faulty(condition)),
+        figure,
+        Table(("strategy", "phase", "updates", *SHARES), tuple(_table(rows, shown))),
+    )
+
+
+def _phases(trials: Sequence[Trial]) -> dict[str, list[int]]:
+    """Return staleness by phase, of all trials together; "" is the phase of one without faults."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for record, outcome in trials:
+        for row in applied_rows(record):
+            if row.head:
+                found[_phase(row, outcome)].append(row.staleness)
+    return {phase: found[phase] for phase in ("", *PHASES) if phase in found}
+
+
+def _phase(row: Row, outcome: Outcome) -> str:
+    if not outcome.faults:
+        return ""
+    if row.t < outcome.faults[0].began:
+        return "before"
+    for fault in outcome.faults:
+        over = fault.first_applied if fault.first_applied is not None else fault.serving
+        if fault.began <= row.t and (over is None or row.t <= over):
+            return "during"
+    return "during" if row.replayed else "after"
+
+
+def _scale(axes: Any, most: float) -> None:
+    """Linear up to 10, logarithmic above."""
+    highest = max(5.0, 1.15 * most)
+    axes.set_xscale("symlog", linthresh=10)
+    axes.set_xlim(-0.15, highest)
+    axes.set_xticks([tick for tick in _TICKS if tick <= highest], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel(LABEL)
+
+
+def _note(faulty: bool) -> str:
+    note = (
+        "Versions between the weights a gradient came from and the state it was applied to, all "
+        "trials together. The scale is linear up to 10, logarithmic above."
+    )
+    if faulty:
+        note += (
+            " “During” lasts from a fault until the shard applied an update again, on all shards, "
+            "and holds what was replayed after it as well."
+        )
+    return note
+
+
+def _table(
+    rows: Sequence[tuple[str, str, Sequence[int]]], shown: Sequence[np.ndarray]
+) -> Iterator[tuple[Any, ...]]:
+    for (name, phase, values), shares in zip(rows, shown, strict=True):
+        yield (name, phase or "whole training", len(values), *map(int, shares))

@@ -1,0 +1,207 @@
+"""Owns the story of one trial as a timeline: shards and nodes in lanes, every fault, every recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dps.events import (
+    CheckpointWritten,
+    Killed,
+    NodeJoined,
+    Replayed,
+    ReplicaAdded,
+    Resumed,
+    TrainingStarted,
+)
+from flows import words
+from flows.figures.bars import RECOVERY_PARTS
+from flows.figures.curves import SECONDS
+from flows.figures.drawing import Drawing, Table
+from flows.figures.style import (
+    BAD,
+    GRID,
+    INK,
+    MUTED,
+    PART_COLOURS,
+    REFERENCE,
+    Key,
+    legend_above,
+    line_key,
+    panel,
+    patch_key,
+    row_axis,
+)
+from flows.figures.subject import Subject, Trial, end, start, whole
+from flows.record import Record
+from flows.summary import Group
+from flows.timeline import FaultTimes
+from flows.usage import ROLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+UP, STRUCK, AFFECTED, AWAY = "up", "fault", "while it lasts", "not given up"
+CHECKPOINT, REPLAYED, REPLICA = "checkpoint written", "buffered gradients replayed", "replica added"
+MOST_TOLD = 4
+_MARKERS = {
+    STRUCK: ("X", BAD, 7),
+    CHECKPOINT: ("|", MUTED, 6),
+    REPLAYED: ("^", INK, 5),
+    REPLICA: ("o", INK, 4),
+}
+_COLOURS = {
+    UP: GRID,
+    **dict(zip(RECOVERY_PARTS, PART_COLOURS, strict=True)),
+    AWAY: REFERENCE,
+    AFFECTED: BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Something in a lane, from `begin` to `end`: a moment where these are equal."""
+
+    lane: str
+    what: str
+    begin: float
+    end: float
+    detail: str = ""
+
+
+def story(subject: Subject, group: Group) -> Drawing | None:
+    """Draw the first trial of a group that had a fault; None where there is none."""
+    told = [trial for trial in subject.under(group.condition, group.strategy) if trial[1].faults]
+    if not told:
+        return None
+    record, outcome = min(told, key=lambda trial: trial[1].identity.seed or 0)
+    stretches = list(_stretches((record, outcome)))
+    lanes = list(dict.fromkeys(stretch.lane for stretch in stretches))
+    figure, axes = panel(height=1.1 + 0.22 * len(lanes))
+    for stretch in stretches:
+        _draw(axes, stretch, lanes.index(stretch.lane))
+    row_axis(axes, lanes, [INK if lane.startswith("shard ") else MUTED for lane in lanes])
+    axes.set_xlabel(SECONDS)
+    axes.set_xlim(0, 1.01 * (end(record) - start(record)))
+    legend_above(axes, _keys(stretches))
+    return Drawing(
+        name=subject.name("timeline", group.condition, group.strategy),
+        title=f"{group.strategy}, {group.condition}" if group.condition else group.strategy,
+        note=_note(record, outcome.identity.seed, outcome.faults),
+        figure=figure,
+        table=Table(
+            ("lane", "what", "from", "to", "detail"),
+            tuple((s.lane, s.what, s.begin, s.end, s.detail) for s in stretches),
+        ),
+        strategy=group.strategy,
+    )
+
+
+def _stretches(trial: Trial) -> Iterator[Stretch]:
+    record, outcome = trial
+    origin, last = start(record), end(record)
+    for stretch in (*_shards(record, outcome.faults, last), *_nodes(record, outcome.faults, last)):
+        begin, until = max(stretch.begin, origin), min(stretch.end, last)
+        if begin <= until:
+            yield Stretch(
+                stretch.lane, stretch.what, begin - origin, until - origin, stretch.detail
+            )
+
+
+# -- lanes -------------------------------------------------------------------------------------
+
+
+def _shards(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterator[Stretch]:
+    """When each shard served, how it came back, and what became of its state."""
+    started = record.of(TrainingStarted)
+    for shard in range(started[0].shards if started else 0):
+        lane = f"shard {shard}"
+        yield Stretch(lane, UP, start(record), last)
+        for fault in faults:
+            if fault.shard == shard:
+                yield from _recovery(lane, fault, last)
+        for kind, name in (
+            (CheckpointWritten, CHECKPOINT),
+            (ReplicaAdded, REPLICA),
+            (Replayed, REPLAYED),
+        ):
+            for event in record.of(kind):
+                if event.shard == shard and event.t >= start(record):
+                    yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
+
+
+def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
+    """The parts of one recovery; one that was not over when the training ended ends with it."""
+    detail = f"fault {fault.fault}"
+    if fault.detected is None:
+        # Nobody gave the node up: there was nothing to recover, but the shard was away.
+        yield Stretch(lane, AWAY, fault.began, fault.serving or last, detail)
+        return
+    ready = fault.detected + (fault.wait_capacity_seconds or 0.0)
+    moments = [fault.began, fault.detected, ready, fault.serving, fault.first_applied]
+    for what, (begin, until) in zip(RECOVERY_PARTS, pairwise(moments), strict=True):
+        if begin is not None and until != begin:
+            yield Stretch(lane, what, begin, until or last, detail)
+
+
+def _nodes(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterator[Stretch]:
+    """When each node was up, and what was done to it."""
+    killed = {event.pid: event.t for event in record.of(Killed)}
+    joined = sorted(record.of(NodeJoined), key=lambda node: (_order(node.role), node.node, node.t))
+    for node in joined:
+        yield Stretch(node.node, UP, node.t, killed.get(node.pid, last), node.role)
+    for fault in faults:
+        until = _lifted(record, fault)
+        if until is not None:
+            yield Stretch(fault.node, AFFECTED, fault.began, until, fault.kind)
+        detail = f"fault {fault.fault}: {fault.kind}"
+        yield Stretch(fault.node, STRUCK, fault.began, fault.began, detail)
+
+
+def _order(role: str) -> int:
+    return ROLES.index(role) if role in ROLES else len(ROLES)
+
+
+def _lifted(record: Record, fault: FaultTimes) -> float | None:
+    """When a fault that ends by itself was over; None for one that does not."""
+    over = [event.t for event in record.of(Resumed) if event.fault == fault.fault]
+    return over[0] if over else None
+
+
+# -- drawing -----------------------------------------------------------------------------------
+
+
+def _draw(axes: Axes, stretch: Stretch, place: int) -> None:
+    if stretch.what in _MARKERS:
+        marker, colour, size = _MARKERS[stretch.what]
+        axes.plot(stretch.begin, place, marker, color=colour, markersize=size, zorder=4)
+        return
+    height = 0.3 if stretch.what == UP else 0.62
+    width = stretch.end - stretch.begin
+    colour = _COLOURS[stretch.what]
+    axes.barh(place, width, left=stretch.begin, height=height, color=colour, linewidth=0)
+
+
+def _keys(stretches: Sequence[Stretch]) -> list[Key]:
+    seen = {stretch.what for stretch in stretches}
+    keys = [patch_key(what, colour) for what, colour in _COLOURS.items() if what in seen]
+    return keys + [
+        line_key(what, colour, marker, "none")
+        for what, (marker, colour, _) in _MARKERS.items()
+        if what in seen
+    ]
+
+
+def _note(record: Record, seed: int | None, faults: Sequence[FaultTimes]) -> str:
+    shown = f"The trial with seed {seed}" if seed is not None else "One trial"
+    said = "; ".join(words.told(fault, start(record)) for fault in faults[:MOST_TOLD])
+    more = len(faults) - MOST_TOLD
+    rest = f"; and {more} more" if more > 0 else ""
+    resumed = (
+        ""
+        if whole(record)
+        else " It was resumed after an interruption: what is shown begins there."
+    )
+    return f"{shown}. {said[:1].upper()}{said[1:]}{rest}.{resumed}"
