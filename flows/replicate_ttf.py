@@ -1,9 +1,9 @@
-"""Owns the replication of "Training Through Failure": what is run, in which order, and what comes of it.
+"""Owns the replication of "Training Through Failure": what is run, in what order, what comes of it.
 
 Two studies answer the paper's claims: (a) an emulation of the system as published, flaws included,
 and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go
-where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids of
-its future work. What is recorded is not run again; claims and figures come from the records alone.
+where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids
+of its future work. What is recorded is not run again; claims and figures come from the records.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flows.config import ExperimentConfig, load_experiment
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.published.drive import run_published
-from flows.published.settings import PublishedConfig, PublishedTrial, cells, load_published
+from flows.published.settings import PublishedTrial, cells, load_published
 from flows.record import EVENTS_FILE, write_grid
-from flows.results import RESULTS, experiment_folder, is_recorded, read_experiment, read_finished
+from flows.results import RESULTS, is_recorded, read_experiment, read_finished
 from flows.ttf.figures import read_published
 from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
 from flows.workloads import load_dataset
@@ -152,13 +152,15 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
             shutil.rmtree(place / trial.name, ignore_errors=True)
             run_published(trial, place / trial.name)
             done = read_finished(place / trial.name / EVENTS_FILE, load_prices()).outcome
-            accuracy = "" if done.accuracy.final is None else f", accuracy {done.accuracy.final:.1%}"
+            accuracy = (
+                "" if done.accuracy.final is None else f", accuracy {done.accuracy.final:.1%}"
+            )
             view.say(f"[{number}/{len(left)}] {trial.name}: {done.status}{accuracy} {done.reason}")
 
 
 def _study(title: str, name: str, here: Path) -> Study:
     prices = load_prices()
-    return study(title, read_experiment(experiment_folder(name, here), prices), prices)
+    return study(title, read_experiment(here / RESULTS / name, prices), prices)
 
 
 def _file(name: str) -> Path:

@@ -16,7 +16,6 @@ from rich.text import Text
 from dps.errors import ConfigurationError
 from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
-from flows.grid import Trial
 from flows.outcome import Outcome, outcome
 from flows.prices import Prices
 from flows.record import EVENTS_FILE, Record, event_files, read_record

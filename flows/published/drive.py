@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class _Run:
         chain = [
             self._server(name, role, state, None) for name, role in zip(CHAIN, roles, strict=True)
         ]
-        for ahead, behind in zip(chain, chain[1:], strict=False):
+        for ahead, behind in pairwise(chain):
             self.ask(ahead, "follow", behind)
         self._begin(chain[0])
         joining: tuple[float, Any] | None = None

@@ -22,8 +22,8 @@ from flows.sections import Section, refuse
 from flows.source import read_document
 from flows.workload_sections import DatasetSection, WorkloadSection
 
-# The configurations of the paper, and the mechanics of each. With one worker, as in every published
-# run, the synchronous and the asynchronous one of a pair are one algorithm: they share out the seeds.
+# The configurations of the paper, and the mechanics of each. With one worker, as in every
+# published run, the two of a pair are one algorithm: they share out the seeds.
 CONFIGURATIONS = {
     "sync checkpoint": "checkpoint",
     "async checkpoint": "checkpoint",

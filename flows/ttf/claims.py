@@ -1,7 +1,7 @@
 """Owns the paper's five claims: what each means in numbers, and when it holds.
 
-Each claim is one or two statements about a difference, measured seed by seed. A statement says which
-way the difference is to go and which size would matter to anybody:
+Each claim is two statements about a difference, measured seed by seed. A statement says which way
+the difference is to go and which size would matter to anybody:
 
 - it *holds* if the 95% interval lies wholly on the claimed side of 0, also after Holm's correction
   for all statements of the study;
@@ -30,8 +30,8 @@ SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
 
 CLAIMS = {
-    1: "Stateless keeps converging through a failure and gains accuracy across it (up to 10 points; "
-    "15 in the text)",
+    1: "Stateless keeps converging through a failure and gains accuracy across it (up to 10 "
+    "points; 15 in the text)",
     2: "Checkpoint and chain converge, but are set back by restarting from old state",
     3: "Continuing during downtime improves hardware utilisation",
     4: "Stateless costs about the same under fixed instance pricing",
@@ -181,7 +181,7 @@ STATEMENTS = (
     ),
     Statement(
         3,
-        "share of its own pace without kills that stateless keeps, minus that of checkpoint and chain",
+        "share of its own pace without kills that stateless keeps, minus that of the others",
         lambda trials: _minus(_kept_pace(trials, "stateless"), _kept_pace(trials, *BASES)),
         SHARE,
         "points",

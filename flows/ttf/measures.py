@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dps.events import Killed, NodeJoined
-from flows.lineage import applied_rows
 from flows.learning import evaluations
+from flows.lineage import applied_rows
 from flows.outcome import Outcome
 from flows.prices import Prices
 from flows.record import Record
