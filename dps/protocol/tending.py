@@ -8,6 +8,7 @@ then. Every change of a shard's members begins a new epoch.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -110,6 +111,7 @@ class Tender:
         self._around = surroundings
         self._last_epoch = 0
         self._last_host: Endpoint | None = None
+        self._forsaken: Endpoint | None = None
         self._stored: Endpoint | None = None
         self._avoided: dict[Endpoint, float] = {}
         self._awake = asyncio.Event()
@@ -142,7 +144,8 @@ class Tender:
 
     def forsake(self) -> None:
         """Give the shard's present state up, though its replicas live."""
-        self._last_host = self.view.chain[0] if self.view.chain else self._last_host
+        if self.view.chain:
+            self._last_host = self._forsaken = self.view.chain[0]
         self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
         self.interrupt()
         self.wake()
@@ -223,6 +226,7 @@ class Tender:
         host = self._free_host()
         if host is None or self._lacks_store:
             return False
+        await self._fence_forsaken(host)
         self.unsettle()
         view, store = self.view, self._around.store
         self.reserved = host
@@ -239,11 +243,23 @@ class Tender:
             self.reserved = None
             if served:
                 self.view = View(view.shard, view.epoch, (host,), serving=True)
-                self.begun, self._stored = True, store
+                self.begun, self._stored, self._forsaken = True, store, None
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
             await self._around.publish()
         return True
+
+    async def _fence_forsaken(self, host: Endpoint) -> None:
+        """Before another host has the shard, take it out of the epoch in which clients know it.
+
+        It lives, and its lease is not over: but for this it would go on to answer.
+        """
+        forsaken = self._forsaken
+        if forsaken is not None and forsaken != host and forsaken in self._around.members:
+            epoch = self._next_epoch()
+            with suppress(NotServing):  # then it has nothing of the shard
+                await self._call(forsaken, Configure(self.view.shard, epoch, (forsaken,), forsaken))
+            self._forsaken = None
 
     async def _bring_back(self, view: View, host: Endpoint) -> None:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):

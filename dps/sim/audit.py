@@ -28,7 +28,7 @@ from dps.protocol import wire
 from dps.protocol.cuts import applies
 from dps.protocol.messages import Table, View
 from dps.protocol.replica import Replica
-from dps.sim.cases import Case
+from dps.sim.cases import JOINING, Case
 from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
 from dps.sim.injector import Injector
 from dps.sim.process import Process
@@ -159,11 +159,20 @@ class Auditor:
         else:
             text = f"{what}: version {state.version} as it is there never existed"
             require(_digest(state) in shard.existed, "never existed", text)
-            bound = self._case.interval * (1 + shard.refused)
+            bound = self._bound(shard)
         self._check_loss(what, event.shard, cells_in(state.values.view(DTYPE)), bound)
         shard.existed.add(_digest(state))
         shard.members = {process.address: process}
-        shard.begun, shard.refused = True, 0
+        shard.begun = True
+        if not applies(self._world.group):  # else another shard may be on its way to the cut before
+            shard.refused = 0
+
+    def _bound(self, shard: _Shard) -> float:
+        """How many acked updates a restoration may take back."""
+        between = self._case.interval
+        if applies(self._world.group):
+            between += self._case.workers + JOINING  # what is under way when a cut is taken
+        return self._case.interval + between * shard.refused
 
     def _check_all_lost(self, what: str, shard: _Shard, process: Process) -> None:
         """A shard starts anew only if all who had its state are lost, or were taken for lost."""

@@ -20,6 +20,8 @@ from dps.protocol.group import Timings
 
 TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
 
+JOINING = 3  # workers that may join later, and one for the end
+
 
 @dataclass(frozen=True)
 class Case:

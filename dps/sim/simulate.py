@@ -12,7 +12,7 @@ from dps.core.rules import SGD
 from dps.protocol import replica
 from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
-from dps.sim.cases import TIMINGS
+from dps.sim.cases import JOINING, TIMINGS
 from dps.sim.counting import CELLS, CountingWorker, Tally, counters, zeros
 from dps.sim.disk import SCHEME, SimDisk, disk
 from dps.sim.faults import Schedule
@@ -22,7 +22,6 @@ from dps.sim.network import Line, Network
 from dps.sim.violation import Violation, require
 from dps.sim.world import COORDINATOR, World
 
-JOINING = 3  # workers that may join later, and one for the end
 HORIZON = 20.0  # seconds after the last fault within which everything must be well again
 LONGEST = 120.0  # seconds that the faults take at most
 SKEW = 0.05

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dps.sim.cases import CASES
-from dps.sim.draw import numbered, schedule
+from dps.sim.draw import named, numbered, schedule
 from dps.sim.simulate import simulate
 
 SCHEDULES = 500
@@ -50,3 +50,17 @@ def _digest_with_hash_seed(seed: str) -> str:
     return subprocess.run(
         command, env=environment, check=True, capture_output=True, text=True
     ).stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # A worker that joins is not kept waiting for a cut that needs what it sends next.
+        "checkpoint, all, BSP:5000016:calm",
+        # A rolled-back shard moves from a host that lives, and that must not go on to answer.
+        "checkpoint, all:2026000086",
+    ],
+)
+def test_what_was_mended_stays_so(name: str) -> None:
+    violation = simulate(named(name)).violation
+    assert violation is None
