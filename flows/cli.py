@@ -205,12 +205,12 @@ def report(
         Path | None, typer.Option("--output", "-o", help="Where to write the HTML file.")
     ] = None,
 ) -> None:
-    """Write the report of an experiment again, from what is recorded."""
-    from flows.report import write_report
+    """Write the report of an experiment, and each figure as SVG, PNG and CSV, from its records."""
+    from flows.report import FIGURES, write_report
     from flows.results import REPORT, experiment_folder
 
     folder = experiment_folder(experiment, Path.cwd())
-    print(write_report(folder, output or folder / REPORT))
+    print(write_report(folder, output or folder / REPORT, figures=folder / FIGURES))
 
 
 @app.command()

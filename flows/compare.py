@@ -24,7 +24,7 @@ from flows.plan import recorded_in
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
-from flows.report import write_report
+from flows.report import FIGURES, write_report
 from flows.results import REPORT, RESULTS, Finished, read_finished
 from flows.tracking import Tracker
 from flows.workloads import load_dataset
@@ -133,8 +133,10 @@ class _Books:
     def close(self) -> Comparison:
         """Write the report, and track the experiment as a whole."""
         done = [self._entered[trial.name] for trial in self._trials]
-        report = write_report(self._folder, self._folder / REPORT)
-        self._tracker.track_experiment([(each.record, each.outcome) for each in done], report)
+        figures = self._folder / FIGURES
+        report = write_report(self._folder, self._folder / REPORT, figures=figures)
+        trials = [(each.record, each.outcome) for each in done]
+        self._tracker.track_experiment(trials, report, figures)
         return Comparison(tuple(each.outcome for each in done), report)
 
 

@@ -117,8 +117,8 @@ def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
         return
     for reason in _impossible(fault.target, kind_of(fault), stage):
         yield "target", reason
-    if isinstance(fault, DiskFull) and not stage.checkpoints:
-        yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
+    if isinstance(fault, DiskFull) and not (stage.checkpoints or _is_store(fault.target)):
+        yield "target", "it writes nothing; expected a store, or recovery.durability: checkpoint"
 
 
 def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
@@ -138,6 +138,12 @@ def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
             yield from _unknown((name,), kind, stage)
         case tuple(names):
             yield from _unknown(names, kind, stage)
+
+
+def _is_store(target: Target) -> bool:
+    name = target.name if isinstance(target, Seat) else target
+    role = target.role if isinstance(target, Among) else None
+    return role == "store" or (isinstance(name, str) and name.startswith("store-"))
 
 
 def _unknown(names: Sequence[str], kind: str, stage: Stage) -> Iterator[str]:

@@ -16,6 +16,7 @@ from flows.columns import BY_KEY
 from flows.comparisons import Compared
 from flows.outcome import Outcome
 from flows.record import Record
+from flows.statistics import FEWEST_SEEDS
 from flows.summary import Group
 from flows.timeline import FaultTimes
 
@@ -132,8 +133,8 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
     judged = sum(row.p is not None for row in rows)
     if not judged:
         return (
-            f"{ranges} They show what happened here; with fewer than 3 seeds they do not tell how "
-            "likely a difference between strategies is elsewhere."
+            f"{ranges} They show what happened here; it takes {FEWEST_SEEDS} seeds at least, better "
+            "10, to tell how likely a difference between strategies is elsewhere."
         )
     return (
         f"{ranges} Strategies are compared seed by seed; verdicts are at the 5% level, corrected "

@@ -1,4 +1,4 @@
-"""Owns the story of one trial as a timeline: shards and nodes in lanes, every fault, every recovery."""
+"""Owns the story of one trial: shards and nodes in lanes, with every fault and recovery."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dps.events import (
     ReplicaAdded,
     Resumed,
     TrainingStarted,
+    Undisturbed,
 )
 from flows import words
 from flows.figures.bars import RECOVERY_PARTS
@@ -43,8 +44,9 @@ from flows.usage import ROLES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UP, STRUCK, AFFECTED, AWAY = "up", "fault", "while it lasts", "not given up"
-CHECKPOINT, REPLAYED, REPLICA = "checkpoint written", "buffered gradients replayed", "replica added"
+UP, SERVING, STRUCK = "node up", "serving", "fault"
+AFFECTED, AWAY = "while it lasts", "not given up"
+CHECKPOINT, REPLAYED, REPLICA = "checkpoint", "replay", "replica added"
 MOST_TOLD = 4
 _MARKERS = {
     STRUCK: ("X", BAD, 7),
@@ -81,11 +83,11 @@ def story(subject: Subject, group: Group) -> Drawing | None:
     lanes = list(dict.fromkeys(stretch.lane for stretch in stretches))
     figure, axes = panel(height=1.1 + 0.22 * len(lanes))
     for stretch in stretches:
-        _draw(axes, stretch, lanes.index(stretch.lane))
+        _draw(axes, stretch, lanes.index(stretch.lane), subject.looks[group.strategy].colour)
     row_axis(axes, lanes, [INK if lane.startswith("shard ") else MUTED for lane in lanes])
     axes.set_xlabel(SECONDS)
     axes.set_xlim(0, 1.01 * (end(record) - start(record)))
-    legend_above(axes, _keys(stretches))
+    legend_above(axes, _keys(stretches, subject.looks[group.strategy].colour))
     return Drawing(
         name=subject.name("timeline", group.condition, group.strategy),
         title=f"{group.strategy}, {group.condition}" if group.condition else group.strategy,
@@ -118,18 +120,18 @@ def _shards(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterat
     started = record.of(TrainingStarted)
     for shard in range(started[0].shards if started else 0):
         lane = f"shard {shard}"
-        yield Stretch(lane, UP, start(record), last)
+        yield Stretch(lane, SERVING, start(record), last)
         for fault in faults:
             if fault.shard == shard:
                 yield from _recovery(lane, fault, last)
-        for kind, name in (
-            (CheckpointWritten, CHECKPOINT),
-            (ReplicaAdded, REPLICA),
-            (Replayed, REPLAYED),
-        ):
-            for event in record.of(kind):
-                if event.shard == shard and event.t >= start(record):
-                    yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
+        moments: list[tuple[str, CheckpointWritten | ReplicaAdded | Replayed]] = [
+            *((CHECKPOINT, event) for event in record.of(CheckpointWritten)),
+            *((REPLICA, event) for event in record.of(ReplicaAdded)),
+            *((REPLAYED, event) for event in record.of(Replayed)),
+        ]
+        for name, event in moments:
+            if event.shard == shard and event.t >= start(record):
+                yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
 
 
 def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
@@ -166,27 +168,33 @@ def _order(role: str) -> int:
 
 def _lifted(record: Record, fault: FaultTimes) -> float | None:
     """When a fault that ends by itself was over; None for one that does not."""
-    over = [event.t for event in record.of(Resumed) if event.fault == fault.fault]
+    ends: list[Resumed | Undisturbed] = [*record.of(Resumed), *record.of(Undisturbed)]
+    over = [event.t for event in ends if event.fault == fault.fault]
     return over[0] if over else None
 
 
 # -- drawing -----------------------------------------------------------------------------------
 
 
-def _draw(axes: Axes, stretch: Stretch, place: int) -> None:
+def _draw(axes: Axes, stretch: Stretch, place: int, own: str) -> None:
     if stretch.what in _MARKERS:
         marker, colour, size = _MARKERS[stretch.what]
         axes.plot(stretch.begin, place, marker, color=colour, markersize=size, zorder=4)
         return
-    height = 0.3 if stretch.what == UP else 0.62
-    width = stretch.end - stretch.begin
-    colour = _COLOURS[stretch.what]
-    axes.barh(place, width, left=stretch.begin, height=height, color=colour, linewidth=0)
+    axes.barh(
+        place,
+        stretch.end - stretch.begin,
+        left=stretch.begin,
+        height=0.3 if stretch.what in (UP, SERVING) else 0.62,
+        color=own if stretch.what == SERVING else _COLOURS[stretch.what],
+        linewidth=0,
+    )
 
 
-def _keys(stretches: Sequence[Stretch]) -> list[Key]:
+def _keys(stretches: Sequence[Stretch], own: str) -> list[Key]:
     seen = {stretch.what for stretch in stretches}
-    keys = [patch_key(what, colour) for what, colour in _COLOURS.items() if what in seen]
+    keys = [patch_key(SERVING, own)]
+    keys += [patch_key(what, colour) for what, colour in _COLOURS.items() if what in seen]
     return keys + [
         line_key(what, colour, marker, "none")
         for what, (marker, colour, _) in _MARKERS.items()

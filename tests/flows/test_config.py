@@ -394,7 +394,8 @@ def test_a_fault_is_checked_under_the_recovery_it_meets(config: Path) -> None:
 
 def test_a_kill_after_the_end_is_allowed(config: Path) -> None:
     trial = only(config, faults({**KILL, "at_updates": 101}, {**KILL, "target": "server-1"}))
-    assert [fault.at_updates for fault in trial.late_faults] == [101]
+    ((fault, end),) = trial.late_faults
+    assert (fault.when, end) == (AtUpdates(101), "the training ends after 100")
 
 
 def test_an_override_that_an_axis_would_undo_is_refused() -> None:
