@@ -13,7 +13,8 @@ from statistics import fmean, median
 from typing import Any
 
 from dps.events import Evaluated, Reported, Restored
-from flows.outcome import Outcome, evaluations
+from flows.learning import evaluations
+from flows.outcome import Outcome
 from flows.record import Record
 from flows.timeline import FaultTimes
 
