@@ -89,7 +89,7 @@ def compare(
     trials = expand(experiment)
     in_order = in_blocks(experiment, trials)
     folder = here / RESULTS / experiment.experiment
-    with _exclusive(folder):
+    with exclusive(folder):
         with view:
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
@@ -172,7 +172,7 @@ def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold an experiment's folder, so that two runs cannot write into the same records."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
