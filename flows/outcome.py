@@ -31,7 +31,7 @@ from flows.usage import (
     usage_by_role,
 )
 
-# What a record that begins in the middle of a training cannot tell: all that adds up from its start.
+# What a record that begins in the middle of a training cannot tell: what adds up from the start.
 _OF_THE_WHOLE = frozenset(
     {
         *("accuracy_area_time", "accuracy_area_updates", "target_seconds", "target_updates"),
