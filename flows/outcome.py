@@ -40,7 +40,13 @@ _OF_THE_WHOLE = frozenset(
             f"updates_{name}"
             for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
         ),
-        *("updates_duplicates", "updates_unrecorded", "updates_pushed", "updates_per_second"),
+        *(
+            "updates_duplicates",
+            "updates_unrecorded",
+            "updates_audit_mismatches",
+            "updates_pushed",
+            "updates_per_second",
+        ),
         *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
     }
 )

@@ -44,10 +44,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A figure that must be 0 in every trial, and the trials in which it is not."""
+    """A figure that must be 0 in every trial, where it is not, and in how many it is known."""
 
     column: Column
     broken: tuple[str, ...]
+    trials: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,11 @@ def _told(groups: Sequence[Group], rows: Sequence[Compared]) -> list[Told]:
 def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
     rows = [outcome.row() for outcome in outcomes]
     return [
-        Check(BY_KEY[key], tuple(row["trial"] for row in rows if row[key]))
+        Check(
+            BY_KEY[key],
+            tuple(row["trial"] for row in rows if row[key]),
+            sum(row[key] is not None for row in rows),
+        )
         for key in words.MUST_BE_ZERO
     ]
 
