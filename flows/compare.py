@@ -35,6 +35,9 @@ class Runner(Protocol):
 
     parallel: int
 
+    def warm_up(self, trials: int) -> None:
+        """Begin to get ready for so many trials, while others get ready as well."""
+
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
         """Run attempts; yield each when it is over and recorded."""
         ...
@@ -86,12 +89,13 @@ def compare(
     trials = expand(experiment)
     in_order = in_blocks(experiment, trials)
     folder = here / RESULTS / experiment.experiment
-    with _exclusive(folder):
+    with exclusive(folder):
         with view:
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
             recorded, durations = recorded_in(folder, trials)
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
+            runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
             books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
             # What belongs to the experiment is noted when nothing can refuse it any more.
@@ -168,7 +172,7 @@ def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold an experiment's folder, so that two runs cannot write into the same records."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

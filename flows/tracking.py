@@ -24,6 +24,7 @@ from dps.errors import StoreUnavailable
 from flows.columns import COLUMNS
 from flows.outcome import Identity, Outcome
 from flows.record import Record
+from flows.schema import refuse_other_schema
 from flows.series import Point, series
 from flows.steps import Steps
 from flows.system import system_metrics
@@ -73,6 +74,8 @@ class Tracker:
         silence_mlflow()
         from mlflow import MlflowClient
 
+        if urlsplit(self.uri).scheme == "sqlite":
+            refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
         with _store_errors(self.uri):
             if uri is None:
                 _create_database(folder.resolve() / "mlruns" / "mlflow.db")
@@ -94,7 +97,7 @@ class Tracker:
         """
         with _store_errors(self.uri):
             fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
-            for run in self._children(outcome.identity.digest):
+            for run in self._children(outcome):
                 if run.data.tags.get(RECORD_TAG) == fingerprint:
                     return str(run.info.run_id)
                 self._client.delete_run(run.info.run_id)
@@ -150,9 +153,14 @@ class Tracker:
         run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
         return str(run.info.run_id)
 
-    def _children(self, digest: str) -> list[Any]:
-        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
-        return self._search(f"{of_parent} and tags.`{DIGEST_TAG}` = '{digest}'")
+    def _children(self, outcome: Outcome) -> list[Any]:
+        # By name too: two labels may stand for the same configuration, to see what chance does.
+        wanted = {
+            "mlflow.parentRunId": self.parent_id,
+            DIGEST_TAG: outcome.identity.digest,
+            "dps.trial": outcome.identity.trial,
+        }
+        return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
 
     def _search(self, query: str) -> list[Any]:
         return list(self._client.search_runs([self._experiment_id], query))
@@ -173,6 +181,7 @@ class Tracker:
             "dps.seed": str(identity.seed),
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
+            **_circumstances(record),
             **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
         }
         run = self._client.create_run(
@@ -191,9 +200,10 @@ class Tracker:
         if record.started is None:
             return
         config = record.config
-        # The labels are params as well as tags: parallel coordinates show params only.
-        labels = {"strategy": identity.strategy, "condition": identity.condition}
-        known = {**flat(config), **{name: label for name, label in labels.items() if label}}
+        # The labels are params as well as tags: parallel coordinates show params only, and begin
+        # with the first ones by name.
+        labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
+        known = {**labels, **flat(config)}
         params = [Param(key, _shortened(value)) for key, value in known.items()]
         versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
         for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
@@ -315,6 +325,12 @@ def _artifacts(folder: Path) -> str:
 def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
     statuses = [outcome.status for outcome in outcomes]
     return {f"trials/{s}": float(statuses.count(s)) for s in ("valid", "invalid", "failed")}
+
+
+def _circumstances(record: Record) -> dict[str, str]:
+    """How the trial was run: as tags, for it is no part of what it depends on."""
+    settings = record.started.settings if record.started else {}
+    return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
 
 
 def _milliseconds(seconds: float) -> int:

@@ -66,6 +66,7 @@ def run_trial(
     path: str | None = None,
     circumstances: Mapping[str, int] | None = None,
     tell: Callable[[str], None] | None = None,
+    plan: FaultPlan | None = None,
 ) -> None:
     """Run one trial and record it in `folder`.
 
@@ -83,6 +84,8 @@ def run_trial(
         How it is run, as far as its figures do not depend on it: see `flows.attempt.Attempt`.
     tell
         Is told what may interest who watches the trial, such as the address of Dask's dashboard.
+    plan
+        The faults, if not those that follow from the configuration: see `flows.replay`.
 
     Notes
     -----
@@ -104,7 +107,7 @@ def run_trial(
         told = settings(trial, circumstances or {})
         record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
-            failure = _train(trial, folder, record, path, tell)
+            failure = _train(trial, folder, record, path, tell, plan)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = f"{type(error).__name__}: {error}"
             if not isinstance(error, DpsError | OSError):
@@ -125,11 +128,12 @@ def _train(
     record: Sink,
     path: str | None,
     tell: Callable[[str], None] | None,
+    plan: FaultPlan | None,
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
-    with LocalCluster(_nodes(config), preload, dashboard=True) as cluster:
+    with LocalCluster(nodes(config), preload, dashboard=True) as cluster:
         if tell is not None and cluster.dashboard is not None:
             tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []
@@ -142,7 +146,8 @@ def _train(
         with _server(trial, cluster.client, folder, on_event, path) as ps:
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
-            injector = Injector(_faults(ps, config), cluster, ps, clock, record, config.seed)
+            faults = _faults(ps, config) if plan is None else plan
+            injector = Injector(faults, cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(
@@ -167,7 +172,7 @@ def _server(
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
         client,
-        _workload(config).initial(np.random.default_rng([config.seed, 0])),
+        initial(config),
         shards=config.server.shards,
         optimizer=config.build_optimizer(),
         consistency=config.build_consistency(),
@@ -176,6 +181,11 @@ def _server(
         timings=timings,
         about=settings(trial, {}),
     )
+
+
+def initial(config: TrialConfig) -> dict[str, np.ndarray]:
+    """The values that the model starts from; they depend on the seed alone."""
+    return _workload(config).initial(np.random.default_rng([config.seed, 0]))
 
 
 def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
@@ -270,7 +280,7 @@ def _needs_torch(config: TrialConfig) -> bool:
     return config.workload.kind in with_torch.KINDS
 
 
-def _nodes(config: TrialConfig) -> list[NodeSpec]:
+def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
     hosting = {"server", "replica", "spare"}
     kinds = {name: name.split("-")[0] for name in config.node_names}

@@ -22,7 +22,7 @@ from dps.cluster.audit import audit
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
-from dps.cluster.transport import DaskTransport, Meter, SystemClock
+from dps.cluster.transport import DaskTransport, SystemClock, meter_of
 from dps.core.consistency import ASP
 from dps.events import Acked, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client import Client
@@ -73,6 +73,8 @@ class ReportColumns:
 
     def __call__(self, metrics: Mapping[str, float]) -> None:
         """Note numbers about the next step."""
+        if not self._recorder.on:
+            return
         self._steps += 1
         now = SystemClock().now()
         with self._lock:
@@ -198,7 +200,8 @@ class _AckColumns:
         self.incarnation = 0
 
     def __call__(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        self._rows.append((SystemClock().now(), shard, seq, version, outcome))
+        if self._recorder.on:
+            self._rows.append((SystemClock().now(), shard, seq, version, outcome))
 
     def flush(self) -> None:
         rows, self._rows = self._rows, []
@@ -224,8 +227,8 @@ def run_worker(
     loop = dask_worker.loop.asyncio_loop
     node = str(dask_worker.name)
     name = peers[index]
-    meter = Meter()
-    recorder = Recorder(group.name, dask_worker.log_event)
+    meter = meter_of(dask_worker, group.name)
+    recorder = Recorder(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)
