@@ -39,7 +39,8 @@ fashion-data:
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest
 
-replicate: setup fashion-data ## repeat the published experiments in a short version, and judge their claims
+replicate: torch fashion-data ## repeat the published experiments in a short version, and judge their claims
+	$(BIN)/dps replicate ttf
 	$(BIN)/dps replicate ftps
 
 torch: setup ## install torch as well, a CPU build of it where pip knows of one
