@@ -153,7 +153,8 @@ def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
         case _:
             roles = {"server"}
     for role in sorted(roles & {"worker", "evaluator"}):
-        yield "target", f"a {role} keeps nothing that could fail; expected a server or a store"
+        who = "an evaluator" if role == "evaluator" else f"a {role}"
+        yield "target", f"{who} keeps nothing that could fail; expected a server or a store"
     if roles - {"worker", "evaluator", "store"} and not stage.checkpoints:
         yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
 

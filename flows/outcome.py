@@ -263,7 +263,9 @@ def identity(record: Record) -> Identity:
 def _status(record: Record) -> tuple[str, str]:
     ended, missed = record.ended, record.of(FaultMissed)
     if ended is None:
-        return "failed", "the record has no end: the trial was interrupted or is still running"
+        cut = "; its last line was cut short and is left out" if record.torn else ""
+        no_end = "the record has no end: the trial was interrupted or is still running"
+        return "failed", no_end + cut
     if ended.status == "valid" and missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
     return ended.status, ended.reason

@@ -19,7 +19,8 @@ TURN = 0.05
 SHORTEST_RUN = 0.002
 LONGEST_STOP = 0.2  # of a lease
 LOOK_SECONDS = 0.005  # a signal takes effect at once; on a busy machine, nearly so
-PROOF_SPAN = 0.5
+PROOF_TURNS = 5
+LONGEST_PROOF = 2.0
 
 
 class Slowdown:
@@ -56,7 +57,10 @@ class Slowdown:
         self._began = self._looked = time.monotonic()
         self._cpu = self._cpu_seconds()
         self._thread.start()
-        self._over.wait(min(PROOF_SPAN, self._seconds / 2))
+        until = self._began + min(LONGEST_PROOF, self._seconds / 2)
+        while not (self._turns >= PROOF_TURNS and self._seen().effective):
+            if self._over.wait(TURN / 2) or time.monotonic() > until:
+                break
         return self._seen()
 
     def end(self) -> Seen:

@@ -20,7 +20,7 @@ from flows.figures.style import (
     percent_axis,
 )
 from flows.figures.subject import Subject, Trial, end, start, whole
-from flows.outcome import evaluations
+from flows.learning import evaluations
 from flows.summary import Group
 from flows.timeline import FaultTimes
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from dps.events import ResourceSampled
-from flows.outcome import evaluations
+from flows.learning import evaluations
 from flows.results import Finished
 from flows.timeline import fault_times, training_span
 from flows.ttf.measures import delivered, strategy_of
