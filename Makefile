@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test torch torch-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -39,11 +39,23 @@ fashion-data:
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest
 
+replicate: setup fashion-data ## repeat the published experiments in a short version, and judge their claims
+	$(BIN)/dps replicate ftps
+
 torch: setup ## install torch as well, a CPU build of it where pip knows of one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
 
 torch-test: torch ## run the tests that need torch
 	$(BIN)/python -m pytest -m torch
+
+# Chromium and its driver are taken from Debian, where that is what runs and apt-get may be used.
+browser: setup ## install what the tests of the report in a browser need
+	{ command -v chromium && command -v chromedriver; } >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+
+browser-test: browser ## open the report in a real browser, wide and narrow, light and dark
+	$(BIN)/python -m pytest -m browser
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from flows.plan import recorded_in
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
-from flows.report import write_report
+from flows.report import FIGURES, write_report
 from flows.results import REPORT, RESULTS, Finished, read_finished
 from flows.tracking import Tracker
 from flows.workloads import load_dataset
@@ -34,6 +34,9 @@ class Runner(Protocol):
     """Runs attempts at trials, a number of them at once: `flows.drivers.Drivers`."""
 
     parallel: int
+
+    def warm_up(self, trials: int) -> None:
+        """Begin to get ready for so many trials, while others get ready as well."""
 
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
         """Run attempts; yield each when it is over and recorded."""
@@ -86,12 +89,13 @@ def compare(
     trials = expand(experiment)
     in_order = in_blocks(experiment, trials)
     folder = here / RESULTS / experiment.experiment
-    with _exclusive(folder):
+    with exclusive(folder):
         with view:
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
             recorded, durations = recorded_in(folder, trials)
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
+            runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
             books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
             # What belongs to the experiment is noted when nothing can refuse it any more.
@@ -133,8 +137,10 @@ class _Books:
     def close(self) -> Comparison:
         """Write the report, and track the experiment as a whole."""
         done = [self._entered[trial.name] for trial in self._trials]
-        report = write_report(self._folder, self._folder / REPORT)
-        self._tracker.track_experiment([(each.record, each.outcome) for each in done], report)
+        figures = self._folder / FIGURES
+        report = write_report(self._folder, self._folder / REPORT, figures=figures)
+        trials = [(each.record, each.outcome) for each in done]
+        self._tracker.track_experiment(trials, report, figures)
         return Comparison(tuple(each.outcome for each in done), report)
 
 
@@ -166,7 +172,7 @@ def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold an experiment's folder, so that two runs cannot write into the same records."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

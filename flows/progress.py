@@ -20,11 +20,13 @@ from dps.events import (
     CapacityRestored,
     CheckpointRefused,
     Detected,
+    Disturbed,
     Evaluated,
     Event,
     FaultMissed,
     Killed,
     Paused,
+    PhaseMet,
     Promoted,
     Rebuilt,
     Replayed,
@@ -34,6 +36,7 @@ from dps.events import (
     RolledBack,
     TrainingStarted,
     TrialResumed,
+    Undisturbed,
     WorkerLeft,
 )
 from flows.estimate import TRACKING_SECONDS, Durations, about
@@ -294,6 +297,12 @@ def _told(event: Event) -> str | None:
             return f"{event.node} paused after {event.updates} updates{proof}"
         case Resumed():
             return f"{event.node} goes on" if event.running else f"{event.node} does not go on"
+        case Disturbed():
+            return f"{event.node} {event.kind} after {event.updates} updates: {event.evidence}"
+        case Undisturbed():
+            return f"{event.node} is disturbed no more: {event.evidence}"
+        case PhaseMet():
+            return f"it was struck during a {event.phase}: {event.evidence}"
         case FaultMissed():
             return f"the fault on {event.target} did not happen: {event.reason}"
         case Detected():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def ftps(full: Full = False) -> None:
 
     here = Path.cwd()
     try:
-        findings = replicate_ftps.replicate(full, here, view_for(console()), store())
+        findings = replicate_ftps.replicate(full, here, partial(view_for, console()), store())
     except KeyboardInterrupt:
         again = "dps replicate ftps --full" if full else "dps replicate ftps"
         print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)
@@ -42,3 +43,37 @@ def ftps(full: Full = False) -> None:
     page = findings.write(folder)
     print(findings.markdown())
     print(f"Page: {page}\nThe text above, for docs/findings.md: {folder / TEXT}")
+
+
+@app.command()
+def ttf(
+    full: Full = False,
+    published: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="The published accuracy curves, to be drawn beside ours."),
+    ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Run nothing: go by what is recorded here.")
+    ] = False,
+) -> None:
+    """Cao, Luo, Gan and Jinesh, "Training Through Failure": as published, and on the real dps."""
+    from flows import replicate_ttf
+    from flows.drivers import Drivers
+    from flows.progress import view_for
+    from flows.ttf.findings import TEXT
+
+    here = Path.cwd()
+    try:
+        if records:
+            text = replicate_ttf.findings(full, here, published)
+        else:
+            text = replicate_ttf.replicate(
+                full, here, view_for(console()), Drivers(), store(), published
+            )
+    except KeyboardInterrupt:
+        again = "dps replicate ttf --full" if full else "dps replicate ttf"
+        print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(text)
+    written = replicate_ttf.folder(here) / TEXT
+    print(f"The text above, for docs/findings.md, with its figures: {written}")

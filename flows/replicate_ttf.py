@@ -1,35 +1,59 @@
-"""Owns the replication of "Training Through Failure": what is run, in which order, and what comes of it.
+"""Owns the replication of "Training Through Failure": what is run, in what order, what comes of it.
 
 Two studies answer the paper's claims: (a) an emulation of the system as published, flaws included,
 and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go
-where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids of
-its future work. What is recorded is not run again; claims and figures come from the records alone.
+where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids
+of its future work. What is recorded is not run again; claims and figures come from the records.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
-from flows.compare import compare
-from flows.config import load_experiment
+from flows.compare import Runner, compare, exclusive
+from flows.config import ExperimentConfig, load_experiment
+from flows.prices import load_prices
 from flows.progress import PlainView
-from flows.trial import run_trial
-from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, write
+from flows.published.drive import run_published
+from flows.published.settings import PublishedTrial, cells, load_published
+from flows.record import EVENTS_FILE, write_grid
+from flows.results import RESULTS, is_recorded, read_experiment, read_finished
+from flows.ttf.figures import read_published
+from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
+from flows.workloads import load_dataset
 
 FOLDER = "replicate-ttf"
 PUBLISHED = "ttf-published"
-# What the short version leaves out of each configuration, which is the whole replication.
-SHORT_REPEATS = 3
-TWO_WORKERS = "axes.training.workers={2 workers: 2}"
+SHORT_REPEATS = 3  # of (a)
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """What the short version keeps of a configuration: so many seeds, these labels of an axis."""
+
+    seeds: int
+    keep: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
 SHORT = {
-    "ttf-corrected": (TWO_WORKERS, "seeds=[0, 1, 2]"),
-    "ttf-cnn": (
-        "axes.faults={'k=1': [{kind: kill, target: {shard: 0, position: head}, at_updates: 150, back_after: 2.0}]}",
-        "seeds=[0, 1, 2]",
+    "ttf-corrected": Short(
+        4,
+        {
+            "recovery": ("none", "async checkpoint", "chain", "stateless"),
+            "training.workers": ("2",),
+        },
     ),
-    "ttf-store-lost": ("seeds=[0, 1]",),
-    "ttf-path-damaged": ("seeds=[0, 1]",),
-    "ttf-hybrids": ("seeds=[0, 1]",),
+    "ttf-cnn": Short(
+        3, {"recovery": ("async checkpoint", "chain", "stateless"), "faults": ("k=1",)}
+    ),
+    "ttf-store-lost": Short(2),
+    "ttf-path-damaged": Short(2),
+    "ttf-hybrids": Short(2),
 }
 JUDGED = {CORRECTED: "ttf-corrected", CNN: "ttf-cnn"}
 SHOWN = {
@@ -43,46 +67,101 @@ def replicate(
     full: bool,
     here: Path,
     view: PlainView,
+    drivers: AbstractContextManager[Runner],
     store: str | None = None,
-    published: Path | None = None,
-    run: bool = True,
+    csv: Path | None = None,
 ) -> str:
     """Run what is not recorded yet, and return the findings as Markdown.
 
     Parameters
     ----------
     full
-        The whole replication, or a short version: fewer seeds, two workers.
+        The whole replication, or a short version: fewer seeds and cells of the same configurations.
     here
         The working directory: `results/` and `mlruns/` are in it.
     view
         Is told how it goes.
+    drivers
+        Run the trials of the real dps: `flows.drivers.Drivers`.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
-    published
-        The CSV with the published curves (`flows.ttf.figures.read_published`).
-    run
-        Whether to run anything, or to use what is recorded.
+    csv
+        The published curves (`flows.ttf.figures.read_published`), read before anything runs.
     """
-    trials = published_trials(full)
-    if run:
-        run_emulation(trials, here, view)
+    if csv is not None:
+        read_published(csv)
+    run_published_trials(full, here, view)
+    with drivers as runner:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(
-                load_experiment(config_file(name), _overrides(name, full)),
-                here,
-                view,
-                run_trial,
-                store,
-            )
-    judged = {AS_PUBLISHED: _study(AS_PUBLISHED, PUBLISHED, here)}
-    judged.update({title: _study(title, name, here) for title, name in JUDGED.items()})
+            compare(experiment(name, full), here, view, runner, store)
+    return findings(full, here, csv)
+
+
+def findings(full: bool, here: Path, csv: Path | None = None) -> str:
+    """Return the findings as Markdown and write them with their figures, from records alone.
+
+    Raises
+    ------
+    ConfigurationError
+        Nothing is recorded here, or the published curves cannot be read.
+    """
+    judged = {
+        title: _study(title, name, here)
+        for title, name in {AS_PUBLISHED: PUBLISHED, **JUDGED}.items()
+    }
     others = [_study(title, name, here) for title, name in SHOWN.items()]
     command = "dps replicate ttf --full" if full else "dps replicate ttf"
-    return write(
-        {title: each for title, each in judged.items() if each.trials},
-        [each for each in others if each.trials],
-        folder(here),
-        published,
-        command,
-    )
+    return write(judged, others, folder(here), csv, command)
+
+
+def folder(here: Path) -> Path:
+    """Where text and figures are written."""
+    return here / RESULTS / FOLDER
+
+
+def experiment(name: str, full: bool) -> ExperimentConfig:
+    """Return the configuration of a part; short, its trials are some of those of the full one."""
+    whole = load_experiment(str(_file(name)))
+    if full:
+        return whole
+    short = SHORT[name]
+    axes = {
+        axis: {label: values[label] for label in short.keep.get(axis, values)}
+        for axis, values in whole.axes.items()
+    }
+    return whole.model_copy(update={"axes": axes, "seeds": whole.seeds[: short.seeds]})
+
+
+def published_trials(full: bool) -> tuple[PublishedTrial, ...]:
+    """Return the trials of the emulation."""
+    config = load_published(_file(PUBLISHED))
+    repeats = config.repeats if full else min(SHORT_REPEATS, config.repeats)
+    return cells(config.model_copy(update={"repeats": repeats}))
+
+
+def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
+    """Run those trials of the emulation that are not recorded yet, one after the other."""
+    trials = published_trials(full)
+    place = here / RESULTS / PUBLISHED
+    with exclusive(place):
+        load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
+        write_grid(place, (trial.name for trial in trials), 0)
+        left = [trial for trial in trials if not is_recorded(trial, place)]
+        view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} of them to run")
+        for number, trial in enumerate(left, 1):
+            shutil.rmtree(place / trial.name, ignore_errors=True)
+            run_published(trial, place / trial.name)
+            done = read_finished(place / trial.name / EVENTS_FILE, load_prices()).outcome
+            accuracy = (
+                "" if done.accuracy.final is None else f", accuracy {done.accuracy.final:.1%}"
+            )
+            view.say(f"[{number}/{len(left)}] {trial.name}: {done.status}{accuracy} {done.reason}")
+
+
+def _study(title: str, name: str, here: Path) -> Study:
+    prices = load_prices()
+    return study(title, read_experiment(here / RESULTS / name, prices), prices)
+
+
+def _file(name: str) -> Path:
+    return Path(str(files("flows.configs") / "replicate" / f"{name}.yaml"))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,6 @@ from rich.text import Text
 from dps.errors import ConfigurationError
 from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
-from flows.grid import Trial
 from flows.outcome import Outcome, outcome
 from flows.prices import Prices
 from flows.record import EVENTS_FILE, Record, event_files, read_record
@@ -28,6 +27,16 @@ if TYPE_CHECKING:
 RESULTS = "results"
 REPORT = "report.html"
 WIDE_ENOUGH_FOR_ONE_TABLE = 118
+
+
+class Identified(Protocol):
+    """What a record is found by: the trial's name, and the digest of all that it depends on."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,7 @@ def experiment_folder(experiment: str, here: Path) -> Path:
     )
 
 
-def is_recorded(trial: Trial, folder: Path) -> bool:
+def is_recorded(trial: Identified, folder: Path) -> bool:
     """Tell whether an experiment's folder holds this trial, whole, under this configuration.
 
     A failed trial counts as missing: running it again may go better.
@@ -126,7 +135,7 @@ def is_recorded(trial: Trial, folder: Path) -> bool:
     return whole_record(trial, folder) is not None
 
 
-def whole_record(trial: Trial, folder: Path) -> Record | None:
+def whole_record(trial: Identified, folder: Path) -> Record | None:
     """Return the record of a trial if it `is_recorded`."""
     events_file = folder / trial.name / EVENTS_FILE
     if not events_file.exists():

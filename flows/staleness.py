@@ -66,7 +66,7 @@ def by_period(rows: Iterable[Row], faults: Sequence[FaultTimes]) -> dict[Period,
 
 
 def _over(fault: FaultTimes) -> float:
-    """When the shard served again; a fault that no shard felt is over at once."""
+    """When the shard served again; else when the node was itself again, or at once."""
     if fault.shard is None:
-        return fault.began
+        return fault.began if fault.ended is None else fault.ended
     return inf if fault.serving is None else fault.serving

@@ -6,10 +6,10 @@ that a failure undid stay counted.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 
-from dps.events import Acked, TrialResumed
+from dps.events import TrialResumed
+from flows.learning import pushed_times
 from flows.record import Record
 
 
@@ -20,19 +20,10 @@ class Steps:
     """
 
     def __init__(self, record: Record) -> None:
-        self._times = _pushed_times(record)
+        self._times = pushed_times(record)
         resumed = record.of(TrialResumed)
         self._before = resumed[0].updates if resumed else 0
 
     def at(self, t: float) -> int:
         """Return how many gradients workers knew to be safe at `t`, in seconds since the epoch."""
         return self._before + bisect_right(self._times, t)
-
-
-def _pushed_times(record: Record) -> list[float]:
-    first: dict[tuple[str, int, int], float] = {}
-    for batch in record.of(Acked):
-        for t, seq in zip(batch.times, batch.seqs, strict=True):
-            key = (batch.worker, batch.incarnation, seq)
-            first[key] = min(t, first.get(key, math.inf))
-    return sorted(first.values())

@@ -22,6 +22,11 @@ COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
             "accuracy_after",
             "accuracy_drop",
             "regain_seconds",
+            "accuracy_area_time",
+            "accuracy_area_updates",
+            "target_seconds",
+            "target_updates",
+            "loss_final",
         ),
     ),
     (
@@ -41,21 +46,33 @@ COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
             "updates_acked",
             "updates_applied",
             "updates_lost",
+            "updates_lost_per_fault",
             "updates_buffered",
             "updates_replayed",
+            "updates_dropped",
             "updates_duplicates",
             "updates_applied_twice",
         ),
     ),
     (
         "Staleness",
-        ("staleness_median", "staleness_p99", "staleness_max", "staleness_p99_seconds"),
+        (
+            "staleness_median",
+            "staleness_p99",
+            "staleness_max",
+            "staleness_p99_seconds",
+            "staleness_before_p99",
+            "staleness_during_p99",
+            "staleness_after_p99",
+        ),
     ),
     (
         "Time and resources",
         (
             "training_seconds",
             "updates_per_second",
+            "goodput",
+            "idle_share",
             "cpu_seconds_all",
             "cpu_seconds_server",
             "cpu_seconds_replica",
@@ -76,7 +93,18 @@ COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
             "stored_bytes",
         ),
     ),
-    ("Money", ("cost_nodes_usd", "cost_moved_usd", "cost_stored_usd", "cost_usd")),
+    (
+        "Money",
+        (
+            "cost_nodes_usd",
+            "cost_moved_usd",
+            "cost_stored_usd",
+            "cost_usd",
+            "cost_spot_usd",
+            "cost_fixed_usd",
+            "cost_per_point_usd",
+        ),
+    ),
 )
 
 PER_TRIAL = (
@@ -176,9 +204,11 @@ TONES = {"better": "good", "worse": "bad"}
 
 
 def statistics(rows: Sequence[Compared]) -> list[Statistics]:
-    """Return a table for each condition, in the order of the rows."""
+    """Return a table for each condition; none where there are too few seeds for any verdict."""
+    if all(row.p is None for row in rows):
+        return []
     tables = []
-    for condition in dict.fromkeys(row.condition for row in rows):
+    for condition in reversed(dict.fromkeys(row.condition for row in rows)):
         members = [row for row in rows if row.condition == condition]
         names = tuple(dict.fromkeys(row.strategy for row in members))
         metrics = dict.fromkeys(row.metric for row in members)
@@ -199,8 +229,17 @@ def _judged(row: Compared) -> Judged:
         difference=_difference(column, row),
         verdict=row.verdict or "",
         tone=TONES.get(row.verdict or "", ""),
-        repeats="" if row.repeats_needed is None else f"{row.repeats_needed:,}",
+        repeats=_repeats(row),
     )
+
+
+def _repeats(row: Compared) -> str:
+    """How many seeds it takes, where it is more than there are and there is nothing shown yet."""
+    needed, difference = row.repeats_needed, row.difference
+    shown = row.verdict in TONES
+    if shown or needed is None or difference is None or needed <= difference.n:
+        return ""
+    return f"{needed:,}"
 
 
 def _difference(column: Column, row: Compared) -> str:
@@ -208,8 +247,12 @@ def _difference(column: Column, row: Compared) -> str:
     if found is None:
         return ""
     bounds = _bounds(column, found.low, found.high)
-    sign = "+" if found.mean > 0 else ""
-    return f"{sign}{column.text(found.mean)}" + (f" ({bounds})" if bounds else "")
+    mean = column.text(found.mean)
+    if not mean.strip("−0."):
+        mean = mean.lstrip("−")
+    elif found.mean > 0:
+        mean = f"+{mean}"
+    return f"{mean} ({bounds})" if bounds else mean
 
 
 def _bounds(column: Column, low: float | None, high: float | None) -> str:
@@ -305,9 +348,11 @@ def definitions() -> list[Column]:
 
 def price_rows(prices: Prices) -> list[tuple[str, str, str]]:
     """Return what is paid for, its price, and where that is from."""
+    ways = {"node_hour": "on demand", "spot_hour": "spot", "fixed_hour": "for a fixed term"}
     rows = [
-        (f"hour of a {role} node", f"{usd:g}", prices.sources.get(f"node_hour.{role}", ""))
-        for role, usd in prices.node_hour.items()
+        (f"hour of a {role} node, {how}", f"{usd:g}", prices.sources.get(f"{way}.{role}", ""))
+        for way, how in ways.items()
+        for role, usd in getattr(prices, way).items()
     ]
     return [
         *rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dps.events import (
@@ -13,6 +13,7 @@ from dps.events import (
     CapacityRestored,
     Decided,
     Detected,
+    Disturbed,
     Event,
     Killed,
     Paused,
@@ -20,10 +21,16 @@ from dps.events import (
     Restored,
     Resumed,
     TrainingStarted,
+    Undisturbed,
 )
 from flows.record import Record
 
 E = TypeVar("E", bound=Event)
+
+Struck = Killed | Paused | Disturbed
+
+# What a node goes through without serving: if nobody gave it up meanwhile, it serves again after.
+SILENT = ("pause", "cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,11 @@ class FaultTimes:
     Attributes
     ----------
     kind
-        "kill" or "pause".
+        "kill", "pause", "slow", "cut", "delay", "disk_full" or "corrupt".
+    shard
+        The shard that was not served for a time because of it; None: it did without.
     began
-        SIGKILL, or SIGSTOP, was sent.
+        SIGKILL, or SIGSTOP, was sent, or the disturbance began.
     detected
         The coordinator first learned that a shard had lost the node; `by` says from whom.
     decided
@@ -45,9 +54,13 @@ class FaultTimes:
     serving
         The shard served again; `source` says from what: "promoted", "initial", "checkpoint" or
         "store"; "others" if the head was not the one that was lost; "resumed" for a head whose
-        pause ended before anybody gave it up.
+        pause or cut ended before anybody gave it up.
     first_applied
         The shard's head first applied an update after that.
+    ended
+        The node went on, or was disturbed no more; None if it was killed or gone by then.
+    evidence
+        What was seen of a disturbance when it began.
     """
 
     fault: int
@@ -63,6 +76,8 @@ class FaultTimes:
     serving: float | None
     source: str | None
     first_applied: float | None
+    ended: float | None = None
+    evidence: str | None = None
 
     @property
     def detect_seconds(self) -> float | None:
@@ -113,28 +128,78 @@ def training_span(record: Record) -> tuple[float, float] | None:
 
 
 def fault_times(record: Record) -> tuple[FaultTimes, ...]:
-    """Return the moments of each fault that was carried out, in the order of the faults."""
-    faults: list[Killed | Paused] = [*record.of(Killed), *record.of(Paused)]
-    return tuple(_moments(record, fault) for fault in sorted(faults, key=lambda fault: fault.t))
+    """Return the moments of each fault that was carried out, in the order of the faults.
+
+    One that hit several nodes has moments for each of them.
+    """
+    return tuple(_moments(record, fault) for fault in _struck(record))
 
 
-def _moments(record: Record, fault: Killed | Paused) -> FaultTimes:
-    resumed = _first([e for e in record.of(Resumed) if e.fault == fault.fault])
-    detected = _detected(record, fault)
-    if detected is None and resumed is not None:
-        return _undetected(record, fault, resumed)
-    serving, source, applied = _back(record, detected) if detected else (None, None, None)
-    capacity = _first([e for e in record.of(CapacityRestored) if e.fault == fault.fault])
-    return FaultTimes(
+def _struck(record: Record) -> list[Struck]:
+    faults: list[Struck] = [
+        *record.of(Killed),
+        *record.of(Paused),
+        *(fault for fault in record.of(Disturbed) if fault.effective),
+    ]
+    return sorted(faults, key=lambda fault: fault.t)
+
+
+def _moments(record: Record, fault: Struck) -> FaultTimes:
+    ends: list[Resumed | Undisturbed] = [*record.of(Resumed), *record.of(Undisturbed)]
+    ended = _first([e for e in ends if (e.fault, e.node) == (fault.fault, fault.node)])
+    times = FaultTimes(
         fault=fault.fault,
         kind=_kind(fault),
         node=fault.node,
         updates=fault.updates,
-        shard=detected.shard if detected else None,
+        shard=None,
         began=fault.t,
-        detected=detected.t if detected else None,
-        by=detected.by if detected else None,
-        decided=_decided(record, detected, serving) if detected else None,
+        detected=None,
+        by=None,
+        decided=None,
+        capacity=None,
+        serving=None,
+        source=None,
+        first_applied=None,
+        ended=ended.t if ended else None,
+        evidence=fault.evidence if isinstance(fault, Disturbed) else None,
+    )
+    detected = _detected(record, fault)
+    if detected is not None:
+        return _detected_times(record, times, detected)
+    if ended is not None and times.kind in SILENT:
+        return _undetected(record, times, ended.t)
+    return times
+
+
+def _kind(fault: Struck) -> str:
+    if isinstance(fault, Disturbed):
+        return fault.kind
+    return "kill" if isinstance(fault, Killed) else "pause"
+
+
+def _detected(record: Record, fault: Struck) -> Detected | None:
+    """The loss that this fault brought about: a node can be hit several times."""
+    later = [e.t for e in _struck(record) if e.node == fault.node and e.t > fault.t]
+    until = min(later, default=math.inf)
+    return _first(
+        [e for e in record.of(Detected) if e.node == fault.node and fault.t <= e.t < until]
+    )
+
+
+def _detected_times(record: Record, times: FaultTimes, detected: Detected) -> FaultTimes:
+    """The moments of a fault by which a shard lost a node."""
+    serving, source, applied = _back(record, detected)
+    fresh = f"{times.node}-b"
+    capacity = _first(
+        [e for e in record.of(CapacityRestored) if (e.fault, e.node) == (times.fault, fresh)]
+    )
+    return replace(
+        times,
+        shard=detected.shard,
+        detected=detected.t,
+        by=detected.by,
+        decided=_decided(record, detected, serving),
         capacity=capacity.t if capacity else None,
         serving=serving,
         source=source,
@@ -142,39 +207,19 @@ def _moments(record: Record, fault: Killed | Paused) -> FaultTimes:
     )
 
 
-def _kind(fault: Killed | Paused) -> str:
-    return "kill" if isinstance(fault, Killed) else "pause"
-
-
-def _detected(record: Record, fault: Killed | Paused) -> Detected | None:
-    """The loss that this fault brought about: a node can be paused several times."""
-    faults: list[Killed | Paused] = [*record.of(Killed), *record.of(Paused)]
-    later = [e.t for e in faults if e.node == fault.node and e.t > fault.t]
-    until = min(later, default=math.inf)
-    return _first(
-        [e for e in record.of(Detected) if e.node == fault.node and fault.t <= e.t < until]
-    )
-
-
-def _undetected(record: Record, fault: Killed | Paused, resumed: Resumed) -> FaultTimes:
-    """The moments of a pause that was over before anybody gave the node up."""
-    batches = [b for b in record.of(Applied) if b.head and b.node == fault.node]
-    last = max((b for b in batches if b.times[0] <= fault.t), key=lambda b: b.t, default=None)
-    after = [t for b in batches if last and b.shard == last.shard for t in b.times]
-    return FaultTimes(
-        fault=fault.fault,
-        kind=_kind(fault),
-        node=fault.node,
-        updates=fault.updates,
-        shard=last.shard if last else None,
-        began=fault.t,
-        detected=None,
-        by=None,
-        decided=None,
-        capacity=None,
-        serving=resumed.t if last else None,
-        source="resumed" if last else None,
-        first_applied=min((t for t in after if t > resumed.t), default=None),
+def _undetected(record: Record, times: FaultTimes, ended: float) -> FaultTimes:
+    """The moments of a silence that was over before anybody gave the node up."""
+    batches = [b for b in record.of(Applied) if b.head and b.node == times.node]
+    last = max((b for b in batches if b.times[0] <= times.began), key=lambda b: b.t, default=None)
+    if last is None:
+        return times
+    after = [t for b in batches if b.shard == last.shard for t in b.times if t > ended]
+    return replace(
+        times,
+        shard=last.shard,
+        serving=ended,
+        source="resumed",
+        first_applied=min(after, default=None),
     )
 
 

@@ -1,7 +1,8 @@
 """Owns the tracking of experiments in MLflow: a parent run per experiment, a child run per trial.
 
 Runs are written from finished records, by the driver only, and by explicit run id: nothing here
-depends on MLflow's notion of a current run. Tracking the same record again changes nothing.
+depends on MLflow's notion of a current run. Tracking the same record again changes nothing. The
+step of every series is the number of gradients pushed, so that runs of different speed align.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from urllib.parse import urlsplit
 
 from dps.errors import StoreUnavailable
 from flows.columns import COLUMNS
-from flows.outcome import Outcome
+from flows.outcome import Identity, Outcome
 from flows.record import Record
-from flows.series import series
-from flows.timeline import training_span
+from flows.schema import refuse_other_schema
+from flows.series import Point, series
+from flows.steps import Steps
+from flows.system import system_metrics
 
 METRICS_PER_BATCH = 1000
 ENTRIES_PER_BATCH = 100
@@ -32,25 +35,11 @@ PARAM_LENGTH = 6000
 TAG_LENGTH = 5000
 CONNECT_SECONDS = 5.0
 
-# The parent run shows these only: all figures of all groups would fill hundreds of columns.
-AVERAGED = (
-    "accuracy_final",
-    "accuracy_drop",
-    "regain_seconds",
-    "rto_seconds",
-    "updates_lost",
-    "updates_replayed",
-    "updates_applied_twice",
-    "updates_per_second",
-    "staleness_p99",
-    "cpu_seconds_all",
-    "peak_bytes_all",
-    "sent_bytes_all",
-    "cost_usd",
-)
-
 KIND_TAG = "dps.kind"
 DIGEST_TAG = "dps.digest"
+EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
+DIGEST_LENGTH = 12
+RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
 
 T = TypeVar("T")
@@ -85,6 +74,8 @@ class Tracker:
         silence_mlflow()
         from mlflow import MlflowClient
 
+        if urlsplit(self.uri).scheme == "sqlite":
+            refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
         with _store_errors(self.uri):
             if uri is None:
                 _create_database(folder.resolve() / "mlruns" / "mlflow.db")
@@ -111,7 +102,7 @@ class Tracker:
                     return str(run.info.run_id)
                 self._client.delete_run(run.info.run_id)
             run_id = self._start_child(record, outcome)
-            self._log_settings(run_id, record, dataset_digest)
+            self._log_settings(run_id, record, outcome.identity, dataset_digest)
             self._log_metrics(run_id, record, outcome)
             self._log_trial_files(run_id, record, outcome, events_file)
             # Last, so that a child whose writing was interrupted is not taken for a whole one.
@@ -120,8 +111,13 @@ class Tracker:
             self._client.set_terminated(run_id, status, _milliseconds(record.events[-1].t))
             return run_id
 
-    def track_experiment(self, trials: Sequence[tuple[Record, Outcome]], report: Path) -> None:
+    def track_experiment(
+        self, trials: Sequence[tuple[Record, Outcome]], report: Path, figures: Path
+    ) -> None:
         """Write the counts of trials, report and figures to the parent run; end that.
+
+        Parent and children get the digest of the experiment, so that what earlier
+        configurations of the same name have left can be told from it.
 
         Means are in the report only: as metrics of the parent they would be charts of their own
         beside every comparison of the trials.
@@ -132,7 +128,8 @@ class Tracker:
             scalars = _counts(outcomes)
             self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
             self._client.log_artifact(self.parent_id, str(report))
-            self._log_experiment_figures(trials)
+            self._client.log_artifacts(self.parent_id, str(figures), "figures")
+            self._tag_experiment(outcomes)
             failed = not any(outcome.valid for outcome in outcomes)
             self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
 
@@ -184,6 +181,7 @@ class Tracker:
             "dps.seed": str(identity.seed),
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
+            **_circumstances(record),
             **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
         }
         run = self._client.create_run(
@@ -194,13 +192,19 @@ class Tracker:
         )
         return str(run.info.run_id)
 
-    def _log_settings(self, run_id: str, record: Record, dataset_digest: str | None) -> None:
+    def _log_settings(
+        self, run_id: str, record: Record, identity: Identity, dataset_digest: str | None
+    ) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 
         if record.started is None:
             return
-        config = record.started.settings.get("config", {})
-        params = [Param(key, _shortened(value)) for key, value in flat(config).items()]
+        config = record.config
+        # The labels are params as well as tags: parallel coordinates show params only, and begin
+        # with the first ones by name.
+        labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
+        known = {**labels, **flat(config)}
+        params = [Param(key, _shortened(value)) for key, value in known.items()]
         versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
         for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
             self._client.log_batch(run_id, params=batch)
@@ -216,14 +220,13 @@ class Tracker:
             self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
     def _log_metrics(self, run_id: str, record: Record, outcome: Outcome) -> None:
-        span = training_span(record)
-        start = span[0] if span else record.events[0].t
+        steps = Steps(record)
         end = _milliseconds(record.events[-1].t)
         row = outcome.row()
         finals = {c.metric: row[c.key] for c in COLUMNS if c.metric and row[c.key] is not None}
         points = [
-            (point.name, point.value, _milliseconds(point.t), _milliseconds(point.t - start))
-            for point in series(record)
+            (point.name, point.value, _milliseconds(point.t), steps.at(point.t))
+            for point in _points(record)
         ]
         points += [(name, float(value), end, 0) for name, value in finals.items()]
         dropped = self._log_points(run_id, points)
@@ -241,16 +244,23 @@ class Tracker:
     def _log_trial_files(
         self, run_id: str, record: Record, outcome: Outcome, events_file: Path
     ) -> None:
-        from flows.figures import trial_figure
+        from flows.figures.alone import trial_figure
 
         self._client.log_artifact(run_id, str(events_file))
         self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
 
-    def _log_experiment_figures(self, trials: Sequence[tuple[Record, Outcome]]) -> None:
-        from flows.figures import Gallery
-
-        for name, figure in Gallery(trials).for_tracking().items():
-            self._client.log_figure(self.parent_id, figure, f"figures/{name}.png")
+    def _tag_experiment(self, outcomes: Sequence[Outcome]) -> None:
+        digests = sorted(outcome.identity.digest for outcome in outcomes)
+        digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_LENGTH]
+        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
+        children = [
+            run.info.run_id
+            for run in self._search(of_parent)
+            if run.data.tags.get(DIGEST_TAG) in digests
+            if run.data.tags.get(EXPERIMENT_DIGEST_TAG) != digest
+        ]
+        for run_id in (self.parent_id, *children):
+            self._client.set_tag(run_id, EXPERIMENT_DIGEST_TAG, digest)
 
 
 def default_uri(folder: Path) -> str:
@@ -302,6 +312,12 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _points(record: Record) -> list[Point]:
+    """All series; what processes used goes by the names of MLflow's system metrics."""
+    own = [point for point in series(record) if not point.name.startswith(RESOURCES)]
+    return [*own, *system_metrics(record)]
+
+
 def _artifacts(folder: Path) -> str:
     return (folder.resolve() / "mlruns" / "artifacts").as_uri()
 
@@ -309,6 +325,12 @@ def _artifacts(folder: Path) -> str:
 def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
     statuses = [outcome.status for outcome in outcomes]
     return {f"trials/{s}": float(statuses.count(s)) for s in ("valid", "invalid", "failed")}
+
+
+def _circumstances(record: Record) -> dict[str, str]:
+    """How the trial was run: as tags, for it is no part of what it depends on."""
+    settings = record.started.settings if record.started else {}
+    return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
 
 
 def _milliseconds(seconds: float) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
-POINTS = 81
+POINTS = 61
 NOTE = (
     "Thick: mean over seeds; band: 95% interval of the mean (with two seeds: their range); thin: "
     "each seed."
@@ -34,7 +34,7 @@ class Curve:
         """Return its values at some x, between its points by straight lines, NaN beyond them."""
         if len(self.x) == 0:
             return np.full(len(x), np.nan)
-        return np.interp(x, self.x, self.y, left=np.nan, right=np.nan)
+        return np.asarray(np.interp(x, self.x, self.y, left=np.nan, right=np.nan))
 
     def thinned(self) -> Curve:
         """Return the curve with no more points than a reader can see."""

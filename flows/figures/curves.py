@@ -1,4 +1,4 @@
-"""Owns curves of a whole training, strategies beside one another: a mean and band over seeds each."""
+"""Owns curves of a whole training, one strategy beside another: mean and band over seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps.events import EvaluationMissed, Killed, ResourceSampled, TrainingStarted
-from flows.figures import bands
 from flows.figures.bands import Band, Curve, band
 from flows.figures.drawing import Drawing, Table
 from flows.figures.style import legend_above, panel, percent_axis, strategy_keys
@@ -18,7 +17,7 @@ from flows.figures.subject import Subject, Trial, end, start, whole
 from flows.learning import evaluations
 from flows.lineage import applied_rows
 from flows.record import Record
-from flows.series import series
+from flows.series import WINDOW_SECONDS, series
 from flows.steps import Steps
 
 if TYPE_CHECKING:
@@ -132,9 +131,7 @@ def outage_bars(axes: Axes, subject: Subject, shown: Sequence[Trial]) -> None:
 
 
 def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> str:
-    note = bands.NOTE
-    if measure.note:
-        note = f"{measure.note} {note}"
+    note = measure.note
     if measure.name == ACCURACY_BY_TIME.name and subject.faulty(condition):
         note += " Bars at the foot, one per trial: from a fault until the shard served again."
     if resumed:
@@ -143,7 +140,7 @@ def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> s
             f" {resumed} of the trials {verb} resumed after an interruption, so that there is no "
             "whole course of time to show."
         )
-    return note
+    return note.strip()
 
 
 def _table(measure: Measure, drawn: Sequence[Curve], joined: dict[str, Band | None]) -> Table:
@@ -195,11 +192,14 @@ def _gradients(record: Record) -> Points:
 
 def _staleness(record: Record) -> Points:
     origin = start(record)
-    return [
-        (point.t - origin, point.value)
-        for point in series(record)
-        if point.name == "staleness/p99" and point.t >= origin
-    ]
+    points: Points = []
+    for point in series(record):
+        if point.name == "staleness/p99" and point.t >= origin:
+            t = point.t - origin
+            if points and t - points[-1][0] > 2 * WINDOW_SECONDS:
+                points.append((t, float("nan")))  # nothing was applied meanwhile
+            points.append((t, point.value))
+    return points
 
 
 def _sampled(value: Callable[[ResourceSampled], float], gone: bool) -> Callable[[Record], Points]:

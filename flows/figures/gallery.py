@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from flows.figures import bars, curves, staleness, story, through, tradeoff
+from flows.figures import bands, bars, curves, staleness, story, through, tradeoff
 from flows.figures.drawing import Chapter, Drawing
 from flows.figures.subject import Subject, Trial
 
@@ -22,7 +22,7 @@ def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
 
 
 def _chapters(subject: Subject) -> Iterator[Chapter]:
-    yield _chapter("accuracy", "Accuracy", "", _accuracy(subject))
+    yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
     yield _chapter(
         "through",
         "Through the fault",
@@ -36,7 +36,7 @@ def _chapters(subject: Subject) -> Iterator[Chapter]:
         _stories(subject),
     )
     yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
-    yield _chapter("work", "Work and resources over time", "", _over_time(subject))
+    yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
     yield _chapter("resources", "Resources by role and link", "", _by_part(subject))
     yield _chapter("money", "Cost against accuracy", "", _money(subject))
 
@@ -70,13 +70,13 @@ def _recovery(subject: Subject) -> Iterator[Drawing | None]:
     yield bars.recovery_time(subject)
     for condition in _faulty_first(subject):
         yield staleness.distributions(subject, condition)
-        yield curves.curves(subject, curves.STALENESS_BY_TIME, condition)
 
 
 def _over_time(subject: Subject) -> Iterator[Drawing | None]:
     for condition in _faulty_first(subject):
         for measure in (
             curves.GRADIENTS_BY_TIME,
+            curves.STALENESS_BY_TIME,
             curves.CPU_BY_TIME,
             curves.MEMORY_BY_TIME,
             curves.BYTES_BY_TIME,

@@ -1,4 +1,4 @@
-"""Owns how stale applied gradients were: distributions per strategy, before, during and after faults."""
+"""Owns the distributions of staleness: per strategy, before, during and after the faults."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 from flows.figures.drawing import Drawing, Table
 from flows.figures.style import MUTED, hollow_key, legend_above, line_key, panel, row_axis
 from flows.figures.subject import Subject, Trial
-from flows.lineage import Row, applied_rows
-from flows.outcome import Outcome
+from flows.lineage import applied_rows
+from flows.staleness import PERIODS, by_period
 
-PHASES = ("before", "during", "after")
 SHARES = {"5%": 5, "25%": 25, "median": 50, "75%": 75, "99%": 99, "maximum": 100}
 _TICKS = (0, 2, 4, 6, 8, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 LABEL = "staleness in versions"
@@ -58,6 +57,7 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
         line_key("5% to 99%", MUTED),
         hollow_key("maximum", MUTED, "o"),
     ]
+    keys[0].handle.set(markersize=10, markeredgewidth=2)
     keys[1].handle.set(linewidth=5, alpha=0.45)
     legend_above(axes, keys)
     return Drawing(
@@ -72,25 +72,13 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
 
 
 def _phases(trials: Sequence[Trial]) -> dict[str, list[int]]:
-    """Return staleness by phase, of all trials together; "" is the phase of one without faults."""
+    """Return staleness by period, of all trials together; "" is that of a trial without faults."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for record, outcome in trials:
-        for row in applied_rows(record):
-            if row.head:
-                found[_phase(row, outcome)].append(row.staleness)
-    return {phase: found[phase] for phase in ("", *PHASES) if phase in found}
-
-
-def _phase(row: Row, outcome: Outcome) -> str:
-    if not outcome.faults:
-        return ""
-    if row.t < outcome.faults[0].began:
-        return "before"
-    for fault in outcome.faults:
-        over = fault.first_applied if fault.first_applied is not None else fault.serving
-        if fault.began <= row.t and (over is None or row.t <= over):
-            return "during"
-    return "during" if row.replayed else "after"
+        heads = [row for row in applied_rows(record) if row.head]
+        for period, rows in by_period(heads, outcome.faults).items():
+            found[period if outcome.faults else ""] += [row.staleness for row in rows]
+    return {period: found[period] for period in ("", *PERIODS) if found[period]}
 
 
 def _scale(axes: Any, most: float) -> None:
@@ -111,8 +99,8 @@ def _note(faulty: bool) -> str:
     )
     if faulty:
         note += (
-            " “During” lasts from a fault until the shard applied an update again, on all shards, "
-            "and holds what was replayed after it as well."
+            " “During” holds what all shards applied since a fault from weights that were read "
+            "before the shard served again, replayed gradients included."
         )
     return note
 

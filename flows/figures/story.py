@@ -1,4 +1,4 @@
-"""Owns the story of one trial as a timeline: shards and nodes in lanes, every fault, every recovery."""
+"""Owns the story of one trial: shards and nodes in lanes, with every fault and recovery."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dps.events import (
     NodeJoined,
     Replayed,
     ReplicaAdded,
-    Resumed,
     TrainingStarted,
 )
 from flows import words
@@ -43,8 +42,9 @@ from flows.usage import ROLES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UP, STRUCK, AFFECTED, AWAY = "up", "fault", "while it lasts", "not given up"
-CHECKPOINT, REPLAYED, REPLICA = "checkpoint written", "buffered gradients replayed", "replica added"
+UP, SERVING, STRUCK = "node up", "serving", "fault"
+AFFECTED, AWAY = "while it lasts", "not given up"
+CHECKPOINT, REPLAYED, REPLICA = "checkpoint", "replay", "replica added"
 MOST_TOLD = 4
 _MARKERS = {
     STRUCK: ("X", BAD, 7),
@@ -81,11 +81,11 @@ def story(subject: Subject, group: Group) -> Drawing | None:
     lanes = list(dict.fromkeys(stretch.lane for stretch in stretches))
     figure, axes = panel(height=1.1 + 0.22 * len(lanes))
     for stretch in stretches:
-        _draw(axes, stretch, lanes.index(stretch.lane))
+        _draw(axes, stretch, lanes.index(stretch.lane), subject.looks[group.strategy].colour)
     row_axis(axes, lanes, [INK if lane.startswith("shard ") else MUTED for lane in lanes])
     axes.set_xlabel(SECONDS)
     axes.set_xlim(0, 1.01 * (end(record) - start(record)))
-    legend_above(axes, _keys(stretches))
+    legend_above(axes, _keys(stretches, subject.looks[group.strategy].colour))
     return Drawing(
         name=subject.name("timeline", group.condition, group.strategy),
         title=f"{group.strategy}, {group.condition}" if group.condition else group.strategy,
@@ -118,18 +118,18 @@ def _shards(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterat
     started = record.of(TrainingStarted)
     for shard in range(started[0].shards if started else 0):
         lane = f"shard {shard}"
-        yield Stretch(lane, UP, start(record), last)
+        yield Stretch(lane, SERVING, start(record), last)
         for fault in faults:
             if fault.shard == shard:
                 yield from _recovery(lane, fault, last)
-        for kind, name in (
-            (CheckpointWritten, CHECKPOINT),
-            (ReplicaAdded, REPLICA),
-            (Replayed, REPLAYED),
-        ):
-            for event in record.of(kind):
-                if event.shard == shard and event.t >= start(record):
-                    yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
+        moments: list[tuple[str, CheckpointWritten | ReplicaAdded | Replayed]] = [
+            *((CHECKPOINT, event) for event in record.of(CheckpointWritten)),
+            *((REPLICA, event) for event in record.of(ReplicaAdded)),
+            *((REPLAYED, event) for event in record.of(Replayed)),
+        ]
+        for name, event in moments:
+            if event.shard == shard and event.t >= start(record):
+                yield Stretch(lane, name, event.t, event.t, f"version {event.version}")
 
 
 def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
@@ -153,40 +153,40 @@ def _nodes(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterato
     for node in joined:
         yield Stretch(node.node, UP, node.t, killed.get(node.pid, last), node.role)
     for fault in faults:
-        until = _lifted(record, fault)
-        if until is not None:
-            yield Stretch(fault.node, AFFECTED, fault.began, until, fault.kind)
+        # What damages the files of a shard has that as its node.
+        lane = fault.node.replace("shard-", "shard ")
+        if fault.ended is not None:
+            yield Stretch(lane, AFFECTED, fault.began, fault.ended, fault.kind)
         detail = f"fault {fault.fault}: {fault.kind}"
-        yield Stretch(fault.node, STRUCK, fault.began, fault.began, detail)
+        yield Stretch(lane, STRUCK, fault.began, fault.began, detail)
 
 
 def _order(role: str) -> int:
     return ROLES.index(role) if role in ROLES else len(ROLES)
 
 
-def _lifted(record: Record, fault: FaultTimes) -> float | None:
-    """When a fault that ends by itself was over; None for one that does not."""
-    over = [event.t for event in record.of(Resumed) if event.fault == fault.fault]
-    return over[0] if over else None
-
-
 # -- drawing -----------------------------------------------------------------------------------
 
 
-def _draw(axes: Axes, stretch: Stretch, place: int) -> None:
+def _draw(axes: Axes, stretch: Stretch, place: int, own: str) -> None:
     if stretch.what in _MARKERS:
         marker, colour, size = _MARKERS[stretch.what]
         axes.plot(stretch.begin, place, marker, color=colour, markersize=size, zorder=4)
         return
-    height = 0.3 if stretch.what == UP else 0.62
-    width = stretch.end - stretch.begin
-    colour = _COLOURS[stretch.what]
-    axes.barh(place, width, left=stretch.begin, height=height, color=colour, linewidth=0)
+    axes.barh(
+        place,
+        stretch.end - stretch.begin,
+        left=stretch.begin,
+        height=0.3 if stretch.what in (UP, SERVING) else 0.62,
+        color=own if stretch.what == SERVING else _COLOURS[stretch.what],
+        linewidth=0,
+    )
 
 
-def _keys(stretches: Sequence[Stretch]) -> list[Key]:
+def _keys(stretches: Sequence[Stretch], own: str) -> list[Key]:
     seen = {stretch.what for stretch in stretches}
-    keys = [patch_key(what, colour) for what, colour in _COLOURS.items() if what in seen]
+    keys = [patch_key(SERVING, own)]
+    keys += [patch_key(what, colour) for what, colour in _COLOURS.items() if what in seen]
     return keys + [
         line_key(what, colour, marker, "none")
         for what, (marker, colour, _) in _MARKERS.items()

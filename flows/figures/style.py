@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.core.recovery import PRESETS
@@ -37,7 +38,7 @@ CSS_COLOURS = {
 }
 
 WIDTH, HEIGHT = 5.4, 3.2  # inches; narrow enough for text of 10 points to be read on a telephone
-LEGEND_COLUMNS = 4
+LEGEND_WIDTH, LEGEND_ENTRY, LEGEND_LETTER = 4.3, 0.36, 0.068  # inches
 
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -127,7 +128,7 @@ def legend_above(axes: Axes, keys: Sequence[Key]) -> None:
         [key.name for key in keys],
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=min(len(keys), LEGEND_COLUMNS) or 1,
+        ncols=_legend_columns([key.name for key in keys]),
         handlelength=1.4,
         handleheight=1,
         handletextpad=0.4,
@@ -137,6 +138,18 @@ def legend_above(axes: Axes, keys: Sequence[Key]) -> None:
         fontsize=9,
         labelcolor=INK,
     )
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """How many entries fit beside one another; columns are as wide as their longest entry."""
+    for columns in range(len(names), 1, -1):
+        rows, longer = divmod(len(names), columns)
+        sizes = [rows + (column < longer) for column in range(columns)]
+        ends = list(accumulate(sizes))
+        longest = [max(map(len, names[e - n : e])) for n, e in zip(sizes, ends, strict=True)]
+        if sum(LEGEND_ENTRY + LEGEND_LETTER * length for length in longest) <= LEGEND_WIDTH:
+            return columns
+    return 1
 
 
 def line_key(name: str, colour: str, marker: str = "", dashes: Any = "-") -> Key:
@@ -182,9 +195,10 @@ def to_svg(figure: Figure, name: str) -> str:
     out = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         # As `savefig` does, but without its first drawing, which is for other kinds of layout.
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
-    # Hundredths of a point are finer than any screen, and half of the file.
-    return re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    # Hundredths of a point are finer than any screen; as they are, paths fill most of the file.
+    text = re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
+    return re.sub(r" \n([LMCQz])", r" \1", text)
 
 
 def to_png(figure: Figure) -> bytes:

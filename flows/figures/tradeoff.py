@@ -35,7 +35,7 @@ def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     axes.margins(0.12)
     from matplotlib.ticker import PercentFormatter
 
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
     names = [group.strategy for group in groups]
     keys = [
         key._replace(handle=_marker_only(key.handle)) for key in strategy_keys(names, subject.looks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from dps.events import (
     TrialEnded,
     TrialStarted,
 )
+from flows.attempt import versions
 from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.trial import PRELOAD, versions
+from flows.trial import PRELOAD
 from flows.workloads import with_torch
 
 PROOF_SECONDS = 5.0
@@ -41,16 +43,11 @@ LOOK_SECONDS = 0.01
 CHAIN = ("server-0", "replica-0-1", "replica-0-2")
 
 
-def run_published(trial: PublishedTrial, folder: Path, sink: Sink) -> None:
+def run_published(trial: PublishedTrial, folder: Path) -> None:
     """Run one trial and record it in `folder`, as `flows.trial.run_trial` does for the real dps."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
-    with EventWriter(folder / EVENTS_FILE) as write:
-
-        def record(event: Any) -> None:
-            write(event)
-            sink(event)
-
+    with EventWriter(folder / EVENTS_FILE) as record:
         torch = trial.config.workload.kind in with_torch.KINDS
         record(TrialStarted(clock.now(), trial.name, trial.settings(), versions(torch)))
         status, reason = "valid", ""
@@ -119,7 +116,7 @@ class _Run:
         chain = [
             self._server(name, role, state, None) for name, role in zip(CHAIN, roles, strict=True)
         ]
-        for ahead, behind in zip(chain, chain[1:], strict=False):
+        for ahead, behind in pairwise(chain):
             self.ask(ahead, "follow", behind)
         self._begin(chain[0])
         joining: tuple[float, Any] | None = None
@@ -177,8 +174,10 @@ class _Run:
         task = self.client.submit(
             nodes.one_gradient, *arguments, resources={"worker-0": 1}, pure=False
         )
-        version = task.result(START_SECONDS)
-        self.record(nodes.acked(self.clock.now(), self.number, version, "applied"))
+        version, seconds = task.result(START_SECONDS)
+        now = self.clock.now()
+        self.record(nodes.acked(now, self.number, version, "applied"))
+        self.record(nodes.reported(now, self.number, seconds))
         self.number += 1
 
     def _due(self) -> bool:

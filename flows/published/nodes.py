@@ -23,7 +23,8 @@ from distributed.utils import sync
 
 from dps.cluster.recorder import Recorder, sample
 from dps.cluster.transport import Meter, SystemClock
-from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined
+from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined, Reported
+from flows.pace import COMPUTE
 from flows.published.settings import PublishedConfig
 from flows.workloads import SHAPES, Array, Arrays, Dataset, Workload, build_workload, load_dataset
 
@@ -51,12 +52,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient with its number, and the version and time of the weights that it is from."""
+    """A gradient with its number, the version and time of its weights, and the time it took."""
 
     number: int
     values: Arrays
     version: int
     read: float
+    seconds: float
 
 
 async def call(pool: Any, place: Place, method: str, *args: Any) -> Any:
@@ -312,11 +314,19 @@ class StatelessServer(Trainer):
 # -- the worker's tasks ------------------------------------------------------------------------
 
 
-def one_gradient(config: PublishedConfig, seed: int, number: int, server: Place) -> int:
-    """Read the weights, compute a gradient, have it applied: one task; return the new version."""
+def one_gradient(
+    config: PublishedConfig, seed: int, number: int, server: Place
+) -> tuple[int, float]:
+    """Read the weights, compute a gradient and have it applied, as one task.
+
+    Returns
+    -------
+    version, seconds
+        The server's new version, and how long computing took.
+    """
     node = get_worker()
     gradient = _gradient(config, seed, number, ask(node, server, "read"))
-    return int(ask(node, server, "apply", gradient))
+    return int(ask(node, server, "apply", gradient)), gradient.seconds
 
 
 def work(config: PublishedConfig, seed: int, group: str, store: Place) -> int:
@@ -326,7 +336,9 @@ def work(config: PublishedConfig, seed: int, group: str, store: Place) -> int:
     while wanted:
         gradient = _gradient(config, seed, number, ask(node, store, "read"))
         wanted = ask(node, store, "push", gradient)
-        record(acked(clock.now(), number, gradient.version, "buffered"))
+        now = clock.now()
+        record(acked(now, number, gradient.version, "buffered"))
+        record(reported(now, number, gradient.seconds))
         number += 1
         if clock.monotonic() > sent + SAMPLE_SECONDS:
             record.send()
@@ -338,6 +350,11 @@ def work(config: PublishedConfig, seed: int, group: str, store: Place) -> int:
 def acked(now: float, number: int, version: int, outcome: str) -> Acked:
     """The event that the worker was told of what became of a gradient."""
     return Acked(now, "worker-0", 0, (now,), (0,), (number,), (version,), (outcome,))
+
+
+def reported(now: float, number: int, seconds: float) -> Reported:
+    """The event of how long computing a gradient took."""
+    return Reported(now, "worker-0", 0, COMPUTE, (now,), (number + 1,), (seconds,))
 
 
 def warm_up(config: PublishedConfig) -> None:
@@ -353,8 +370,9 @@ def initial(config: PublishedConfig, seed: int, kill: int = 0) -> Arrays:
 def _gradient(config: PublishedConfig, seed: int, number: int, state: State) -> Gradient:
     read, data = SystemClock().now(), _data(config, "train")
     batch = _batch(seed, number, len(data.x_train), config.batch_size)
-    _, values = _workload(config).gradient(state.weights, data.x_train[batch], data.y_train[batch])
-    return Gradient(number, values, state.version, read)
+    x, y, began = data.x_train[batch], data.y_train[batch], time.perf_counter()
+    _, values = _workload(config).gradient(state.weights, x, y)
+    return Gradient(number, values, state.version, read, time.perf_counter() - began)
 
 
 def _batch(seed: int, number: int, examples: int, size: int) -> Array:

@@ -1,1 +1,1 @@
-"""Owns what the replication of "Training Through Failure" makes of its records: claims and figures."""
+"""Owns what becomes of the records of "Training Through Failure": claims, tables and figures."""

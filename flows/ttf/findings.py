@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from dps.errors import ConfigurationError
 from flows.outcome import Outcome
 from flows.prices import Prices
 from flows.results import Finished
 from flows.statistics import FEWEST_SEEDS
-from flows.ttf.claims import CLAIMS, Judged, judge
+from flows.ttf.claims import CLAIMS, judge
 from flows.ttf.figures import (
     accuracy_figure,
     accuracy_panel,
@@ -66,7 +67,7 @@ def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
 
 
 def write(
-    studies: Mapping[str, Study],
+    judged: Mapping[str, Study],
     others: Sequence[Study],
     folder: Path,
     csv: Path | None,
@@ -76,25 +77,36 @@ def write(
 
     Parameters
     ----------
-    studies
-        What the claims are judged on, by title; those without trials have been left out.
+    judged
+        What the claims are judged on, by title.
     others
         Parts of which only tables are shown.
     csv
         The published curves.
     command
         What makes all this again.
+
+    Raises
+    ------
+    ConfigurationError
+        Nothing is recorded, or the published curves cannot be read.
     """
+    studies = {title: each for title, each in judged.items() if each.trials}
+    shown = [each for each in (*studies.values(), *others) if each.finished]
+    if not studies:
+        raise ConfigurationError(
+            f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
         "## Training Through Failure",
-        f"From the records of `{command}`. {_sizes([*studies.values(), *others])}",
+        f"From the records of `{command}`. {_sizes(shown)}",
         "### Claims",
         claims_table(studies),
         _reading(),
         *_figures(studies, folder, csv),
     ]
-    for each in [*studies.values(), *others]:
+    for each in shown:
         parts += [f"### {each.title}", cells_table(each), *_left_out(each)]
     text = "\n\n".join(parts) + "\n"
     (folder / TEXT).write_text(text, encoding="utf-8")
@@ -114,11 +126,6 @@ def claims_table(studies: Mapping[str, Study]) -> str:
         cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
         rows.append([f"{statement.claim}. {CLAIMS[statement.claim]}", statement.text, *cells])
     return _markdown(headings, rows)
-
-
-def verdicts(each: Study) -> tuple[Judged, ...]:
-    """Return the verdicts on one study."""
-    return judge(each.trials)
 
 
 def cells_table(each: Study) -> str:
@@ -191,12 +198,12 @@ def _sizes(studies: Iterable[Study]) -> str:
 
 def _reading() -> str:
     return (
-        "Differences are means over seeds with 95% intervals (bootstrap from 10 seeds on, else Student's "
-        "t); points are percentage points. A statement holds if its interval lies on the claimed side "
-        "of 0, also after Holm's correction for the statements of its study; it does not hold if "
-        "the interval excludes 1 point of accuracy, or 2% of time or pace; sameness is within "
-        f"±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. The price counts every node for the "
-        "whole time."
+        "Differences are means over seeds with 95% intervals (bootstrap from 10 seeds on, else "
+        "Student's t); points are percentage points. A statement holds if its interval lies on "
+        "the claimed side of 0, also after Holm's correction for the statements of its study; it "
+        "does not hold if the interval excludes 1 point of accuracy, or 2% of time or pace; "
+        f"sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. The price "
+        "counts every node for the whole time."
     )
 
 
@@ -221,8 +228,8 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
             panels.append(accuracy_panel(title, _shown(each, kills)))
         write_svg(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
         parts.append(
-            f"![Test accuracy against time, k={kills}; a curve for each trial, dashed lines at kill "
-            f"and recovery](accuracy-{kills}.svg)"
+            f"![Test accuracy against time, k={kills}; a curve for each trial, dashed lines at "
+            f"kill and recovery](accuracy-{kills}.svg)"
         )
     columns = [(title, _shown(each, 1, one_seed=True)) for title, each in studies.items()]
     write_svg(use_figure(columns), folder / "use.svg")
@@ -240,8 +247,8 @@ def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finish
     seen: set[str] = set()
     shown = []
     for done, identity in chosen:
-        workers = identity.labels.get("training.workers", "2 workers")
-        if workers != "2 workers" or (one_seed and identity.strategy in seen):
+        workers = identity.labels.get("training.workers", "2")
+        if workers != "2" or (one_seed and identity.strategy in seen):
             continue
         seen.add(identity.strategy)
         shown.append((done, identity.strategy))

@@ -144,16 +144,16 @@ def test_a_node_is_killed_while_its_shard_is_restored(tmp_path: Path) -> None:
     kept = Recovery(Checkpoint(every=10, path=str(tmp_path / "checkpoints")))
     plan = (
         Kill("server-0", AtUpdates(20), back_after=0.4),
-        Kill("worker-1", During("recovery"), back_after=None),
+        Kill("evaluator-0", During("recovery"), back_after=None),
     )
-    members = [*nodes(1, workers=2), EVALUATOR]
+    members = [*nodes(1, workers=1), EVALUATOR]
     with training(tmp_path, plan, kept, members) as broken:
         first, second = killed(broken, 2)
         eventually(lambda: broken.events.of(PhaseMet), SECONDS)
         (restored,) = eventually(
             lambda: [r for r in broken.events.of(Restored) if r.epoch > 1], SECONDS
         )
-    assert (first.node, second.node) == ("server-0", "worker-1")
+    assert (first.node, second.node) == ("server-0", "evaluator-0")
     assert first.t < second.t < restored.t
     (met,) = broken.events.of(PhaseMet)
     assert (met.fault, met.phase) == (1, "recovery")

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from dps.events import Evaluated, Reported, Restored
+from dps.events import Evaluated, Reported, Restored, WorkerLeft
 from flows.learning import evaluations
 from flows.outcome import Outcome
 from flows.record import Record
@@ -51,6 +51,12 @@ class Measured:
         """The iteration at which a server is to be lost; None: never."""
         faults = self._config["faults"]
         return int(faults[0]["at_updates"]) // self.workers if faults else None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it is valid, and no worker was given up, as on a machine that is too busy."""
+        lost = (event for event in self.record.of(WorkerLeft) if event.reason == "lost")
+        return self.outcome.valid and not any(lost)
 
     @property
     def iteration_seconds(self) -> float:
@@ -95,15 +101,19 @@ class Measured:
 
     @property
     def iterations_to_regain(self) -> float | None:
-        """How many iterations after the failure its accuracy was what it had been before."""
+        """How many iterations after the failure its accuracy was what it had been before.
+
+        Where it never was, how many iterations there were after the failure: a lower bound.
+        """
         fault, before = self.fault, self.outcome.accuracy.before
         if fault is None or fault.serving is None or before is None:
             return None
         after = [s for s in evaluations(self.record) if s.t >= fault.serving]
-        from_ = min(e.version for e in self.record.of(Restored) if e.t >= fault.began)
-        regained = (self.iteration(s) for s in after if s.accuracy >= before)
-        found = next(regained, None)
-        return None if found is None else max(0.0, found - from_ / self.workers)
+        if not after:
+            return None
+        restored = min(e.version for e in self.record.of(Restored) if e.t >= fault.began)
+        regained = next((s for s in after if s.accuracy >= before), after[-1])
+        return max(0.0, self.iteration(regained) - restored / self.workers)
 
     def iteration(self, score: Evaluated) -> float:
         """Return the iteration of a snapshot."""
@@ -123,7 +133,8 @@ class Measured:
     def _spans(self) -> dict[str, list[tuple[float, float]]]:
         times: defaultdict[str, list[float]] = defaultdict(list)
         for event in self.record.of(Reported):
-            times[event.worker].append(event.t)
+            if event.name == "loss":
+                times[event.worker].extend(event.times)
         return {worker: list(pairwise(sorted(ts))) for worker, ts in times.items()}
 
     def _gaps(self) -> dict[str, list[float]]:
