@@ -168,6 +168,36 @@ def resume(
 
 
 @app.command()
+def replay(
+    trial: Annotated[
+        str, typer.Argument(help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.")
+    ],
+) -> None:
+    """Run a recorded trial again under the faults that it met, and show both outcomes."""
+    from flows.prices import load_prices
+    from flows.progress import Follower, view_for
+    from flows.record import EVENTS_FILE
+    from flows.replay import replay_of, side_by_side
+    from flows.results import read_finished
+    from flows.trial import run_trial
+
+    again = replay_of(trial, Path.cwd())
+    console, prices = _console(), load_prices()
+    with view_for(console) as view:
+        view.begin(again.trial.experiment, [again.trial], [])
+        view.started(again.trial)
+        told, moved = partial(view.told, again.trial), partial(view.moved, again.trial)
+        follower = Follower(again.trial.config.server.shards, told, moved)
+        run_trial(again.trial, again.folder, follower, tell=told, plan=again.plan)
+        outcome = read_finished(again.folder / EVENTS_FILE, prices).outcome
+        view.ended(again.trial, outcome)
+    console.print(side_by_side(read_finished(again.original, prices).outcome, outcome))
+    if outcome.status == "failed":
+        print(f"dps: {again.trial.name} failed: {outcome.reason}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
 def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # noqa: B006
     """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.config import load_experiment

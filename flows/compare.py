@@ -35,6 +35,9 @@ class Runner(Protocol):
 
     parallel: int
 
+    def warm_up(self, trials: int) -> None:
+        """Begin to get ready for so many trials, while others get ready as well."""
+
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
         """Run attempts; yield each when it is over and recorded."""
         ...
@@ -92,6 +95,7 @@ def compare(
                 take_back(trial, folder / trial.name, view.say)
             recorded, durations = recorded_in(folder, trials)
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
+            runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
             books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
             # What belongs to the experiment is noted when nothing can refuse it any more.

@@ -68,9 +68,7 @@ class Crew:
         self._running = dict(zip(self._shares, futures, strict=True))
         while self._running or self._lost:
             if time.monotonic() > until:
-                return (
-                    f"the training did not end within the time limit of {limit:g} s{self._missing}"
-                )
+                return f"the training did not end within the time limit of {limit:g} s{self._rest}"
             self._wait(until)
             if (failure := self._look()) is not None:
                 return failure
@@ -79,8 +77,9 @@ class Crew:
         return None
 
     @property
-    def _missing(self) -> str:
-        return f"; {', '.join(self._lost)} was lost and not replaced" if self._lost else ""
+    def _rest(self) -> str:
+        lost = ", ".join(sorted(self._lost))
+        return f"; nobody was left to go on for {lost}" if lost else ""
 
     def _wait(self, until: float) -> None:
         """Wait for a worker that ends; while one is lost, only until it is time to look again."""

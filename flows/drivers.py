@@ -8,6 +8,7 @@ process does, however that ends, and what they started ends with them.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -78,6 +79,11 @@ class Drivers:
         for driver in self._drivers:
             driver.end()
 
+    def warm_up(self, trials: int) -> None:
+        """Start as many drivers as so many trials can use; they take seconds to get ready."""
+        for driver in self._drivers[:trials]:
+            driver.start()
+
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
         """Run attempts; yield each when it is over.
 
@@ -108,10 +114,20 @@ class _Driver:
         self.attempt: Attempt | None = None
         self.deadline = 0.0
 
+    def start(self) -> None:
+        """Start the process, if there is none."""
+        if self._process is not None and self._process.is_alive():
+            return
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
+        with without_interrupts():
+            self._process.start()
+        theirs.close()
+
     def begin(self, attempt: Attempt) -> None:
         """Have it run an attempt."""
-        if self._process is None or not self._process.is_alive():
-            self._start()
+        self.start()
         self.attempt = attempt
         self.deadline = time.monotonic() + attempt.trial.config.time_limit + self._grace
         with suppress(BrokenPipeError):  # it has just died, which `listen` will find
@@ -147,7 +163,7 @@ class _Driver:
         if self._process is None:
             return
         if self.attempt is None:
-            self.connection.close()  # it waits for the next attempt
+            self._process.kill()  # it has nothing to end: it waits, or is still starting
         else:
             self._process.terminate()
 
@@ -157,14 +173,6 @@ class _Driver:
             self._process.join(STOP_SECONDS)
             self._process.kill()
             self._process.join()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
-        with without_interrupts():
-            self._process.start()
-        theirs.close()
 
     def _gave_up(self, attempt: Attempt, reason: str) -> Attempt:
         """End the process and, in its place, the record."""
@@ -191,7 +199,7 @@ class _Driver:
 def drive(connection: Connection) -> None:
     """Run the attempts that come, until the other end is closed."""
     signal.signal(signal.SIGTERM, _interrupt)
-    end_with_parent(lambda: None)
+    end_with_parent(_interrupt_for_a_while)
     lock = threading.Lock()
 
     def send(message: Told | Moved | Over) -> None:
@@ -218,6 +226,12 @@ def drive(connection: Connection) -> None:
             )
             send(Over())
     sys.exit(0)
+
+
+def _interrupt_for_a_while() -> None:
+    """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

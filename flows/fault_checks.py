@@ -117,8 +117,8 @@ def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
         return
     for reason in _impossible(fault.target, kind_of(fault), stage):
         yield "target", reason
-    if isinstance(fault, DiskFull) and not (stage.checkpoints or _is_store(fault.target)):
-        yield "target", "it writes nothing; expected a store, or recovery.durability: checkpoint"
+    if isinstance(fault, DiskFull):
+        yield from _nothing_to_keep(fault.target, stage)
 
 
 def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
@@ -140,10 +140,26 @@ def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
             yield from _unknown(names, kind, stage)
 
 
-def _is_store(target: Target) -> bool:
-    name = target.name if isinstance(target, Seat) else target
-    role = target.role if isinstance(target, Among) else None
-    return role == "store" or (isinstance(name, str) and name.startswith("store-"))
+def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
+    """Servers write checkpoints, stores keep states and mail; who keeps nothing cannot be full."""
+    match target:
+        case str(name) | Seat(name):
+            roles = {_role(name)}
+        case tuple(names):
+            roles = {_role(name) for name in names}
+        case Among(role=str(role)):
+            roles = {role}
+        case _:
+            roles = {"server"}
+    for role in sorted(roles & {"worker", "evaluator"}):
+        who = "an evaluator" if role == "evaluator" else f"a {role}"
+        yield "target", f"{who} keeps nothing that could fail; expected a server or a store"
+    if roles - {"worker", "evaluator", "store"} and not stage.checkpoints:
+        yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
+
+
+def _role(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def _unknown(names: Sequence[str], kind: str, stage: Stage) -> Iterator[str]:

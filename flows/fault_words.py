@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dps.core.faults import Corrupt, Cut, Delay, Fault, FaultPlan, Kill, Slow, kind_of, told
+from dps.core.faults import After, Corrupt, Cut, Delay, Fault, FaultPlan, Kill, Slow, kind_of, told
 
 FEW = 2
 
 
 def line(fault: Fault) -> str:
     """Return a fault in words: what, whom, when."""
-    return f"{kind_of(fault)} {told(fault.target)} {fault.when}"
+    comma = "," if isinstance(fault.when, After) else ""
+    return f"{kind_of(fault)} {told(fault.target)}{comma} {fault.when}"
 
 
 def late_line(fault: Fault) -> str:

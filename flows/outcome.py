@@ -114,10 +114,16 @@ class Outcome:
         """Money for the training, on demand, per percentage point of final accuracy."""
         return self.cost.total / (100 * self.accuracy.final) if self.accuracy.final else None
 
+    @property
+    def first_loss(self) -> FaultTimes | None:
+        """The first fault by which a shard was not served for a time, else the first of all."""
+        felt = (fault for fault in self.faults if fault.shard is not None)
+        return next(felt, self.faults[0] if self.faults else None)
+
     def row(self) -> dict[str, Any]:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
-        Recovery times are those of the trial's first fault. `flows.columns` defines each name.
+        Recovery times are those of `first_loss`. `flows.columns` defines each name.
         """
         return {
             "experiment": self.identity.experiment,
@@ -159,7 +165,7 @@ class Outcome:
         }
 
     def _recovery_row(self) -> dict[str, Any]:
-        first = self.faults[0] if self.faults else None
+        first = self.first_loss
         return {
             "faults": len(self.faults),
             "fault_kind": first.kind if first else None,
@@ -257,7 +263,9 @@ def identity(record: Record) -> Identity:
 def _status(record: Record) -> tuple[str, str]:
     ended, missed = record.ended, record.of(FaultMissed)
     if ended is None:
-        return "failed", "the record has no end: the trial was interrupted or is still running"
+        cut = "; its last line was cut short and is left out" if record.torn else ""
+        no_end = "the record has no end: the trial was interrupted or is still running"
+        return "failed", no_end + cut
     if ended.status == "valid" and missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
     return ended.status, ended.reason

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.axes import Combinations
 from flows.record import Record
 
 
@@ -25,15 +26,48 @@ def experiment_yaml(records: Sequence[Record]) -> str:
     for trial in settings:
         for axis, label in trial["labels"].items():
             axes.setdefault(axis, {})[label] = _short(axis, _at(trial["config"], axis))
+    lot = settings[0].get("circumstances", {}).get("order_seed", 0)
     document = {
         **base,
         "recovery": _short("recovery", base["recovery"]),
         "axes": axes,
+        **_limits(axes, [trial["labels"] for trial in settings]),
+        **({"order_seed": lot} if lot else {}),
         "seeds": sorted({trial["seed"] for trial in settings}),
     }
     # By way of JSON, for YAML would write what occurs twice as a reference.
     plain = json.loads(json.dumps(document))
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88))
+
+
+def _limits(axes: Mapping[str, Any], present: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Return what keeps a grid to the combinations that are present; nothing if all are.
+
+    Axes whose labels are in step with each other vary together; of what is left, combinations that
+    are missing are left out.
+    """
+    groups: list[list[str]] = []
+    for axis in axes:
+        partner = next((g for g in groups if _in_step(g[0], axis, axes, present)), None)
+        if partner is None:
+            groups.append([axis])
+        else:
+            partner.append(axis)
+            mate = {labels[partner[0]]: labels[axis] for labels in present}
+            for label in axes[partner[0]]:  # in the order of the first
+                axes[axis][mate[label]] = axes[axis].pop(mate[label])
+    together = [group for group in groups if len(group) > 1]
+    every = Combinations({axis: list(values) for axis, values in axes.items()}, together)
+    missing = [labels for labels in every if labels not in present]
+    limits = {"zip": together, "exclude": missing}
+    return {key: entries for key, entries in limits.items() if entries}
+
+
+def _in_step(
+    first: str, second: str, axes: Mapping[str, Any], present: Sequence[Mapping[str, str]]
+) -> bool:
+    pairs = {(labels[first], labels[second]) for labels in present}
+    return len(pairs) == len(axes[first]) == len(axes[second]) > 1
 
 
 def versions(records: Sequence[Record]) -> dict[str, str]:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from flows.compare import compare
 from flows.config import load_experiment
+from flows.drivers import Drivers
 from flows.findings import Findings
 from flows.ftps_claims import failure_findings, ring_findings, scaling_findings
 from flows.ftps_measures import Measured
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.results import RESULTS, read_experiment
-from flows.trial import run_trial
 
 FOLDER = "replicate-ftps"
 SCALING, FAILURE = "replicate/ftps-scaling", "replicate/ftps-failure"
@@ -74,7 +74,8 @@ def _trials(
     config: str, full: bool, here: Path, view: PlainView, store: str | None
 ) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
-    compare(experiment, here, view, run_trial, store)
+    with Drivers() as drivers:
+        compare(experiment, here, view, drivers, store)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
     return [Measured(done.record, done.outcome) for done in recorded if done.outcome.valid]
 

@@ -24,6 +24,7 @@ from dps.errors import StoreUnavailable
 from flows.columns import COLUMNS
 from flows.outcome import Identity, Outcome
 from flows.record import Record
+from flows.schema import refuse_other_schema
 from flows.series import Point, series
 from flows.steps import Steps
 from flows.system import system_metrics
@@ -73,6 +74,8 @@ class Tracker:
         silence_mlflow()
         from mlflow import MlflowClient
 
+        if urlsplit(self.uri).scheme == "sqlite":
+            refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
         with _store_errors(self.uri):
             if uri is None:
                 _create_database(folder.resolve() / "mlruns" / "mlflow.db")
@@ -173,6 +176,7 @@ class Tracker:
             "dps.seed": str(identity.seed),
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
+            **_circumstances(record),
             **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
         }
         run = self._client.create_run(
@@ -315,6 +319,12 @@ def _artifacts(folder: Path) -> str:
 def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
     statuses = [outcome.status for outcome in outcomes]
     return {f"trials/{s}": float(statuses.count(s)) for s in ("valid", "invalid", "failed")}
+
+
+def _circumstances(record: Record) -> dict[str, str]:
+    """How the trial was run: as tags, for it is no part of what it depends on."""
+    settings = record.started.settings if record.started else {}
+    return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
 
 
 def _milliseconds(seconds: float) -> int:

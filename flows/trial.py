@@ -66,6 +66,7 @@ def run_trial(
     path: str | None = None,
     circumstances: Mapping[str, int] | None = None,
     tell: Callable[[str], None] | None = None,
+    plan: FaultPlan | None = None,
 ) -> None:
     """Run one trial and record it in `folder`.
 
@@ -83,6 +84,8 @@ def run_trial(
         How it is run, as far as its figures do not depend on it: see `flows.attempt.Attempt`.
     tell
         Is told what may interest who watches the trial, such as the address of Dask's dashboard.
+    plan
+        The faults, if not those that follow from the configuration: see `flows.replay`.
 
     Notes
     -----
@@ -104,7 +107,7 @@ def run_trial(
         told = settings(trial, circumstances or {})
         record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
-            failure = _train(trial, folder, record, path, tell)
+            failure = _train(trial, folder, record, path, tell, plan)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = f"{type(error).__name__}: {error}"
             if not isinstance(error, DpsError | OSError):
@@ -125,6 +128,7 @@ def _train(
     record: Sink,
     path: str | None,
     tell: Callable[[str], None] | None,
+    plan: FaultPlan | None,
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
@@ -142,7 +146,8 @@ def _train(
         with _server(trial, cluster.client, folder, on_event, path) as ps:
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
-            injector = Injector(_faults(ps, config), cluster, ps, clock, record, config.seed)
+            faults = _faults(ps, config) if plan is None else plan
+            injector = Injector(faults, cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(

@@ -157,7 +157,9 @@ def node_seconds(record: Record) -> dict[str, float]:
     start, end = span
     killed = {event.pid: event.t for event in record.of(Killed)}
     seconds: Counter[str] = Counter()
-    for node in record.of(NodeJoined):
+    # A node on which one worker runs after another tells of each.
+    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
+    for node in first.values():
         up = min(end, killed.get(node.pid, end)) - max(start, node.t)
         seconds[node.role] += max(0.0, up)  # type: ignore[assignment]
     return dict(seconds)

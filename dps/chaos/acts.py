@@ -69,6 +69,11 @@ class Acts:
         """When a fault had taken effect; None if it has not."""
         return self._took.get(number)
 
+    @property
+    def any_took(self) -> bool:
+        """Whether any fault has taken effect."""
+        return bool(self._took)
+
     def is_beginning(self, number: int) -> bool:
         """Whether a fault was struck and has not proven its effect yet."""
         return number in self._beginning and self._beginning[number].is_alive()
@@ -118,12 +123,14 @@ class Acts:
         return struck
 
     def _disturb(self, number: int, fault: Disturbance, names: Sequence[str], updates: int) -> None:
+        began = self._clock.monotonic()
         begin = partial(self._disturber.begin, number, fault, updates=updates)
         if any(at_once(begin, names)):
             self._took[number] = self._clock.now()
             if not isinstance(fault, Corrupt):
                 self._disturbing.add(number)
-                self._later(fault.seconds, self._end, number)
+                left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time
+                self._later(max(0.0, left), self._end, number)
 
     def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
         timer = threading.Timer(seconds, act, what)

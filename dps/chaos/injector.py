@@ -7,13 +7,14 @@ fresh ones, paused and disturbed ones go on, as the plan says (`dps.chaos.acts`)
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dps.chaos.acts import Acts
-from dps.chaos.phases import Phases, Sight
+from dps.chaos.phases import Phases, Sight, recovering
 from dps.chaos.progress import LONGEST_WAIT, SHORTEST_WAIT, Progress
 from dps.chaos.targets import Targets
 from dps.cluster.local import LocalCluster
@@ -33,6 +34,7 @@ from dps.core.faults import (
     told,
 )
 from dps.events import Event, PhaseMet, Sink
+from dps.protocol.messages import Table
 from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Injector:
         self._left = dict(sorted(enumerate(plan), key=lambda numbered: _order(*numbered)))
         self._clock = clock
         self._emit = emit
+        self._ps = ps
         self._acts = Acts(cluster, ps, clock, emit)
         self._targets = Targets(cluster, ps, seed)
         self._phases = Phases(ps)
@@ -133,8 +136,10 @@ class Injector:
                 return SHORTEST_WAIT
             case AtSeconds(seconds):
                 return self._began + seconds - self._clock.now()
-            case During(phase):
-                return SHORTEST_WAIT if phase == "checkpoint" else RECOVERY_WAIT
+            case During("checkpoint"):
+                return SHORTEST_WAIT
+            case During():  # nothing is restored before something was hit
+                return RECOVERY_WAIT if self._acts.any_took else LONGEST_WAIT
             case After(other, seconds):
                 took = self._acts.took(other)
                 if took is not None:
@@ -194,24 +199,30 @@ class Injector:
 
     def _struck_during(self, phase: Phase, number: int, fault: Fault) -> bool:
         """Strike if the phase can be seen; return whether it was struck."""
-        aim = self._aim(phase, number, fault)
-        for sight in self._phases.seen(phase):
-            if (
-                aim.names
-                and _concerns(sight, fault, aim)
-                and self._strike_in(sight, number, fault, aim.names)
-            ):
-                return True
-        return False
+        if phase == "checkpoint":
+            aim = self._known_aim(number, fault)
+            sights = self._phases.writing()
+        else:
+            table = self._ps.table()
+            sights = recovering(table)
+            aim = self._aim(number, fault, table) if sights else NOBODY
+        return any(
+            aim.names
+            and _concerns(sight, fault, aim)
+            and self._strike_in(sight, number, fault, aim.names)
+            for sight in sights
+        )
 
-    def _aim(self, phase: Phase, number: int, fault: Fault) -> Aim:
-        """Whom a fault would hit now. To find out takes longer than a checkpoint may take."""
-        now = self._clock.now()
-        known = self._aims.get(number)
-        if known is None or phase == "recovery" or now - known.t > AIM_SECONDS:
-            names = self._targets.of(number, fault)
-            known = self._aims[number] = Aim(now, names, self._targets.heads())
+    def _known_aim(self, number: int, fault: Fault) -> Aim:
+        """Whom a fault would hit, as of a moment ago: a checkpoint does not take long enough."""
+        known = self._aims.get(number, NOBODY)
+        if self._clock.now() - known.t > AIM_SECONDS:
+            known = self._aims[number] = self._aim(number, fault, self._ps.table())
         return known
+
+    def _aim(self, number: int, fault: Fault, table: Table) -> Aim:
+        names = self._targets.of(number, fault, table)
+        return Aim(self._clock.now(), names, self._targets.heads(table))
 
     def _strike_in(self, sight: Sight, number: int, fault: Fault, names: tuple[str, ...]) -> bool:
         """Strike if the phase lasts.
@@ -241,6 +252,9 @@ class Aim:
     t: float
     names: tuple[str, ...]
     heads: dict[int, str]
+
+
+NOBODY = Aim(-math.inf, (), {})
 
 
 def _order(number: int, fault: Fault) -> tuple[float, float, int]:

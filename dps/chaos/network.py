@@ -46,7 +46,12 @@ class Remote:
 
     def lift(self, number: int) -> int:
         """End a condition; return how many messages it affected."""
-        affected: int = self._run(_lift, number)
+        self._run(_lift, number)
+        return self.affected(number)
+
+    def affected(self, number: int) -> int:
+        """How many messages a condition has affected."""
+        affected: int = self._run(_affected, number)
         return affected
 
     def probe(self, deadline: float) -> float | None:
@@ -82,7 +87,8 @@ class Interference:
             case Closed():
                 deadline = min(PROBE_OF_CLOSED, self._seconds / 2)
                 during = self._remote.probe(deadline)
-                effective = before is not None and during is None
+                held = self._remote.affected(self._number) > 0  # it did not just take long
+                effective = before is not None and during is None and held
             case Late(seconds, ways):
                 deadline = PROBE_SECONDS + len(ways) * seconds
                 during = self._remote.probe(deadline)
@@ -137,10 +143,12 @@ async def _impose(
     links_of(dask_worker).impose(number, condition, seconds)
 
 
-async def _lift(number: int, dask_worker: distributed.Worker) -> int:
-    links = links_of(dask_worker)
-    links.lift(number)
-    return links.affected(number)
+async def _lift(number: int, dask_worker: distributed.Worker) -> None:
+    links_of(dask_worker).lift(number)
+
+
+async def _affected(number: int, dask_worker: distributed.Worker) -> int:
+    return links_of(dask_worker).affected(number)
 
 
 async def _probe(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dps.core.faults import Phase
 from dps.core.recovery import Checkpoint
 from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.messages import Table
 
 if TYPE_CHECKING:
     from dps.cluster.server import ParameterServer
@@ -40,34 +41,35 @@ class Phases:
             self._files = [CheckpointFiles(path, shard, durability.keep) for shard in shards]
         self._spent: set[Sight] = set()
 
-    def seen(self, phase: Phase) -> list[Sight]:
-        """What can be seen of a phase now, but for what is spent."""
-        sights = self._writing() if phase == "checkpoint" else self._recovering()
+    def writing(self) -> list[Sight]:
+        """The checkpoints that are being written now, but for what is spent."""
+        sights = (
+            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
+            for shard, files in enumerate(self._files)
+            for name in files.in_writing()
+        )
         return [sight for sight in sights if sight not in self._spent]
 
     def lasts(self, sight: Sight) -> bool:
         """Whether what was seen can still be seen."""
-        return sight in self.seen(sight.phase)
+        if sight.phase == "checkpoint":
+            return sight in self.writing()
+        return sight in recovering(self._ps.table())
 
     def spend(self, sight: Sight) -> None:
         """Take note that what was seen goes on no more, though it may still be seen."""
         self._spent.add(sight)
 
-    def _writing(self) -> list[Sight]:
-        return [
-            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
-            for shard, files in enumerate(self._files)
-            for name in files.in_writing()
-        ]
 
-    def _recovering(self) -> list[Sight]:
-        return [
-            Sight(
-                "recovery",
-                view.shard,
-                f"epoch {view.epoch}",
-                f"shard {view.shard}: nobody served it in epoch {view.epoch}",
-            )
-            for view in self._ps.table().views
-            if not view.serving
-        ]
+def recovering(table: Table) -> list[Sight]:
+    """The shards that nobody serves, by a routing table."""
+    return [
+        Sight(
+            "recovery",
+            view.shard,
+            f"epoch {view.epoch}",
+            f"shard {view.shard}: nobody served it in epoch {view.epoch}",
+        )
+        for view in table.views
+        if not view.serving
+    ]

@@ -19,7 +19,8 @@ TURN = 0.05
 SHORTEST_RUN = 0.002
 LONGEST_STOP = 0.2  # of a lease
 LOOK_SECONDS = 0.005  # a signal takes effect at once; on a busy machine, nearly so
-PROOF_SPAN = 0.5
+PROOF_TURNS = 5
+LONGEST_PROOF = 2.0
 
 
 class Slowdown:
@@ -28,7 +29,7 @@ class Slowdown:
     Parameters
     ----------
     seconds
-        How long it is to last, until `end` is called.
+        How long it lasts, unless `end` is called before.
     lease
         How long a process may be silent before it is given up.
     """
@@ -41,7 +42,7 @@ class Slowdown:
         self._pid = nodes.pids[node]
         self._factor = factor
         self._longest_stop = LONGEST_STOP * lease
-        self._proof_span = min(PROOF_SPAN, seconds / 2)
+        self._seconds = seconds
         self._over = threading.Event()
         self._stopped = 0.0
         self._turns = 0
@@ -56,7 +57,10 @@ class Slowdown:
         self._began = self._looked = time.monotonic()
         self._cpu = self._cpu_seconds()
         self._thread.start()
-        self._over.wait(self._proof_span)
+        until = self._began + min(LONGEST_PROOF, self._seconds / 2)
+        while not (self._turns >= PROOF_TURNS and self._seen().effective):
+            if self._over.wait(TURN / 2) or time.monotonic() > until:
+                break
         return self._seen()
 
     def end(self) -> Seen:
@@ -74,7 +78,7 @@ class Slowdown:
         owed, run = 0.0, max(SHORTEST_RUN, TURN / self._factor)
         running_since = time.monotonic()
         try:
-            while not self._over.wait(run):
+            while not self._over.wait(run) and running_since < self._began + self._seconds:
                 self._nodes.pause(self._node)
                 owed += (time.monotonic() - running_since) * (self._factor - 1)
                 owed -= self._stay_stopped(min(owed, self._longest_stop))

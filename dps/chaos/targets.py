@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dps.chaos.strike import Nodes
 from dps.cluster.local import is_gone
 from dps.core.faults import Among, Corrupt, Fault, InChain, Seat
+from dps.protocol.messages import Table
 
 if TYPE_CHECKING:
     from dps.cluster.server import ParameterServer
@@ -37,8 +38,11 @@ class Targets:
         self._ps = ps
         self._seed = seed
 
-    def of(self, number: int, fault: Fault) -> tuple[str, ...]:
-        """Return the names of the nodes to hit; none if nobody is there to be hit."""
+    def of(self, number: int, fault: Fault, table: Table | None = None) -> tuple[str, ...]:
+        """Return the names of the nodes to hit; none if nobody is there to be hit.
+
+        `table` is the routing table to go by, if it is known.
+        """
         if isinstance(fault, Corrupt):
             return (f"shard-{fault.target}",)
         match fault.target:
@@ -49,22 +53,22 @@ class Targets:
             case Seat(name):
                 return self._holder(name)
             case InChain(shard, position):
-                return _at(position, self._chains()[shard])
+                return _at(position, self._chains(table)[shard])
             case Among(pick, role, shard):
-                here = self._candidates(role, shard)
+                here = self._candidates(role, shard, table)
                 if pick == "all" or not here:
                     return tuple(here)
                 return (random.Random(f"seed {self._seed}, fault {number}").choice(here),)
 
-    def heads(self) -> dict[int, str]:
+    def heads(self, table: Table) -> dict[int, str]:
         """The name of each shard's head, of those that have one."""
-        chains = enumerate(self._chains())
+        chains = enumerate(self._chains(table))
         return {shard: chain[0] for shard, chain in chains if chain}
 
-    def _chains(self) -> list[list[str]]:
-        """The names of each shard's replicas from head to tail, as the routing table has them."""
+    def _chains(self, table: Table | None) -> list[list[str]]:
+        """The names of each shard's replicas from head to tail."""
         names = {node.address: node.name for node in self._ps.nodes}
-        views = self._ps.table().views
+        views = (table or self._ps.table()).views
         return [[names[r.address] for r in v.chain if r.address in names] for v in views]
 
     def _holder(self, name: str) -> tuple[str, ...]:
@@ -74,9 +78,9 @@ class Targets:
             name = replacement(name)
         return (name,)
 
-    def _candidates(self, role: str | None, shard: int | None) -> list[str]:
+    def _candidates(self, role: str | None, shard: int | None, table: Table | None) -> list[str]:
         if shard is not None:
-            return self._chains()[shard]
+            return self._chains(table)[shard]
         living = (n for n, pid in self._nodes.pids.items() if not is_gone(pid, 0.0))
         nodes = (name for name in living if name != NOT_A_NODE)
         return sorted(name for name in nodes if role is None or name.startswith(f"{role}-"))

@@ -51,6 +51,7 @@ Condition = Closed | Late | Full
 class _Current:
     condition: Condition
     over: asyncio.Event
+    timer: asyncio.TimerHandle
     affected: int = 0
 
 
@@ -70,15 +71,16 @@ class Links:
 
     def impose(self, number: int, condition: Condition, seconds: float) -> None:
         """Begin a condition, known by a number, which ends after so many seconds."""
-        self._current[number] = _Current(condition, asyncio.Event())
+        timer = asyncio.get_running_loop().call_later(seconds, self.lift, number)
+        self._current[number] = _Current(condition, asyncio.Event(), timer)
         self.disturbed = True
-        asyncio.get_running_loop().call_later(seconds, self.lift, number)
 
     def lift(self, number: int) -> None:
         """End a condition, if it has not ended; what it held back goes on."""
         current = self._current.pop(number, None)
         if current is not None:
             self._affected[number] = current.affected
+            current.timer.cancel()
             current.over.set()
         self.disturbed = bool(self._current)
 

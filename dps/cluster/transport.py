@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from distributed import Worker
 from distributed.comm import parse_address, parse_host_port
 from distributed.core import ConnectionPool, RPCClosed
 from distributed.protocol import to_serialize
@@ -26,6 +27,7 @@ from dps.protocol.transport import Endpoint
 
 COORDINATOR_PREFIX = "dps_coordinator_"
 PROBE_SECONDS = 0.25
+METER = "dps-meter"
 
 
 class SystemClock:
@@ -47,6 +49,16 @@ class Meter:
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+
+
+def meter_of(dask_worker: Worker, group: str) -> Meter:
+    """The meter of all workers of a group in a node's process, at the same time or in turn."""
+    last, meter = dask_worker.extensions.get(METER, ("", None))
+    if last != group:
+        meter = Meter()
+        dask_worker.extensions[METER] = (group, meter)
+    found: Meter = meter
+    return found
 
 
 class DaskTransport:

@@ -22,7 +22,7 @@ from dps.cluster.audit import audit
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
-from dps.cluster.transport import DaskTransport, Meter, SystemClock
+from dps.cluster.transport import DaskTransport, SystemClock, meter_of
 from dps.core.consistency import ASP
 from dps.events import Acked, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client import Client
@@ -224,7 +224,7 @@ def run_worker(
     loop = dask_worker.loop.asyncio_loop
     node = str(dask_worker.name)
     name = peers[index]
-    meter = Meter()
+    meter = meter_of(dask_worker, group.name)
     recorder = Recorder(group.name, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))

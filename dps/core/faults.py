@@ -130,7 +130,8 @@ class After:
         )
 
     def __str__(self) -> str:
-        return f"{self.seconds:g} s after fault {self.fault}"
+        later = f"{self.seconds:g} s" if self.seconds else "at once"
+        return f"{later} after fault {self.fault}"
 
 
 When = AtUpdates | AtSeconds | During | After

@@ -169,10 +169,9 @@ class Auditor:
 
     def _bound(self, shard: _Shard) -> float:
         """How many acked updates a restoration may take back."""
-        between = self._case.interval
-        if applies(self._world.group):
-            between += self._case.workers + JOINING  # what is under way when a cut is taken
-        return self._case.interval + between * shard.refused
+        together = applies(self._world.group)
+        under_way = self._case.workers + JOINING if together else 0  # when a cut is taken
+        return self._case.interval * (1 + shard.refused) + under_way * shard.refused
 
     def _check_all_lost(self, what: str, shard: _Shard, process: Process) -> None:
         """A shard starts anew only if all who had its state are lost, or were taken for lost."""

@@ -5,9 +5,15 @@ from __future__ import annotations
 from flows.columns.column import Column
 
 RECOVERY = (
-    Column("faults", "faults", "count", "Kills and pauses carried out.", "recovery/faults"),
-    Column("fault_kind", "fault", "", "“kill” (SIGKILL) or “pause” (SIGSTOP): the first fault."),
-    Column("fault_node", "node", "", "Node whose process the first fault hit."),
+    Column("faults", "faults", "count", "Faults that were carried out.", "recovery/faults"),
+    Column(
+        "fault_kind",
+        "fault",
+        "",
+        "“kill” (SIGKILL), “pause” (SIGSTOP) and so on: the first fault by which a shard was not "
+        "served for a time, else the first of all. The figures of recovery are of this fault.",
+    ),
+    Column("fault_node", "node", "", "Node that this fault hit."),
     Column(
         "fault_updates",
         "fault at",

@@ -10,7 +10,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -93,6 +95,14 @@ def test_nodes_that_ended_cost_no_open_files() -> None:
 def test_two_nodes_of_one_name_are_refused(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigurationError, match="worker-0"):
         cluster.start(NodeSpec("worker-0", "worker"))
+
+
+def test_dasks_dashboard_is_served_where_bokeh_is_installed() -> None:
+    with LocalCluster([NodeSpec("worker-0", "worker")], dashboard=True) as cluster:
+        assert (cluster.dashboard is not None) == (find_spec("bokeh") is not None)
+        if cluster.dashboard is not None:
+            assert cluster.dashboard.startswith("http://127.0.0.1:")
+            assert urlopen(cluster.dashboard, timeout=SECONDS).status == 200
 
 
 def test_close_ends_every_process() -> None:

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -130,6 +131,30 @@ def test_plan_warns_of_a_kill_that_never_comes(dps: Command) -> None:
     ended = dps("plan", "demo", "--set", "training.updates=200")
     assert ended.code == 0
     assert "dps: warning: the kill of server-0 at 300 updates never comes" in ended.err
+
+
+def test_plan_tells_order_and_time(dps: Command) -> None:
+    ended = dps("plan", "demo", "--set", "order_seed=5")
+    assert "Order: a block for each of the seeds 0, 1, shuffled within (order_seed 5)." in ended.out
+    assert "of running, guessed from the settings." in ended.out
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_grid_of_a_million_is_refused_at_once(dps: Command, command: str, tmp_path: Path) -> None:
+    many = [f"axes.{key}={list(range(1, 101))}" for key in ("training.updates", "server.shards")]
+    seeds = f"seeds={list(range(100))}"
+    began = time.process_time()
+    ended = dps(command, "demo", *(w for s in ("axes={}", *many, seeds) for w in ("--set", s)))
+    assert "the grid has 1,000,000 trials, which may be a mistake: give --yes" in refused(ended)
+    assert time.process_time() - began < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_grid_may_be_asked_for(dps: Command) -> None:
+    seeds = f"seeds={list(range(501))}"
+    large = ["plan", "demo", "--set", "axes.recovery=[none]", "--set", seeds]
+    assert "1,002 trials" in refused(dps(*large))
+    assert "1002 trials, 1002 to run." in dps(*large, "--yes").out
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

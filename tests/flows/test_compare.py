@@ -33,6 +33,9 @@ class ToyRunner:
         self.edit = edit or {}
         self.interrupt = interrupt
 
+    def warm_up(self, trials: int) -> None:
+        pass
+
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
         for attempt in attempts:
             self.write(attempt)

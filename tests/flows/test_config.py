@@ -32,6 +32,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+FULL = {"kind": "disk_full", "at_updates": 20}
+
+
 def faults(*plan: dict[str, Any]) -> str:
     return f"faults={json.dumps(plan)}"
 
@@ -348,6 +351,28 @@ def test_a_fault_needs_an_existing_node(config: Path, target: str, told: str) ->
     text = complaint(config, faults({**KILL, "target": target}))
     assert told in text
     assert "faults.0.target" in text
+
+
+@pytest.mark.parametrize(
+    ("recovery", "target", "told"),
+    [
+        ("stateless", "store-0", None),
+        ("checkpoint", "server-0", None),
+        ("checkpoint", {"shard": 0}, None),
+        ("stateless", "server-0", "nothing is written to disk"),
+        ("none", {"shard": 0}, "nothing is written to disk"),
+        ("checkpoint", ["server-0", "worker-0"], "a worker keeps nothing that could fail"),
+        ("checkpoint", {"role": "evaluator", "pick": "all"}, "an evaluator keeps nothing"),
+    ],
+)
+def test_only_who_keeps_something_can_be_full(
+    config: Path, recovery: str, target: Any, told: str | None
+) -> None:
+    plan = (f"recovery={recovery}", faults({**FULL, "target": target}))
+    if told is None:
+        assert only(config, *plan).faults
+    else:
+        assert told in complaint(config, *plan)
 
 
 def test_a_node_can_be_killed_once_and_its_replacement_then(config: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dps.errors import ConfigurationError
 from flows.config import load_experiment
-from flows.grid import expand, trial_name
+from flows.grid import expand, in_blocks, trial_name
 
 
 def names(*overrides: str) -> list[str]:
@@ -54,6 +54,35 @@ def test_digest_tells_what_a_trial_depends_on() -> None:
         load_experiment("demo", ["axes.recovery={hot: {durability: {kind: chain, replicas: 2}}}"])
     )
     assert relabelled[0].digest == first["chain.no-fault.seed-0"]
+
+
+def test_trials_run_in_blocks_whose_order_is_drawn() -> None:
+    def order(*overrides: str) -> list[str]:
+        experiment = load_experiment("demo", overrides)
+        return [trial.name for trial in in_blocks(experiment, expand(experiment))]
+
+    found = order("seeds=[5, 2]")
+    assert sorted(found) == sorted(names("seeds=[5, 2]"))
+    first, second = found[:8], found[8:]
+    assert {name[-1] for name in first} == {"5"}
+    assert {name[-1] for name in second} == {"2"}
+    # Each block has an order of its own, the same every time, and another with another seed.
+    assert [name[:-1] for name in first] != [name[:-1] for name in second]
+    assert order("seeds=[5, 2]") == found != order("seeds=[5, 2]", "order_seed=1")
+    # What is added leaves the others in their order.
+    fewer = order("seeds=[5, 2]", "axes.recovery=[none, chain]")
+    assert fewer == [name for name in found if name in fewer]
+
+
+def test_over_many_blocks_every_place_is_as_likely() -> None:
+    experiment = load_experiment("demo", [f"seeds={list(range(400))}"])
+    places = [
+        place % 8
+        for place, trial in enumerate(in_blocks(experiment, expand(experiment)))
+        if trial.name.startswith("chain.kill")
+    ]
+    counts = [places.count(place) for place in range(8)]
+    assert max(abs(count - 50) for count in counts) < 30  # 4.5 standard deviations
 
 
 def test_seeds_are_paired() -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from flows.config import load_experiment
 from flows.grid import Trial, expand
-from flows.plan import nodes_needed, plan_table, warnings
+from flows.plan import fault_plans, nodes_needed, plan_table, warnings
 
 
 def demo(*overrides: str) -> tuple[Trial, ...]:
@@ -36,3 +36,21 @@ def test_a_kill_that_never_comes_is_a_warning() -> None:
     (warning,) = warnings(demo("training.updates=200", "axes.recovery=[chain]"))
     assert "the kill of server-0 at 300 updates never comes" in warning
     assert warning.endswith("invalid: chain.kill.seed-0, chain.kill.seed-1")
+
+
+def test_what_does_not_fit_in_a_cell_is_told_below() -> None:
+    assert fault_plans(demo()) == []
+    every = "{kind: kill, target: server-0, every: {mtbf: 4, until: 30}}"
+    more = "{kind: delay, target: {shard: 0, position: tail}, phase: recovery}"
+    trials = demo("axes={recovery: [chain, none]}", f"faults=[{every}, {more}]", "seeds=[0]")
+    heading, *lines = fault_plans(trials)
+    assert heading == "Faults of chain.seed-0, none.seed-0:"
+    assert lines[0].startswith("  0: kill server-0 or its replacement at ")
+    assert lines[0].endswith(" s, replaced after 1 s")
+    assert lines[-1] == (
+        f"  {len(lines) - 1}: delay the tail of shard 0 while a shard is restored, "
+        "each message by 0.05 s, for 2 s"
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(plan_table(trials, []))
+    assert f"{len(lines)} faults" in console.export_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,8 +59,10 @@ def alive_in_session(session: int) -> list[str]:
     return [" ".join(process.cmdline()) for process in psutil.process_iter() if belongs(process)]
 
 
-def test_interrupted_and_run_again(tmp_path: Path) -> None:
-    run = command(tmp_path, "run", "small.yaml", seeds=[0, 1])
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_interrupted_and_run_again(tmp_path: Path, parallel: int) -> None:
+    options = ["--parallel", "2"] if parallel == 2 else []
+    run = command(tmp_path, "run", "small.yaml", *options, seeds=[0, 1, 2])
     with subprocess.Popen(
         run,
         cwd=tmp_path,
@@ -69,23 +72,29 @@ def test_interrupted_and_run_again(tmp_path: Path) -> None:
         start_new_session=True,
     ) as process:
         assert process.stdout
-        while "[2/2] seed-1" not in process.stdout.readline():
+        while "[3/3] seed-2" not in process.stdout.readline():
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        if parallel == 1:
+            process.send_signal(signal.SIGINT)
+        else:
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
         _, errors = process.communicate()
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1].endswith("are missing: dps run small.yaml")
+    again = shlex.join(["dps", "run", "small.yaml", *options])
+    assert errors.splitlines()[-1].endswith(f"are missing: {again}")
     assert "Traceback" not in errors
-    # The fork server ends by itself, just after the driver that it served.
+    # The fork servers end by themselves, just after the drivers that they served.
     eventually(lambda: not alive_in_session(process.pid), 5)
-    whole = tmp_path / "results" / "small" / "seed-0" / "events.jsonl"
-    before = whole.read_bytes()
+    records = sorted((tmp_path / "results" / "small").glob("*/events.jsonl"))
+    before = {path: path.read_bytes() for path in records if read_record(path).ended}
+    assert 1 <= len(before) <= 2
 
-    again = finish(run, tmp_path)
-    assert again.returncode == 0
-    assert "recorded already, skipped: seed-0\n[2/2] seed-1\n" in again.stdout
-    assert whole.read_bytes() == before
-    assert [row["status"] for row in rows(tmp_path)] == ["valid", "valid"]
+    ended = finish(run, tmp_path)
+    assert ended.returncode == 0
+    skipped = ", ".join(path.parent.name for path in before)
+    assert f"recorded already, skipped: {skipped}\n" in ended.stdout
+    assert all(path.read_bytes() == text for path, text in before.items())
+    assert [row["status"] for row in rows(tmp_path)] == ["valid"] * 3
 
 
 def test_a_failed_trial_is_named_and_the_others_go_on(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def events(s: Setting, kind: type[Event]) -> list[Any]:
 
 
 def updates(state: ShardState) -> dict[str, tuple[int, int]]:
-    """Which updates are in a state: each worker's, up to a number."""
-    return {name: (p.incarnation, p.seq) for name, p in state.workers.items()}
+    """Which updates are in a state: each worker's, up to its clock."""
+    return {name: (p.incarnation, p.clock) for name, p in state.workers.items()}
 
 
 def assert_alike(states: dict[int, ShardState]) -> None:

@@ -1,0 +1,84 @@
+"""What becomes of earlier records when a trial is attempted again: nothing recorded is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dps.events import TrialEnded, TrialStarted
+from flows.attempt import EARLIER, Attempt, end_unfinished, prepare, take_back
+from flows.record import EVENTS_FILE, read_record, read_start
+from tests.flows.synthetic import demo_trials, toy_events, write_events
+
+TRIAL = next(trial for trial in demo_trials() if trial.name == "chain.kill.seed-0")
+CHANGED = replace(TRIAL, digest="0123456789ab")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    events = toy_events("chain", "kill", 0)
+    assert isinstance(events[0], TrialStarted)
+    events[0] = replace(events[0], settings={**events[0].settings, "digest": TRIAL.digest})
+    return write_events(tmp_path / TRIAL.name, events).parent
+
+
+def test_a_record_under_another_configuration_is_kept_and_taken_back(folder: Path) -> None:
+    said: list[str] = []
+    before = (folder / EVENTS_FILE).read_bytes()
+    prepare(CHANGED, folder, {}, said.append)
+    kept = folder.parent / EARLIER / f"{TRIAL.name}.{TRIAL.digest}"
+    assert (kept / EVENTS_FILE).read_bytes() == before
+    assert not folder.exists()
+    end_unfinished(Attempt(CHANGED, folder), "no reason")
+
+    take_back(TRIAL, folder, said.append)
+    assert (folder / EVENTS_FILE).read_bytes() == before
+    assert (folder.parent / EARLIER / f"{TRIAL.name}.{CHANGED.digest}" / EVENTS_FILE).exists()
+    assert len(said) == 3
+    assert "under another configuration is kept in" in said[0]
+    assert "is back from" in said[2]
+
+
+def test_records_of_one_digest_that_are_set_aside_twice_are_both_kept(folder: Path) -> None:
+    kept = folder.parent / EARLIER
+    (kept / f"{TRIAL.name}.{TRIAL.digest}").mkdir(parents=True)
+    prepare(CHANGED, folder, {}, list[str]().append)
+    assert (kept / f"{TRIAL.name}.{TRIAL.digest}.2" / EVENTS_FILE).exists()
+
+
+def test_the_same_trial_starts_again(folder: Path) -> None:
+    said: list[str] = []
+    attempt = prepare(TRIAL, folder, {"parallel": 2}, said.append)
+    assert (attempt.path, attempt.circumstances) == (None, {"parallel": 2})
+    assert not folder.exists()
+    assert said == [f"{TRIAL.name}: an earlier attempt left nothing to go on from: it starts again"]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"event":"Appl'])
+def test_a_record_that_its_driver_left_open_is_ended(folder: Path, torn: bytes) -> None:
+    path = folder / EVENTS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + torn)
+    end_unfinished(Attempt(TRIAL, folder), "the driver was lost")
+    record = read_record(path)
+    assert not record.torn
+    assert len(record.events) == len(lines)
+    assert record.ended is not None
+    assert (record.ended.status, record.ended.reason) == ("failed", "the driver was lost")
+
+
+def test_a_driver_that_left_nothing_is_recorded_as_well(tmp_path: Path) -> None:
+    end_unfinished(Attempt(TRIAL, tmp_path / "new", None, {"position": 3}), "it never started")
+    start = read_start(tmp_path / "new" / EVENTS_FILE)
+    assert start is not None
+    assert start.settings["digest"] == TRIAL.digest
+    assert start.settings["circumstances"] == {"position": 3}
+
+
+def test_a_record_that_is_whole_keeps_its_end(folder: Path) -> None:
+    before = (folder / EVENTS_FILE).read_bytes()
+    end_unfinished(Attempt(TRIAL, folder), "too late")
+    assert (folder / EVENTS_FILE).read_bytes() == before
+    assert isinstance(read_record(folder / EVENTS_FILE).events[-1], TrialEnded)

@@ -1,0 +1,249 @@
+"""Fault plans in YAML: whom, when and how they are written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dps.core.faults import (
+    After,
+    Among,
+    AtSeconds,
+    AtUpdates,
+    Corrupt,
+    Cut,
+    Delay,
+    DiskFull,
+    During,
+    FaultPlan,
+    InChain,
+    Kill,
+    Pause,
+    Seat,
+    Slow,
+)
+from dps.errors import ConfigurationError
+from flows.config import TrialConfig, load_experiment
+
+BASE: dict[str, Any] = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"updates": 100},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "recovery": "checkpoint",
+}
+NOW = {"at_seconds": 1}
+PAUSE = {"kind": "pause", "target": "server-0"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(BASE, sort_keys=False))
+    return path
+
+
+def trial(path: Path, *faults: dict[str, Any], recovery: str = "checkpoint") -> TrialConfig:
+    overrides = [f"faults={json.dumps(faults)}", f"recovery={recovery}"]
+    ((_, only),) = load_experiment(str(path), overrides).trial_configs()
+    written = json.loads(json.dumps(only.model_dump(mode="json")))
+    assert TrialConfig.model_validate(written) == only
+    return only
+
+
+def plan(path: Path, *faults: dict[str, Any], recovery: str = "checkpoint") -> FaultPlan:
+    return trial(path, *faults, recovery=recovery).build_faults()
+
+
+def complaint(path: Path, *faults: dict[str, Any], recovery: str = "checkpoint") -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        plan(path, *faults, recovery=recovery)
+    return str(caught.value)
+
+
+def test_kinds(config: Path) -> None:
+    at = {"target": "server-0", "at_updates": 5, "seconds": 3}
+    built = plan(
+        config,
+        {"kind": "slow", "factor": 2, **at},
+        {"kind": "cut", "direction": "in", **at},
+        {"kind": "delay", "delay_seconds": 0.1, **at},
+        {"kind": "disk_full", **at},
+        {"kind": "corrupt", "shard": 1, "at_updates": 5},
+    )
+    five = AtUpdates(5)
+    assert built == (
+        Slow("server-0", five, 2.0, 3.0),
+        Cut("server-0", five, 3.0, "in"),
+        Delay("server-0", five, 0.1, 3.0),
+        DiskFull("server-0", five, 3.0),
+        Corrupt(1, five),
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "built"),
+    [
+        (["server-0", "worker-1"], ("server-0", "worker-1")),
+        ({"role": "worker"}, Seat("worker-0")),
+        ({"role": "replica", "index": 1}, Seat("replica-1-1")),
+        ({"shard": 1}, InChain(1, "head")),
+        ({"shard": 0, "position": "tail"}, InChain(0, "tail")),
+        ({"shard": 0, "position": 1}, InChain(0, 1)),
+        ({"pick": "random"}, Among("random")),
+        ({"pick": "all", "role": "worker"}, Among("all", "worker")),
+        ({"pick": "random", "shard": 1}, Among("random", shard=1)),
+    ],
+)
+def test_targets(config: Path, target: object, built: object) -> None:
+    (fault,) = plan(config, {**PAUSE, **NOW, "target": target}, recovery="chain")
+    assert fault.target == built
+
+
+def test_moments(config: Path) -> None:
+    moments: list[dict[str, Any]] = [
+        {"at_updates": 3},
+        {"at_seconds": 0.5},
+        {"phase": "checkpoint"},
+        {"phase": "recovery"},
+        {"after": {"fault": 1, "seconds": 0.5}},
+    ]
+    built = plan(config, *({**PAUSE, **moment} for moment in moments))
+    assert [fault.when for fault in built] == [
+        AtUpdates(3),
+        AtSeconds(0.5),
+        During("checkpoint"),
+        During("recovery"),
+        After(1, 0.5),
+    ]
+
+
+def test_what_recurs_is_expanded_with_the_seed_of_the_trial(config: Path) -> None:
+    every = {"mtbf": 2, "distribution": "weibull", "shape": 0.7, "until": 30}
+    entry = {"kind": "kill", "target": {"pick": "random"}, "every": every}
+    text = [f"faults={json.dumps([entry])}", "seeds=[0, 1]"]
+    plans = [t.build_faults() for _, t in load_experiment(str(config), text).trial_configs()]
+    assert plans[0] != plans[1]
+    assert plans[0] == plan(config, entry)
+    flap = {"kind": "flap", "by": "kill", "target": "server-0", "at_updates": 5, "times": 2}
+    assert plan(config, flap) == (
+        Kill(Seat("server-0"), AtUpdates(5), 1.0),
+        Kill(Seat("server-0"), After(0, 2.0), 1.0),
+    )
+
+
+def test_the_rows_of_a_trace_are_part_of_the_trial(config: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("seconds,kind,target,duration\n1.5,pause,server-0,2\n")
+    entry = {"kind": "trace", "csv": str(path)}
+    one = trial(config, entry)
+    pause = Pause(Seat("server-0"), AtSeconds(1.5, lapses=True), 2.0)
+    assert one.build_faults() == (pause,)
+    path.write_text("seconds,kind,target,duration\n1.5,pause,server-0,3\n")
+    # What was read is kept with the trial; what is read anew is another trial.
+    assert TrialConfig.model_validate(one.model_dump(mode="json")).build_faults() == (pause,)
+    assert trial(config, entry) != one
+    path.write_text("seconds,kind,target,duration\n1.5,pause,server-7,3\n")
+    assert "faults.0.csv: row 1, column 'target': there is no node 'server-7'" in complaint(
+        config, entry
+    )
+    path.unlink()
+    assert "faults.0.csv" in complaint(config, entry)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (PAUSE, "expected exactly one moment of at_updates, at_seconds, phase, after, every; got"),
+        ({**PAUSE, **NOW, "at_updates": 1}, "got at_updates and at_seconds"),
+        ({**PAUSE, "at_seconds": -1}, "faults.0.at_seconds: expected at least 0.0, got -1"),
+        ({**PAUSE, "phase": "lunch"}, "unknown phase 'lunch'"),
+        ({**PAUSE, "after": {"fault": 3}}, "there is no fault 3; expected 0 to 0"),
+        ({**PAUSE, "after": {"fault": 0}}, "fault 0 would come after itself"),
+        ({**PAUSE, "phase": "recovery"}, "no other fault of the plan takes a shard down"),
+        ({**PAUSE, **NOW, "target": 5}, "faults.0.target: expected the name of a node, a list"),
+        ({**PAUSE, **NOW, "target": []}, "faults.0.target: expected the name of a node, a list"),
+        ({**PAUSE, **NOW, "target": "server-9"}, "there is no node 'server-9' to pause"),
+        ({**PAUSE, **NOW, "target": ["server-0"] * 2}, "a node is named twice"),
+        ({**PAUSE, **NOW, "target": {"shard": 2}}, "there is no shard 2; expected 0 to 1"),
+        ({**PAUSE, **NOW, "target": {"shard": 0, "position": 1}}, "a chain of 1 has no position"),
+        ({**PAUSE, **NOW, "target": {"shard": 0, "position": "middle"}}, "has no middle"),
+        ({**PAUSE, **NOW, "target": {"shard": 0, "position": "top"}}, "expected head, middle"),
+        ({**PAUSE, **NOW, "target": {"role": "worker", "shard": 0}}, "expected {role, index}"),
+        ({**PAUSE, **NOW, "target": {"index": 0}}, "expected {role, index}, {shard, position}"),
+        ({**PAUSE, **NOW, "target": {"role": "boss"}}, "unknown role 'boss'"),
+        ({**PAUSE, **NOW, "target": {"role": "worker", "index": 2}}, "no node 'worker-2'"),
+        ({**PAUSE, **NOW, "target": {"role": "spare", "pick": "all"}}, "there is no spare to"),
+        ({**PAUSE, **NOW, "target": {"rol": "worker"}}, "faults.0.target.rol: unknown key"),
+        ({**PAUSE, "every": {"mtbf": 5}}, "faults.0.every.until: is missing"),
+        ({**PAUSE, "every": {"mtbf": 5, "until": 9, "shape": 2.0}}, "weibull has a shape"),
+        ({"kind": "corrupt", "shard": 2, **NOW}, "faults.0.shard: there is no shard 2"),
+        ({**PAUSE, "kind": "slow", **NOW, "factor": 1}, "expected more than 1"),
+        ({"kind": "trace", "csv": "nowhere.csv"}, "nowhere.csv: cannot be read"),
+        (
+            {"kind": "flap", "target": "server-0", "every": {"mtbf": 1, "until": 9}},
+            "flapping recurs by itself",
+        ),
+        (
+            {**PAUSE, "kind": "kill", "back_after": None, "every": {"mtbf": 1, "until": 9}},
+            "what is never replaced cannot be killed again",
+        ),
+        (
+            {"kind": "corrupt", "shard": 0, "every": {"mtbf": 1e-3, "until": 99}},
+            "more than 1000 faults within 99 s",
+        ),
+    ],
+)
+def test_what_cannot_happen_is_refused(config: Path, fault: dict[str, Any], told: str) -> None:
+    assert told in complaint(config, fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({**PAUSE, "phase": "checkpoint"}, "faults.0.phase: no checkpoints are written"),
+        ({"kind": "corrupt", "shard": 0, **NOW}, "faults.0.shard: no checkpoints are written"),
+        ({**PAUSE, "kind": "disk_full", **NOW}, "faults.0.kind: nothing is written to disk"),
+    ],
+)
+def test_what_needs_checkpoints_is_refused_without(
+    config: Path, fault: dict[str, Any], told: str
+) -> None:
+    assert told in complaint(config, fault, recovery="chain")
+
+
+def test_stores_may_be_full_and_unreachable(config: Path) -> None:
+    full = {"kind": "disk_full", "target": "store-0", **NOW}
+    cut = {"kind": "cut", "target": {"role": "store"}, **NOW}
+    assert len(plan(config, full, cut, recovery="stateless")) == 2
+
+
+def test_faults_in_a_circle_are_refused(config: Path) -> None:
+    circle = [{**PAUSE, "after": {"fault": other}} for other in (1, 2, 0)]
+    assert "faults.0.after.fault: fault 0 would come after itself" in complaint(config, *circle)
+    often = {**PAUSE, "every": {"mtbf": 5, "until": 9}}
+    after = {**PAUSE, "after": {"fault": 0}}
+    assert "fault 0 stands for any number of faults" in complaint(config, often, after)
+
+
+def test_who_is_gone_by_then_cannot_be_hit_but_places_can(config: Path) -> None:
+    kill = {**PAUSE, "kind": "kill", **NOW}
+    after = {**PAUSE, "after": {"fault": 0, "seconds": 1}}
+    told = complaint(config, kill, after)
+    assert "faults.1.target: there is no node 'server-0' to pause then; did you mean" in told
+    assert "server-0-b" in told
+    for target in ("server-0-b", {"shard": 0}, {"role": "server"}):
+        assert len(plan(config, kill, {**after, "target": target})) == 2
+    # Nobody knows which of the two comes first.
+    assert len(plan(config, kill, {**PAUSE, "at_updates": 5})) == 2
+
+
+def test_a_fault_after_the_time_limit_is_late(config: Path) -> None:
+    found = trial(config, {**PAUSE, "at_seconds": 60}, {**PAUSE, "at_seconds": 59})
+    ((fault, end),) = found.late_faults
+    assert (fault.when, end) == (AtSeconds(60.0), "the time limit is 60 s")
