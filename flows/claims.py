@@ -1,7 +1,8 @@
 """Owns published claims and what came of them: holds, does not hold, or not resolved.
 
 A claim is judged by an interval alone. It holds where all of the 95% interval of the effect is on
-its side of a bound, and does not hold where all of it is on the other side.
+its side of a bound, and does not hold where all of it is on the other side. Fewer than three seeds
+resolve nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.statistics import Interval
+from flows.statistics import FEWEST_SEEDS, Interval
 
 Verdict = Literal["holds", "does not hold", "not resolved"]
 HEADINGS = ("claim", "published", "found", "verdict")
@@ -46,7 +47,7 @@ class Claim:
 
 def judge(effect: Interval, least: float = -math.inf, most: float = math.inf) -> Verdict:
     """Say whether an effect is more than `least` and less than `most`, as its interval shows."""
-    if effect.low is None or effect.high is None:
+    if effect.low is None or effect.high is None or effect.n < FEWEST_SEEDS:
         return "not resolved"
     if least < effect.low and effect.high < most:
         return "holds"
@@ -62,7 +63,7 @@ def told(effect: Interval, unit: str, digits: int = 2, over: str = "seeds") -> s
         return f"{value:.{digits}f}".replace("-", "−")
 
     if effect.low is None or effect.high is None:
-        return f"{number(effect.mean)}{unit} ({effect.n} {over})"
+        return f"{number(effect.mean)}{unit} (one {over.removesuffix('s')})"
     bounds = f"{number(effect.low)} to {number(effect.high)}"
     return f"{number(effect.mean)}{unit} (95% interval {bounds}; {effect.n} {over})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def ftps(full: Full = False) -> None:
 
     here = Path.cwd()
     try:
-        findings = replicate_ftps.replicate(full, here, view_for(console()), store())
+        findings = replicate_ftps.replicate(full, here, partial(view_for, console()), store())
     except KeyboardInterrupt:
         again = "dps replicate ftps --full" if full else "dps replicate ftps"
         print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)

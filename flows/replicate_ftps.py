@@ -8,18 +8,20 @@ not run again, and the claims are judged from the records.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flows.compare import compare
 from flows.config import load_experiment
 from flows.drivers import Drivers
 from flows.findings import Findings
-from flows.ftps_claims import failure_findings, ring_findings, scaling_findings
-from flows.ftps_measures import Measured
+from flows.ftps.claims import failure_findings, ring_findings, scaling_findings
+from flows.ftps.measures import Measured
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.results import RESULTS, read_experiment
+
+ViewOf = Callable[[], PlainView]
 
 FOLDER = "replicate-ftps"
 SCALING, FAILURE = "replicate/ftps-scaling", "replicate/ftps-failure"
@@ -37,7 +39,7 @@ INTRODUCTION = (
 )
 
 
-def replicate(full: bool, here: Path, view: PlainView, store: str | None = None) -> Findings:
+def replicate(full: bool, here: Path, view: ViewOf, store: str | None = None) -> Findings:
     """Run the trials that are not recorded yet, and judge the paper's claims from all of them.
 
     Parameters
@@ -47,18 +49,16 @@ def replicate(full: bool, here: Path, view: PlainView, store: str | None = None)
     here
         The working directory: `results/` and `mlruns/` are in it.
     view
-        Is told how it goes.
+        Makes what is told how an experiment goes.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     """
-    parts = [
-        ring_findings(),
-        scaling_findings(_trials(SCALING, full, here, view, store)),
-        failure_findings(_trials(FAILURE, full, here, view, store)),
-    ]
+    scaling, failure = (_trials(c, full, here, view, store) for c in (SCALING, FAILURE))
+    used = [[trial for trial in trials if trial.comparable] for trials in (scaling, failure)]
+    parts = [ring_findings(), scaling_findings(used[0]), failure_findings(used[1])]
     return Findings(
         TITLE,
-        INTRODUCTION,
+        [*INTRODUCTION, _how_many([*scaling, *failure], sum(map(len, used)), full)],
         [claim for part in parts for claim in part.claims],
         [table for part in parts for table in part.tables],
         [chart for part in parts for chart in part.charts],
@@ -70,14 +70,20 @@ def folder(full: bool, here: Path) -> Path:
     return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
 
 
-def _trials(
-    config: str, full: bool, here: Path, view: PlainView, store: str | None
-) -> list[Measured]:
+def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
     with Drivers() as drivers:
-        compare(experiment, here, view, drivers, store)
+        compare(experiment, here, view(), drivers, store)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
-    return [Measured(done.record, done.outcome) for done in recorded if done.outcome.valid]
+    return [Measured(done.record, done.outcome) for done in recorded]
+
+
+def _how_many(trials: Sequence[Measured], used: int, full: bool) -> str:
+    command = "dps replicate ftps --full" if full else "dps replicate ftps"
+    left_out = len(trials) - used
+    reason = "their failure did not happen, they ended in an error, or a worker was given up"
+    others = f"; {left_out} more are left out, for {reason}" if left_out else ""
+    return f"{used} trials, by “{command}”{others}. Intervals are those of the mean over seeds."
 
 
 def _shorter(config: str) -> list[str]:

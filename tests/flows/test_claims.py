@@ -34,12 +34,13 @@ def test_a_claim_may_have_two_bounds() -> None:
     assert judge(Interval(2, 1.5, 2.5, 5), least=1, most=3) == "holds"
     assert judge(Interval(2, 1.5, 3.5, 5), least=1, most=3) == "not resolved"
     assert judge(Interval(4, 3.5, 4.5, 5), least=1, most=3) == "does not hold"
+    assert judge(Interval(2, 1.5, 2.5, 2), least=1, most=3) == "not resolved"
 
 
 def test_an_effect_is_told_with_its_interval() -> None:
     effect = Interval(-0.5, -0.75, 0.25, 4)
     assert told(effect, " points") == "−0.50 points (95% interval −0.75 to 0.25; 4 seeds)"
-    assert told(Interval(3, None, None, 1), "", 1) == "3.0 (1 seeds)"
+    assert told(Interval(3, None, None, 1), "", 1) == "3.0 (one seed)"
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from dps.events import (
     TrialStarted,
 )
 from flows.config import load_experiment
-from flows.ftps_claims import failure_findings, scaling_findings
-from flows.ftps_measures import Measured
+from flows.ftps.claims import failure_findings, scaling_findings
+from flows.ftps.measures import Measured
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record
@@ -69,7 +69,8 @@ def measured(
             column |= {"staleness_seconds": (0.0,), "replayed": (False,)}
             events.append(Applied(t, "spare-0", 0, 2, True, **column))
         reached += 1
-        events += [Reported(t, f"worker-{i}", iteration, {"loss": 1.0}) for i in range(workers)]
+        for worker in (f"worker-{i}" for i in range(workers)):
+            events.append(Reported(t, worker, 1, "loss", (t,), (iteration,), (1.0,)))
         events.append(Evaluated(t + 0.01, reached * workers, 1.0, 0.5 + reached / 1000))
     events += [
         Acked(t, "worker-0", 1, (t,), (0,), (100,), (0,), ("applied",)),
@@ -94,6 +95,15 @@ def test_accuracy_lost_at_once_and_regained() -> None:
     assert trial.drop() == pytest.approx(0.003)
     assert quiet.drop(40) == pytest.approx(-0.001)
     assert trial.iterations_to_regain == pytest.approx(4)
+
+
+def test_an_evaluation_long_before_a_failure_is_none_before_it() -> None:
+    trial = measured(at=40)
+    began = trial.fault.began if trial.fault else 0.0
+    events = trial.record.events
+    behind = [e for e in events if not (isinstance(e, Evaluated) and began - 0.5 < e.t < began)]
+    late = Measured(Record(tuple(behind)), trial.outcome)
+    assert (late.before, late.drop(), late.iterations_to_regain) == (None, None, None)
 
 
 def test_accuracy_by_iteration_is_that_of_the_way_that_counts() -> None:
@@ -124,7 +134,8 @@ def test_iterations_are_compared_with_one_server_and_one_worker() -> None:
     part = scaling_findings(trials)
     assert [claim.found.split()[0] for claim in part.claims] == ["2.00", "0.50", "1.25"]
     assert {claim.verdict for claim in part.claims} == {"holds"}
-    assert [row[0] for row in part.tables[0].rows] == ["1 × 1", "1 × 4", "4 × 1"]
+    cells = [row[0].replace("\u00a0", " ") for row in part.tables[0].rows]
+    assert cells == ["1 × 1", "1 × 4", "4 × 1"]
 
 
 @pytest.mark.parametrize("config", [SCALING, FAILURE])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from flows.charts import Chart, Dot
 from flows.claims import Claim, Verdict, judge, told
 from flows.findings import Table
-from flows.ftps_measures import Measured
-from flows.hash_ring import dps_balance, hashes, lose_first, ring_balance
+from flows.ftps.hash_ring import dps_balance, hashes, lose_first, ring_balance
+from flows.ftps.measures import Measured
 from flows.statistics import Interval, interval
 
 VIRTUAL_NODES = (1, 5, 10, 50, 100)
@@ -33,6 +34,7 @@ PUBLISHED_SCALING = {
 }
 PUBLISHED_DROPS = {40: 2.0, 50: 2.9, 60: 1.3, 100: 0.6}  # points of accuracy
 NEVER = "no failure"
+FIRST_SHOWN = 10  # before, accuracy rises so steeply that nothing else is seen
 
 Cell = tuple[int, int]
 BySeed = Mapping[int, float]
@@ -150,7 +152,7 @@ def scaling_findings(trials: Sequence[Measured]) -> Part:
         Claim(
             "Iterations take longer with more workers: speed of 1 × 4 over that of 1 × 1",
             "0.65",
-            *_judged(rates[1, 4], most=1),
+            *_judged(rates.get((1, 4), {}), most=1),
         ),
         Claim(
             "The same workers are faster with more servers: speed of 4 × 1 over that of 1 × 4",
@@ -169,12 +171,12 @@ def _scaling_table(
         published = PUBLISHED_SCALING.get(cell)
         rows.append(
             (
-                f"{cell[0]} × {cell[1]}",
+                f"{cell[0]}\u00a0×\u00a0{cell[1]}",  # on one line
                 f"{published[0]:.2f}" if published else "–",
-                told(_interval(rate.values()), ""),
+                _told(rate),
                 f"{published[1]:,}" if published else "–",
-                f"{fmean(samples[cell].values()):,.0f}",
-                f"{1000 * fmean(seconds[cell].values()):.0f}",
+                _mean(samples[cell], ",.0f"),
+                _mean({k: 1000 * v for k, v in seconds[cell].items()}, ".0f"),
             )
         )
     return Table(
@@ -207,60 +209,73 @@ def _scaling_chart(rates: Mapping[Cell, BySeed]) -> Chart:
 # -- the loss of a server ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Losses:
+    """What the loss of a server did, by the iteration at which it was lost, then by seed."""
+
+    lost: Mapping[int, Mapping[int, Measured]]
+    quiet: Mapping[int, Measured]
+
+    @cached_property
+    def drops(self) -> dict[int, BySeed]:
+        """Points of accuracy lost at once, less what the same moment costs without a loss."""
+        return {at: _extra_drop(trials, self.quiet, at) for at, trials in self.lost.items()}
+
+    @cached_property
+    def finals(self) -> dict[int, BySeed]:
+        """Final accuracy minus that without a loss, in points."""
+        return {at: _final_difference(trials, self.quiet) for at, trials in self.lost.items()}
+
+    def each(self, measure: Callable[[Measured], float | None]) -> dict[int, BySeed]:
+        """Return a measure of the trials that lost a server."""
+        return {at: _of(trials, measure) for at, trials in self.lost.items()}
+
+
 def failure_findings(trials: Sequence[Measured]) -> Part:
     """Compare trials that lose a server with those of the same seed that lose none."""
-    by_moment: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
+    lost: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
     quiet: dict[int, Measured] = {}
     for trial in trials:
         at = trial.failure_at
-        (quiet if at is None else by_moment[at])[trial.seed] = trial
-    moments = sorted(by_moment)
-    drops = {at: _extra_drop(by_moment[at], quiet, at) for at in moments}
-    regains = {at: _of(by_moment[at], _regain) for at in moments}
-    longer = {at: _of(by_moment[at], _times_longer) for at in moments}
-    finals = {at: _final_difference(by_moment[at], quiet) for at in moments}
-    late = {
-        s: drops[moments[0]][s] - d for s, d in drops[moments[-1]].items() if s in drops[moments[0]]
-    }
-    claims = [
+        (quiet if at is None else lost[at])[trial.seed] = trial
+    found = Losses({at: lost[at] for at in sorted(lost)}, quiet)
+    return Part(_failure_claims(found), [_failure_table(found)], [_failure_chart(found)])
+
+
+def _failure_claims(found: Losses) -> list[Claim]:
+    def judged(parts: Mapping[int, BySeed], unit: str, **bounds: float) -> tuple[str, Verdict]:
+        return _judged(_pooled(parts.values()), unit, **bounds)
+
+    return [
         Claim(
             "The loss costs accuracy at once: points lost, minus those without a failure",
             "0.6 to 2.9",
-            *_judged(_pooled(drops.values()), " points", least=0),
+            *judged(found.drops, " points", least=0),
         ),
         Claim(
-            f"A later loss costs less: points at iteration {moments[0]} minus at {moments[-1]}",
+            "A later loss costs less: points at the earliest iteration minus at the latest",
             "1.4",
-            *_judged(late, " points", least=0),
+            *_judged(_first_minus_last(found.drops), " points", least=0),
         ),
         Claim(
             "Accuracy is regained within 5 iterations",
             "2 to 5",
-            *_judged(_pooled(regains.values()), " iterations", most=5),
+            *judged(found.each(_regain), " iterations", most=5),
         ),
         Claim(
             "The failing iteration takes longer: its time over that of a normal one",
             "3.8 (1.7 s, 0.45 s)",
-            *_judged(_pooled(longer.values()), "", least=1),
+            *judged(found.each(_times_longer), "", least=1),
         ),
         Claim(
             "The final accuracy is lower than without a failure: points of difference",
             "−0.5 to −0.8",
-            *_judged(_pooled(finals.values()), " points", most=0),
+            *judged(found.finals, " points", most=0),
         ),
     ]
-    rows = [
-        (
-            str(at),
-            f"{PUBLISHED_DROPS[at]:.1f}" if at in PUBLISHED_DROPS else "–",
-            told(_interval(drops[at].values()), ""),
-            told(_interval(regains[at].values()), "", 1),
-            told(_interval(_of(by_moment[at], _failing_ms).values()), "", 0),
-            told(_interval(_of(by_moment[at], _normal_ms).values()), "", 0),
-            told(_interval(finals[at].values()), ""),
-        )
-        for at in moments
-    ]
+
+
+def _failure_table(found: Losses) -> Table:
     headings = (
         "failure at iteration",
         "points lost, published",
@@ -270,8 +285,20 @@ def failure_findings(trials: Sequence[Measured]) -> Part:
         "normal iteration, ms",
         "final accuracy minus that without a failure, points",
     )
-    table = Table("The loss of one of five servers", headings, rows)
-    return Part(claims, [table], [_failure_chart(by_moment, quiet)])
+    regains, failing, normal = map(found.each, (_regain, _failing_ms, _normal_ms))
+    rows = [
+        (
+            str(at),
+            f"{PUBLISHED_DROPS[at]:.1f}" if at in PUBLISHED_DROPS else "–",
+            _told(found.drops[at]),
+            _told(regains[at], 1),
+            _told(failing[at], 0),
+            _told(normal[at], 0),
+            _told(found.finals[at]),
+        )
+        for at in found.lost
+    ]
+    return Table("The loss of one of five servers", headings, rows)
 
 
 def _extra_drop(lost: Mapping[int, Measured], quiet: Mapping[int, Measured], at: int) -> BySeed:
@@ -281,6 +308,14 @@ def _extra_drop(lost: Mapping[int, Measured], quiet: Mapping[int, Measured], at:
         if drop is not None and normal is not None:
             found[seed] = 100 * (drop - normal)
     return found
+
+
+def _first_minus_last(drops: Mapping[int, BySeed]) -> BySeed:
+    """The drop at the earliest moment minus that at the latest, seed by seed."""
+    if len(drops) < 2:
+        return {}
+    first, last = drops[min(drops)], drops[max(drops)]
+    return {seed: first[seed] - last[seed] for seed in first.keys() & last.keys()}
 
 
 def _final_difference(lost: Mapping[int, Measured], quiet: Mapping[int, Measured]) -> BySeed:
@@ -310,13 +345,11 @@ def _normal_ms(trial: Measured) -> float:
     return 1000 * trial.iteration_seconds
 
 
-def _failure_chart(
-    by_moment: Mapping[int, Mapping[int, Measured]], quiet: Mapping[int, Measured]
-) -> Chart:
-    shown = {NEVER: quiet} | {f"failure at {at}": by_moment[at] for at in sorted(by_moment)}
+def _failure_chart(found: Losses) -> Chart:
+    shown = {NEVER: found.quiet} | {f"failure at {at}": each for at, each in found.lost.items()}
     return Chart(
         "accuracy-failure",
-        "Test accuracy by iteration, mean over seeds with 95% intervals.",
+        f"Test accuracy from iteration {FIRST_SHOWN} on, mean over seeds with 95% intervals.",
         "iteration",
         "test accuracy",
         {name: _accuracy_line(list(trials.values())) for name, trials in shown.items()},
@@ -328,7 +361,11 @@ def _accuracy_line(trials: Sequence[Measured], last: int = 120) -> list[Dot]:
     for trial in trials:
         for iteration, accuracy in trial.accuracy_by_iteration(last).items():
             values[iteration].append(accuracy)
-    return [_dot(iteration, values[iteration]) for iteration in sorted(values) if iteration]
+    return [
+        _dot(iteration, values[iteration])
+        for iteration in sorted(values)
+        if iteration >= FIRST_SHOWN
+    ]
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -356,8 +393,16 @@ def _of(trials: Mapping[int, Measured], measure: Callable[[Measured], float | No
 def _pooled(parts: Iterable[BySeed]) -> BySeed:
     """The mean over parts of each seed that all of them have, so that each seed counts once."""
     found = list(parts)
-    seeds = set.intersection(*(set(part) for part in found))
+    seeds = set.intersection(*map(set, found)) if found else set()
     return {seed: fmean(part[seed] for part in found) for seed in seeds}
+
+
+def _told(by_seed: BySeed, digits: int = 2) -> str:
+    return told(_interval(by_seed.values()), "", digits) if by_seed else "–"
+
+
+def _mean(by_seed: BySeed, form: str) -> str:
+    return format(fmean(by_seed.values()), form) if by_seed else "–"
 
 
 def _judged(
