@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate replicate-full torch torch-test lint types lock ui report bench bench-recovery simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate replicate-full torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -53,6 +53,15 @@ torch: setup ## install torch as well, a CPU build of it where pip knows of one
 torch-test: torch ## run the tests that need torch
 	$(BIN)/python -m pytest -m torch
 
+# Chromium and its driver are taken from Debian, where that is what runs and apt-get may be used.
+browser: setup ## install what the tests of the report in a browser need
+	{ command -v chromium && command -v chromedriver; } >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+
+browser-test: browser ## open the report in a real browser, wide and narrow, light and dark
+	$(BIN)/python -m pytest -m browser
+
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,6 +86,9 @@ bench: setup ## time push and pull beside raw sockets and a plain Dask actor
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
 	$(BIN)/dps bench recovery
+
+bench-measuring: setup ## compare updates per second with everything recorded and evaluated, and with neither
+	$(BIN)/dps bench measuring
 
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
 	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)

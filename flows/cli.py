@@ -96,12 +96,16 @@ def run(
     yes: Yes = False,
 ) -> None:
     """Run an experiment: the trials that are not recorded yet, then compare all of them."""
+    from numpy.random import default_rng
+
     from flows.compare import compare
+    from flows.comparisons import compared
     from flows.config import load_experiment
     from flows.drivers import Drivers
     from flows.plan import confirm_many
     from flows.progress import view_for
     from flows.results import print_comparison
+    from flows.verdicts import print_verdicts
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
     console = _console()
@@ -129,6 +133,7 @@ def run(
         )
         raise typer.Exit(130) from None
     print_comparison(done.outcomes, console)
+    print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
     print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
     if done.failed:
         for outcome in done.failed:
@@ -248,9 +253,13 @@ def results(
     experiment: Experiment,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = Format.table,
 ) -> None:
-    """Print the figures of every recorded trial of an experiment."""
+    """Print the figures of every recorded trial of an experiment, and what they show."""
+    from numpy.random import default_rng
+
+    from flows.comparisons import compared, read_comparison
     from flows.prices import load_prices
     from flows.results import experiment_folder, read_experiment, to_csv, to_json, to_table
+    from flows.verdicts import print_verdicts
 
     folder = experiment_folder(experiment, Path.cwd())
     outcomes = [done.outcome for done in read_experiment(folder, load_prices())]
@@ -260,7 +269,31 @@ def results(
         case Format.csv:
             print(to_csv(outcomes), end="")
         case Format.table:
-            _console().print(to_table(outcomes))
+            console = _console()
+            console.print(to_table(outcomes))
+            rows = compared(outcomes, read_comparison(folder), default_rng(0))
+            print_verdicts(rows, console)
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="An experiment, or trials of one: demo, demo/chain.kill, demo/chain.kill.seed-0."
+    ),
+]
+
+
+@app.command()
+def compare(first: Run, second: Run) -> None:
+    """Show two recorded runs side by side: what differs in their settings, then their figures."""
+    from numpy.random import default_rng
+
+    from flows.prices import load_prices
+    from flows.side_by_side import find_run, print_side_by_side
+
+    prices = load_prices()
+    runs = [find_run(name, Path.cwd(), prices) for name in (first, second)]
+    print_side_by_side(runs[0], runs[1], default_rng(0), _console())
 
 
 @app.command()
@@ -353,6 +386,17 @@ def recovery(
     turns, summed = bench_cost.costs(tell), bench_cost.sums(tell)
     tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
     print(*tables, sep="\n\n")
+
+
+@bench.command()
+def measuring(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
+) -> None:
+    """Compare updates per second with everything recorded and evaluated, and with neither."""
+    from flows import bench_measuring
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_measuring.table(bench_measuring.measuring(tell, rounds)))
 
 
 if __name__ == "__main__":

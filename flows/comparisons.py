@@ -39,6 +39,9 @@ from flows.summary import conditions, strategies
 
 COMPARISON_FILE = "comparison.json"
 
+# By condition and strategy, the rows of the valid trials by seed.
+Rows = Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -96,11 +99,23 @@ def compared(
     baseline = baseline_of(outcomes, section)
     if baseline is None:
         return ()
-    rows = _rows(outcomes)
+    names = conditions(outcomes), strategies(outcomes)
+    return compare_rows(_rows(outcomes), *names, baseline, section, rng)
+
+
+def compare_rows(
+    rows: Rows,
+    conditions: Sequence[str],
+    strategies: Sequence[str],
+    baseline: str,
+    section: ComparisonSection,
+    rng: np.random.Generator,
+) -> tuple[Compared, ...]:
+    """Compare strategies with one of them by rows of figures; see `compared`."""
     found = [
         _measured(rows, condition, strategy, baseline, metric, rng)
-        for condition in conditions(outcomes)
-        for strategy in strategies(outcomes)
+        for condition in conditions
+        for strategy in strategies
         for metric in section.metrics
     ]
     return _judged([row for row in found if row is not None], section.resolve)
@@ -155,11 +170,8 @@ def read_comparison(folder: Path) -> ComparisonSection:
 
 # -- parts -------------------------------------------------------------------------------------
 
-# By condition and strategy, the rows of the valid trials by seed.
-_Rows = Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]
 
-
-def _rows(outcomes: Sequence[Outcome]) -> _Rows:
+def _rows(outcomes: Sequence[Outcome]) -> Rows:
     rows: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for outcome in outcomes:
         identity = outcome.identity
@@ -168,14 +180,14 @@ def _rows(outcomes: Sequence[Outcome]) -> _Rows:
     return rows
 
 
-def _values(rows: _Rows, condition: str, strategy: str, metric: str) -> dict[int, float]:
+def _values(rows: Rows, condition: str, strategy: str, metric: str) -> dict[int, float]:
     of_group = rows.get((condition, strategy), {})
     found = {seed: row[metric] for seed, row in of_group.items()}
     return {seed: float(v) for seed, v in found.items() if v is not None and isfinite(v)}
 
 
 def _measured(
-    rows: _Rows,
+    rows: Rows,
     condition: str,
     strategy: str,
     baseline: str,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from dps.events import Killed, ResourceSampled
 from flows.record import Record
-from flows.series import WINDOW_SECONDS, Point
+from flows.series import Point
 
 MEGABYTE = 1e6
+WINDOW_SECONDS = 2.0  # every process is sampled once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Used:
 
 
 def system_metrics(record: Record) -> Iterator[Point]:
-    """Yield processor use, memory and traffic for every window of half a second with samples.
+    """Yield processor use, memory and traffic for every window of two seconds with samples.
 
     Processor use is in per cent of one core since the window before. Memory is the largest
     resident set so far of every process that lives.

@@ -229,8 +229,17 @@ def _judged(row: Compared) -> Judged:
         difference=_difference(column, row),
         verdict=row.verdict or "",
         tone=TONES.get(row.verdict or "", ""),
-        repeats="" if row.repeats_needed is None else f"{row.repeats_needed:,}",
+        repeats=_repeats(row),
     )
+
+
+def _repeats(row: Compared) -> str:
+    """How many seeds it takes, where it is more than there are and there is nothing shown yet."""
+    needed, difference = row.repeats_needed, row.difference
+    shown = row.verdict in TONES
+    if shown or needed is None or difference is None or needed <= difference.n:
+        return ""
+    return f"{needed:,}"
 
 
 def _difference(column: Column, row: Compared) -> str:

@@ -97,7 +97,7 @@ class Tracker:
         """
         with _store_errors(self.uri):
             fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
-            for run in self._children(outcome.identity.digest):
+            for run in self._children(outcome):
                 if run.data.tags.get(RECORD_TAG) == fingerprint:
                     return str(run.info.run_id)
                 self._client.delete_run(run.info.run_id)
@@ -153,9 +153,14 @@ class Tracker:
         run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
         return str(run.info.run_id)
 
-    def _children(self, digest: str) -> list[Any]:
-        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
-        return self._search(f"{of_parent} and tags.`{DIGEST_TAG}` = '{digest}'")
+    def _children(self, outcome: Outcome) -> list[Any]:
+        # By name too: two labels may stand for the same configuration, to see what chance does.
+        wanted = {
+            "mlflow.parentRunId": self.parent_id,
+            DIGEST_TAG: outcome.identity.digest,
+            "dps.trial": outcome.identity.trial,
+        }
+        return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
 
     def _search(self, query: str) -> list[Any]:
         return list(self._client.search_runs([self._experiment_id], query))
@@ -195,9 +200,10 @@ class Tracker:
         if record.started is None:
             return
         config = record.config
-        # The labels are params as well as tags: parallel coordinates show params only.
-        labels = {"strategy": identity.strategy, "condition": identity.condition}
-        known = {**flat(config), **{name: label for name, label in labels.items() if label}}
+        # The labels are params as well as tags: parallel coordinates show params only, and begin
+        # with the first ones by name.
+        labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
+        known = {**labels, **flat(config)}
         params = [Param(key, _shortened(value)) for key, value in known.items()]
         versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
         for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):

@@ -133,7 +133,7 @@ def _train(
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
-    with LocalCluster(_nodes(config), preload, dashboard=True) as cluster:
+    with LocalCluster(nodes(config), preload, dashboard=True) as cluster:
         if tell is not None and cluster.dashboard is not None:
             tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []
@@ -172,7 +172,7 @@ def _server(
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
         client,
-        _workload(config).initial(np.random.default_rng([config.seed, 0])),
+        initial(config),
         shards=config.server.shards,
         optimizer=config.build_optimizer(),
         consistency=config.build_consistency(),
@@ -181,6 +181,11 @@ def _server(
         timings=timings,
         about=settings(trial, {}),
     )
+
+
+def initial(config: TrialConfig) -> dict[str, np.ndarray]:
+    """The values that the model starts from; they depend on the seed alone."""
+    return _workload(config).initial(np.random.default_rng([config.seed, 0]))
 
 
 def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
@@ -275,7 +280,7 @@ def _needs_torch(config: TrialConfig) -> bool:
     return config.workload.kind in with_torch.KINDS
 
 
-def _nodes(config: TrialConfig) -> list[NodeSpec]:
+def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
     hosting = {"server", "replica", "spare"}
     kinds = {name: name.split("-")[0] for name in config.node_names}

@@ -133,8 +133,8 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
     judged = sum(row.p is not None for row in rows)
     if not judged:
         return (
-            f"{ranges} They show what happened here; it takes {FEWEST_SEEDS} seeds at least, better "
-            "10, to tell how likely a difference between strategies is elsewhere."
+            f"{ranges} They show what happened here; it takes {FEWEST_SEEDS} seeds at least, and "
+            "better 10, to tell how likely a difference between strategies is elsewhere."
         )
     return (
         f"{ranges} Strategies are compared seed by seed; verdicts are at the 5% level, corrected "
@@ -197,8 +197,10 @@ def done(kind: str) -> str:
 def told(fault: FaultTimes, origin: float) -> str:
     """Say in one clause what a fault was, when, counted from `origin`, and what came of it."""
     said = f"{fault.node} was {done(fault.kind)} at {fault.began - origin:.2f} s"
+    if fault.ended is not None:
+        said += f" for {_short(fault.ended - fault.began)}"
     if fault.shard is None:
-        return f"{said}, which no shard felt"
+        return f"{said}, and every shard went on serving"
     if fault.serving is None:
         return f"{said}, and shard {fault.shard} did not come back"
     how = _SOURCES.get(fault.source or "", fault.source or "it went on")
@@ -210,7 +212,7 @@ def told(fault: FaultTimes, origin: float) -> str:
 
 def _recovery(group: Group) -> str:
     if all(trial.faults[0].shard is None for trial in group.trials if trial.faults):
-        return "No shard lost a replica."
+        return "Every shard went on serving."
     times = span(group, "rto_seconds", " s")
     if times is None:
         return "The shard did not come back."

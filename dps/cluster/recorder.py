@@ -17,6 +17,7 @@ import psutil
 
 from dps.cluster.transport import Meter, SystemClock
 from dps.events import Event, ResourceSampled, to_dict
+from dps.protocol.group import Group
 
 LogEvent = Callable[[str, Any], None]
 
@@ -29,16 +30,22 @@ def topic(group: str) -> str:
 
 
 class Recorder:
-    """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop."""
+    """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop.
 
-    def __init__(self, group: str, log_event: LogEvent) -> None:
-        self._topic = topic(group)
+    Where nobody listens to the group's events (`on` is false), it lets go of them at once.
+    """
+
+    def __init__(self, group: Group, log_event: LogEvent) -> None:
+        self.on = group.recorded
+        self._topic = topic(group.name)
         self._log_event = log_event
         self._buffer: list[Event] = []
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
         """Record an event."""
+        if not self.on:
+            return
         with self._lock:
             self._buffer.append(event)
 
@@ -71,8 +78,11 @@ async def record_forever(
 ) -> None:
     """Every so many seconds have `flush` record what is pending, and send it.
 
-    Once a second a measurement of the process's resources is recorded as well.
+    Once a second a measurement of the process's resources is recorded as well. Where nobody listens
+    it ends at once.
     """
+    if not recorder.on:
+        return
     flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))
     count = 0
     while True:

@@ -11,6 +11,7 @@ import contextlib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -72,6 +73,7 @@ class ParameterServer:
         that all nodes can reach.
     on_event
         Called with every event of the group, from the client's event loop: it must not block.
+        None: nothing is recorded.
     timings
         Deadlines of the protocol.
     about
@@ -141,7 +143,9 @@ class ParameterServer:
         return server
 
     def _set_up(self, client: distributed.Client, start: Start, on_event: Sink | None) -> None:
-        self.group = start.group
+        group = replace(start.group, recorded=on_event is not None)
+        start = replace(start, group=group)
+        self.group = group
         self.saved = start.saved
         self.nodes: list[Node] = []
         self._client = client

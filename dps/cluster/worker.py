@@ -73,6 +73,8 @@ class ReportColumns:
 
     def __call__(self, metrics: Mapping[str, float]) -> None:
         """Note numbers about the next step."""
+        if not self._recorder.on:
+            return
         self._steps += 1
         now = SystemClock().now()
         with self._lock:
@@ -198,7 +200,8 @@ class _AckColumns:
         self.incarnation = 0
 
     def __call__(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        self._rows.append((SystemClock().now(), shard, seq, version, outcome))
+        if self._recorder.on:
+            self._rows.append((SystemClock().now(), shard, seq, version, outcome))
 
     def flush(self) -> None:
         rows, self._rows = self._rows, []
@@ -225,7 +228,7 @@ def run_worker(
     node = str(dask_worker.name)
     name = peers[index]
     meter = meter_of(dask_worker, group.name)
-    recorder = Recorder(group.name, dask_worker.log_event)
+    recorder = Recorder(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)

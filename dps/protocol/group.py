@@ -51,7 +51,8 @@ class Timings:
 class Group:
     """One parameter server: its name, how its parameters lie, and what was chosen for it.
 
-    `incarnations` are those of workers that took part before it was brought up again.
+    `incarnations` are those of workers that took part before it was brought up again; `recorded`
+    tells whether anybody listens to its events.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Group:
     coordinator: Endpoint
     timings: Timings = Timings()
     incarnations: dict[str, int] = field(default_factory=dict)
+    recorded: bool = True
 
     @property
     def replicas(self) -> int:

@@ -364,7 +364,8 @@ class Replica:
         step = await self._stepped(op)
         if step.outcome == "applied":
             self.state = step.state
-            self.ledger.add(self.epoch, self.is_head, step.updates)
+            if self._group.recorded:
+                self.ledger.add(self.epoch, self.is_head, step.updates)
             self._commits.add(step.state, op)
         return step
 

@@ -126,7 +126,7 @@ def _staleness() -> Iterator[Column]:
         for name, label, unit, definition in _FIGURES:
             yield Column(
                 f"staleness_{prefix}{name}",
-                f"{label}, {period}" if period else label,
+                f"staleness {label}, {period}" if period else f"staleness {label}",
                 unit,
                 f"{definition}{when}.",
                 f"{metric}{name}",
@@ -143,7 +143,7 @@ _SECONDS = (
     "applications by heads of shards (nearest rank)"
 )
 _FIGURES: tuple[tuple[str, str, Unit, str], ...] = (
-    ("median", "staleness, median", "count", _VERSIONS.format("median")),
+    ("median", "median", "count", _VERSIONS.format("median")),
     ("p99", "p99", "count", _VERSIONS.format("99th percentile")),
     ("max", "max", "count", _VERSIONS.format("largest")),
     ("median_seconds", "median", "s", _SECONDS.format("median")),

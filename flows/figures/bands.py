@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
-POINTS = 81
+POINTS = 61
 NOTE = (
     "Thick: mean over seeds; band: 95% interval of the mean (with two seeds: their range); thin: "
     "each seed."

@@ -13,9 +13,7 @@ from dps.events import (
     NodeJoined,
     Replayed,
     ReplicaAdded,
-    Resumed,
     TrainingStarted,
-    Undisturbed,
 )
 from flows import words
 from flows.figures.bars import RECOVERY_PARTS
@@ -155,22 +153,16 @@ def _nodes(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterato
     for node in joined:
         yield Stretch(node.node, UP, node.t, killed.get(node.pid, last), node.role)
     for fault in faults:
-        until = _lifted(record, fault)
-        if until is not None:
-            yield Stretch(fault.node, AFFECTED, fault.began, until, fault.kind)
+        # What damages the files of a shard has that as its node.
+        lane = fault.node.replace("shard-", "shard ")
+        if fault.ended is not None:
+            yield Stretch(lane, AFFECTED, fault.began, fault.ended, fault.kind)
         detail = f"fault {fault.fault}: {fault.kind}"
-        yield Stretch(fault.node, STRUCK, fault.began, fault.began, detail)
+        yield Stretch(lane, STRUCK, fault.began, fault.began, detail)
 
 
 def _order(role: str) -> int:
     return ROLES.index(role) if role in ROLES else len(ROLES)
-
-
-def _lifted(record: Record, fault: FaultTimes) -> float | None:
-    """When a fault that ends by itself was over; None for one that does not."""
-    ends: list[Resumed | Undisturbed] = [*record.of(Resumed), *record.of(Undisturbed)]
-    over = [event.t for event in ends if event.fault == fault.fault]
-    return over[0] if over else None
 
 
 # -- drawing -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dps.core.recovery import PRESETS
@@ -37,7 +38,7 @@ CSS_COLOURS = {
 }
 
 WIDTH, HEIGHT = 5.4, 3.2  # inches; narrow enough for text of 10 points to be read on a telephone
-LEGEND_WIDTH, LEGEND_ENTRY, LEGEND_LETTER = 4.1, 0.36, 0.075  # inches
+LEGEND_WIDTH, LEGEND_ENTRY, LEGEND_LETTER = 4.3, 0.36, 0.068  # inches
 
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -142,8 +143,10 @@ def legend_above(axes: Axes, keys: Sequence[Key]) -> None:
 def _legend_columns(names: Sequence[str]) -> int:
     """How many entries fit beside one another; columns are as wide as their longest entry."""
     for columns in range(len(names), 1, -1):
-        rows = -(-len(names) // columns)
-        longest = [max(map(len, names[i : i + rows])) for i in range(0, len(names), rows)]
+        rows, longer = divmod(len(names), columns)
+        sizes = [rows + (column < longer) for column in range(columns)]
+        ends = list(accumulate(sizes))
+        longest = [max(map(len, names[e - n : e])) for n, e in zip(sizes, ends, strict=True)]
         if sum(LEGEND_ENTRY + LEGEND_LETTER * length for length in longest) <= LEGEND_WIDTH:
             return columns
     return 1
@@ -193,8 +196,9 @@ def to_svg(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         # As `savefig` does, but without its first drawing, which is for other kinds of layout.
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    # Hundredths of a point are finer than any screen, and half of the file.
-    return re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
+    # Hundredths of a point are finer than any screen; as they are, paths fill most of the file.
+    text = re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
+    return re.sub(r" \n([LMCQz])", r" \1", text)
 
 
 def to_png(figure: Figure) -> bytes:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import re
 import shutil
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import TrialEnded
+from dps.events import TrialEnded, TrialResumed
 from flows import words
 from flows.columns import BY_KEY
 from flows.config import ExperimentConfig
-from flows.figures import STRATEGY_COLOURS, Gallery, looks, svg
+from flows.figures.bands import Curve, band
+from flows.figures.drawing import Table, slugs, write_files
+from flows.figures.gallery import chapters, drawings
+from flows.figures.style import STRATEGY_COLOURS, looks
+from flows.figures.tradeoff import front
 from flows.grid import expand
 from flows.outcome import Outcome
 from flows.prices import load_prices
 from flows.record import EVENTS_FILE, read_record, write_grid
 from flows.repeat import experiment_yaml
 from flows.report import read_trials, render, write_report
+from flows.sections import ComparisonSection
 from flows.series import series
 from flows.summary import Group, summarize
+from flows.timeline import FaultTimes
 from tests.flows.synthetic import (
     KILL_AT,
     STRATEGIES,
@@ -92,7 +102,7 @@ def parsed(page: str) -> Tags:
 def test_the_page_needs_nothing_from_anywhere(page: str) -> None:
     tags = parsed(page)
     loading = [v or "" for k, v in tags.attributes if k in ("src", "href", "data", "xlink:href")]
-    assert all(value.startswith("#") for value in loading)
+    assert all(value.startswith(("#", "data:")) for value in loading)
     assert "<script" not in page
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
@@ -105,7 +115,8 @@ def test_no_id_occurs_twice(page: str) -> None:
 
 def test_every_reference_inside_a_figure_has_its_target(page: str) -> None:
     ids = {value for name, value in parsed(page).attributes if name == "id"}
-    used = {*re.findall(r"url\(#([^)]+)\)", page), *re.findall(r'href="#([^"]+)"', page)}
+    shown = re.sub(r'href="data:[^"]*"', "", page)
+    used = {*re.findall(r"url\(#([^)]+)\)", shown), *re.findall(r'href="#([^"]+)"', shown)}
     assert used
     assert used <= ids
 
@@ -169,15 +180,11 @@ def test_a_broken_promise_is_shown(tmp_path: Path) -> None:
 
 
 def _again(applied: object) -> object:
-    import dataclasses
-
     later = tuple(version + 5000 for version in applied.versions)  # type: ignore[attr-defined]
     return dataclasses.replace(applied, versions=later)  # type: ignore[type-var]
 
 
 def test_a_report_of_one_trial_without_axes(tmp_path: Path) -> None:
-    import dataclasses
-
     started, *rest = toy_events("none", "no fault")
     settings = {**started.settings, "labels": {}}  # type: ignore[attr-defined]
     write_events(tmp_path / "seed-0", [dataclasses.replace(started, settings=settings), *rest])  # type: ignore[call-arg]
@@ -193,7 +200,7 @@ def test_a_report_where_nothing_is_valid(tmp_path: Path) -> None:
 
 def test_only_the_trials_of_the_last_run(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "experiment")
-    write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"])
+    write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"], 0)
     text = parsed(write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()).text
     assert "applied twice: none in 2 trials" in text
     assert "stateless" not in text[: text.index("Configuration")]
@@ -249,14 +256,119 @@ def test_a_strategy_keeps_its_look_whatever_is_beside_it() -> None:
     assert together["mine"].colour == STRATEGY_COLOURS[4]
 
 
-def test_figures_of_every_kind_can_be_drawn(folder: Path) -> None:
-    gallery = Gallery(read_trials(folder, load_prices()))
-    drawn = gallery.for_tracking()
-    assert set(drawn) == {"accuracy_no_fault", "accuracy_kill", "recovery_time", "staleness"}
-    for name, figure in drawn.items():
-        text = svg(figure, name)
-        assert text.startswith("<svg")
-        assert "var(--ink, #1c2127)" in text
+def test_every_figure_is_a_file_of_each_kind_and_its_table_holds_what_is_drawn(
+    folder: Path, tmp_path: Path
+) -> None:
+    found = chapters(read_trials(folder, load_prices()))
+    assert [chapter.name for chapter in found] == [
+        "accuracy",
+        "through",
+        "timeline",
+        "recovery",
+        "work",
+        "resources",
+        "money",
+    ]
+    drawn = list(drawings(found))
+    write_files(drawn[:2], tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png", ".csv"}
+    assert (tmp_path / f"{drawn[0].name}.png").read_bytes().startswith(b"\x89PNG")
+    names = {drawing.name for drawing in drawn}
+    assert len(names) == len(drawn)
+    assert {
+        "accuracy-time-kill",
+        "timeline-kill-chain",
+        "recovery-time",
+        "cost-accuracy-kill",
+    } <= names
+    for drawing in drawn:
+        header, *rows = csv.reader(drawing.csv.splitlines())
+        assert rows
+        assert {len(row) for row in rows} == {len(header)}
+
+
+def test_the_table_of_recovery_times_agrees_with_the_outcomes(
+    folder: Path, outcomes: list[Outcome]
+) -> None:
+    drawn = {d.name: d for d in drawings(chapters(read_trials(folder, load_prices())))}
+    rto = group(outcomes, "chain", "kill").spread("rto_seconds")
+    assert rto
+    rows = [row for row in drawn["recovery-time"].table.rows if row[0] == "chain"]
+    assert sum(row[3] for row in rows if row[2] != "total of a trial") == pytest.approx(rto.mean)
+    assert {row[3] for row in rows if row[2] == "total of a trial"} == {rto.low, rto.high}
+
+
+def test_the_timeline_tells_every_part_of_a_recovery(folder: Path) -> None:
+    drawn = {d.name: d for d in drawings(chapters(read_trials(folder, load_prices())))}
+    rows = drawn["timeline-kill-checkpoint"].table.rows
+    lanes = {row[0] for row in rows}
+    assert {"shard 0", "shard 1", "server-0", "server-0-b", "worker-1"} <= lanes
+    down = [row for row in rows if row[0] == "shard 0" and row[4] == "fault 0"]
+    assert [row[1] for row in down] == ["detect", "wait for a node", "restore"]
+    assert all(before[3] == after[2] for before, after in pairwise(down))
+    assert ("server-0", "fault") in {row[:2] for row in rows}
+
+
+def test_a_band_is_there_only_where_every_seed_has_a_value() -> None:
+    x = np.array([0.0, 1.0, 2.0, 3.0])
+    gap = np.array([1.0, np.nan, 1.0, 1.0])
+    found = band([Curve("a", 0, x, gap), Curve("a", 1, x[:3], 3 * np.ones(3))])
+    assert found
+    assert (found.x[0], found.x[-1]) == (0.0, 2.0)
+    assert np.isnan(found.mean[1:-1]).all()
+    assert (found.mean[-1], found.low[-1], found.high[-1]) == (2.0, 1.0, 3.0)
+
+
+def test_a_band_over_three_seeds_is_the_interval_of_the_mean() -> None:
+    x = np.array([0.0, 1.0])
+    found = band([Curve("a", seed, x, np.full(2, float(seed))) for seed in range(3)])
+    assert found
+    # Student's t with 2 degrees of freedom: 4.303 × 1 / √3.
+    assert found.high[0] - found.mean[0] == pytest.approx(2.484, abs=1e-3)
+    assert found.mean[0] - found.low[0] == pytest.approx(2.484, abs=1e-3)
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    points = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8), (1.0, 0.4), (4.0, 0.95)]
+    assert front(points) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
+
+
+def test_names_of_files_differ_even_where_labels_hardly_do() -> None:
+    found = slugs(["a b", "a-b", "A/B", ""])
+    assert len(set(found.values())) == 4
+    assert all(re.fullmatch(r"[a-z0-9.~-]*", slug) for slug in found.values())
+
+
+def test_a_table_leaves_gaps_empty() -> None:
+    table = Table(("a", "b"), ((1, float("nan")), (None, 0.123456789)))
+    assert table.to_csv() == "a,b\n1,\n,0.123457\n"
+
+
+def test_what_is_said_of_faults_of_any_kind() -> None:
+    fault = dict.fromkeys(field.name for field in dataclasses.fields(FaultTimes))
+    seen = {**fault, "fault": 0, "node": "server-1", "updates": 9, "began": 12.0, "ended": 13.5}
+    told = words.told(FaultTimes(**{**seen, "kind": "slow"}), 10.0)  # type: ignore[arg-type]
+    assert told == "server-1 was slowed down at 2.00 s for 1.50 s, and every shard went on serving"
+    assert "hit by “flood”" in words.told(FaultTimes(**{**seen, "kind": "flood"}), 10.0)  # type: ignore[arg-type]
+
+
+def test_a_resumed_trial_is_said_to_be_one_and_left_out_of_figures_over_time(
+    tmp_path: Path,
+) -> None:
+    events = toy_events("checkpoint", "no fault")
+    began = next(event.t for event in events if type(event).__name__ == "TrainingStarted")
+    resumed = [*events[:-1], TrialResumed(began, "somewhere", 250), events[-1]]
+    write_events(tmp_path / "checkpoint.no-fault.seed-0", resumed)
+    write_events(tmp_path / "chain.no-fault.seed-0", toy_events("chain", "no fault"))
+    trials = read_trials(tmp_path, load_prices())
+    drawn = {d.name: d for d in drawings(chapters(trials))}
+    over_time = drawn["accuracy-time-no-fault"]
+    assert {row[0] for row in over_time.table.rows} == {"chain"}
+    assert "1 of the trials was resumed" in over_time.note
+    against = drawn["accuracy-gradients-no-fault"].table.rows
+    assert min(row[2] for row in against if row[0] == "checkpoint") >= 250
+    text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
+    assert "went on from its checkpoints at 250 updates" in text
 
 
 def test_numbers_read_well() -> None:
@@ -286,5 +398,6 @@ def test_series_are_in_order_and_cover_the_training(folder: Path) -> None:
 
 
 def test_rendering_is_deterministic(folder: Path) -> None:
-    trials = read_trials(folder, load_prices())
-    assert render(trials, load_prices()) == render(trials, load_prices())
+    trials, prices = read_trials(folder, load_prices())[:4], load_prices()
+    pages = [render(trials, prices, ComparisonSection(), chapters(trials)) for _ in range(2)]
+    assert pages[0] == pages[1]

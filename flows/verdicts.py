@@ -1,0 +1,99 @@
+"""Owns how a comparison is shown on the terminal: intervals, differences and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from flows.columns import BY_KEY, NOT_APPLICABLE, Column
+from flows.comparisons import Compared
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {"better": "green", "worse": "red"}
+LEGEND = (
+    "Mean, with its 95% interval in brackets; difference to {baseline}, seed by seed, likewise. "
+    "Verdicts, from 3 seeds on, are at the 5% level, corrected (Holm) for {tests} tests. seeds: "
+    "paired, and needed to show the difference seen, or the one configured, with a probability of "
+    "80% if it stood alone."
+)
+
+
+def print_verdicts(rows: Sequence[Compared], console: Console) -> None:
+    """Print one table for each condition, with a line for every strategy and metric."""
+    if not any(row.verdict for row in rows):
+        return
+    for condition in dict.fromkeys(row.condition for row in rows):
+        console.print()
+        if condition:
+            console.print(Text(condition, style="bold underline"))
+        console.print(_table([row for row in rows if row.condition == condition]))
+    tests = sum(row.p is not None for row in rows)
+    console.print(Text(LEGEND.format(baseline=rows[0].baseline, tests=tests), style="dim"))
+
+
+def figure_name(column: Column) -> str:
+    """Return a figure's heading with its unit."""
+    unit = "" if column.unit in ("", "count", "per second") else f", {column.unit}"
+    return f"{column.label}{unit}"
+
+
+def signed(column: Column, value: float) -> str:
+    """Return a difference with its sign."""
+    text = column.text(value)
+    return f"+{text}" if value > 0 else text
+
+
+def _table(rows: Sequence[Compared]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for heading, justify in (
+        ("figure", "left"),
+        ("strategy", "left"),
+        ("mean", "right"),
+        ("difference", "right"),
+        ("seeds", "right"),
+        ("", "left"),
+    ):
+        table.add_column(Text(heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = ""
+    for row in sorted(rows, key=lambda row: _metrics(rows).index(row.metric)):
+        column = BY_KEY[row.metric]
+        name = "" if row.metric == shown else figure_name(column)
+        shown = row.metric
+        cells = (name, row.strategy, _mean(row, column), _difference(row, column), _seeds(row))
+        said = Text(row.verdict or "", style=STYLES.get(row.verdict or "", ""))
+        table.add_row(*map(Text, cells), said)
+    return table
+
+
+def _metrics(rows: Sequence[Compared]) -> list[str]:
+    return list(dict.fromkeys(row.metric for row in rows))
+
+
+def _mean(row: Compared, column: Column) -> str:
+    found = row.interval
+    return column.text(found.mean) + _bounds(column, found.low, found.high)
+
+
+def _difference(row: Compared, column: Column) -> str:
+    found = row.difference
+    if found is None:
+        return "" if row.verdict is None else NOT_APPLICABLE
+    return signed(column, found.mean) + _bounds(column, found.low, found.high)
+
+
+def _bounds(column: Column, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return f" [{column.text(low)}, {column.text(high)}]"
+
+
+def _seeds(row: Compared) -> str:
+    if row.difference is None:
+        return str(row.interval.n)
+    needed = "" if row.repeats_needed is None else f" / {row.repeats_needed:,}"
+    return f"{row.difference.n}{needed}"

@@ -1,0 +1,102 @@
+"""The report in a real browser: it needs the extra `browser`, chromium and its driver."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.report import write_report
+from tests.flows.synthetic import write_experiment
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="the extra `browser` is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+# As root, Chromium runs without its sandbox only; it is to load nothing but the page.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="there is no chromium or no chromedriver (`make browser-test` installs both)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_experiment(tmp_path_factory.mktemp("results") / "demo")
+    return write_report(folder, folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as driver:
+        yield driver
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_opens_without_an_error_and_fits(
+    browser: Any, page: Path, width: int, colours: str
+) -> None:
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    scheme = {"name": "prefers-color-scheme", "value": colours}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    sizes = browser.execute_script(PICTURES)
+    assert len(sizes) > 20
+    assert all(min(size["width"], size["height"]) > 100 for size in sizes)
+    assert all(size["texts"] > 3 and size["right"] <= width for size in sizes)
+
+
+def test_the_files_of_a_figure_can_be_had_from_the_page(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    files = browser.execute_script(DOWNLOADS)
+    assert {file["name"][-4:] for file in files} == {".svg", ".csv"}
+    for file in files:
+        first_line = file["text"].splitlines()[0]
+        assert "<?xml" in first_line if file["name"].endswith(".svg") else "," in first_line
+
+
+# Those in closed parts of the page have no size; they are opened first.
+PICTURES = """
+    document.querySelectorAll("details").forEach(part => part.open = true);
+    return [...document.querySelectorAll("figure svg")].map(svg => {
+        const box = svg.getBoundingClientRect();
+        return {
+            width: box.width, height: box.height, right: box.right,
+            texts: svg.querySelectorAll("text").length,
+        };
+    });
+"""
+DOWNLOADS = """
+    const links = [...document.querySelectorAll("a[download]")];
+    return links.map(link => {
+        const [head, body] = link.href.split(/,(.*)/s);
+        const text = head.endsWith("base64") ? atob(body) : decodeURIComponent(body);
+        return {name: link.download, text: text.slice(0, 200)};
+    });
+"""

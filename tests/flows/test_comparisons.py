@@ -1,0 +1,203 @@
+"""Comparisons of strategies from records, how they are shown, and two runs side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+
+from dps.errors import ConfigurationError
+from flows.comparisons import (
+    COMPARISON_FILE,
+    Compared,
+    baseline_of,
+    compared,
+    read_comparison,
+    write_comparison,
+)
+from flows.config import load_experiment
+from flows.outcome import Outcome, outcome
+from flows.prices import load_prices
+from flows.record import Record
+from flows.sections import ComparisonSection
+from flows.side_by_side import find_run, print_side_by_side, settings_that_differ
+from flows.verdicts import print_verdicts
+from tests.flows.synthetic import missed, toy_events, write_experiment
+
+PRICES = load_prices()
+
+
+def trial(strategy: str, seed: int, fault: str = "kill") -> Outcome:
+    """A toy trial; seeds beyond those of the toy experiment repeat its accuracy, a bit shifted."""
+    found = outcome(Record(tuple(toy_events(strategy, fault, seed % 2))), PRICES)
+    shift = 0.001 * seed
+    accuracy = dataclasses.replace(found.accuracy, final=(found.accuracy.final or 0) + shift)
+    identity = dataclasses.replace(found.identity, seed=seed)
+    return dataclasses.replace(found, accuracy=accuracy, identity=identity)
+
+
+def judge(outcomes: Iterable[Outcome], **choices: object) -> dict[tuple[str, str], Compared]:
+    section = ComparisonSection.model_validate(choices)
+    rows = compared(list(outcomes), section, np.random.default_rng(0))
+    return {(row.strategy, row.metric): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def four_seeds() -> list[Outcome]:
+    return [trial(strategy, seed) for strategy in ("none", "chain") for seed in range(4)]
+
+
+def test_strategies_are_judged_against_the_baseline(four_seeds: list[Outcome]) -> None:
+    rows = judge(four_seeds, metrics=["rto_seconds", "updates_lost"])
+    assert rows["chain", "updates_lost"].verdict == "better"
+    assert rows["chain", "rto_seconds"].verdict == "better"
+    assert rows["none", "updates_lost"].verdict is None
+    other = judge(four_seeds, metrics=["updates_lost"], baseline="chain")
+    assert other["none", "updates_lost"].verdict == "worse"
+
+
+def test_figures_that_no_trial_has_are_not_compared() -> None:
+    rows = judge([trial(s, seed, "no fault") for s in ("none", "chain") for seed in (0, 1)])
+    assert ("chain", "rto_seconds") not in rows
+    assert rows["chain", "accuracy_final"].verdict == "too few seeds to tell"
+
+
+def test_only_valid_trials_enter(four_seeds: list[Outcome]) -> None:
+    bad = outcome(Record(tuple(missed(toy_events("chain", "kill", 0)))), PRICES)
+    rest = [o for o in four_seeds if (o.identity.strategy, o.identity.seed) != ("chain", 0)]
+    row = judge([bad, *rest])["chain", "updates_lost"]
+    assert row.interval.n == 3
+    assert row.difference is not None
+    assert row.difference.n == 3
+
+
+def test_repeats_are_for_the_difference_that_is_worth_finding(four_seeds: list[Outcome]) -> None:
+    seen = judge(four_seeds, metrics=["accuracy_final"])["chain", "accuracy_final"]
+    wanted = judge(four_seeds, metrics=["accuracy_final"], resolve={"accuracy_final": 0.0005})
+    many = wanted["chain", "accuracy_final"].repeats_needed
+    assert seen.repeats_needed is not None
+    assert many is not None
+    assert many > seen.repeats_needed
+
+
+def test_the_baseline_is_none_or_else_the_first(four_seeds: list[Outcome]) -> None:
+    assert baseline_of(four_seeds, ComparisonSection()) == "none"
+    chains = [o for o in four_seeds if o.identity.strategy == "chain"]
+    assert baseline_of(chains, ComparisonSection()) == "chain"
+    with pytest.raises(ConfigurationError, match="did you mean 'chain'"):
+        baseline_of(four_seeds, ComparisonSection(baseline="chian"))
+    assert compared([], ComparisonSection(), np.random.default_rng(0)) == ()
+
+
+def test_the_same_records_give_the_same_comparison(four_seeds: list[Outcome]) -> None:
+    assert judge(four_seeds) == judge(list(reversed(four_seeds)))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"metrics": ["accuracy"]},
+        {"metrics": ["seed"]},
+        {"metrics": ["cost_usd", "cost_usd"]},
+        {"metrics": []},
+        {"resolve": {"cost_usd": 0}},
+    ],
+)
+def test_what_cannot_be_compared_by_is_refused(section: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ComparisonSection.model_validate(section)
+
+
+def test_a_baseline_that_is_no_strategy_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigurationError, match=r"comparison.baseline.*did you mean 'chain'"):
+        load_experiment("demo", ["comparison.baseline=chein"])
+    load_experiment("demo", ["comparison.baseline=chain"])
+
+
+def test_what_to_compare_by_is_kept_beside_the_records(tmp_path: Path) -> None:
+    assert read_comparison(tmp_path) == ComparisonSection()
+    section = ComparisonSection(baseline="chain", resolve={"cost_usd": 0.01})
+    write_comparison(tmp_path, section)
+    assert read_comparison(tmp_path) == section
+    (tmp_path / COMPARISON_FILE).write_text('{"metrics": ["nothing"]}')
+    with pytest.raises(ConfigurationError, match="metrics"):
+        read_comparison(tmp_path)
+    (tmp_path / COMPARISON_FILE).write_text("{")
+    with pytest.raises(ConfigurationError, match="no JSON"):
+        read_comparison(tmp_path)
+
+
+# -- on the terminal -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("here")
+    write_experiment(folder / "results" / "demo")
+    return folder
+
+
+def text_of(console: Console) -> str:
+    return " ".join(console.export_text().split())
+
+
+def side_by_side(here: Path, first: str, second: str) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    runs = [find_run(name, here, PRICES) for name in (first, second)]
+    print_side_by_side(runs[0], runs[1], np.random.default_rng(0), console)
+    return text_of(console)
+
+
+def test_verdicts_are_printed_with_intervals(four_seeds: list[Outcome]) -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_verdicts(list(judge(four_seeds).values()), console)
+    text = text_of(console)
+    assert "lost none 317 [317, 317]" in text
+    assert "chain 0 [0, 0] −317 [−317, −317] 4 / 3 better" in text
+    assert "corrected (Holm) for 6 tests" in text
+
+
+def test_two_trials_are_shown_setting_by_setting_and_figure_by_figure(here: Path) -> None:
+    text = side_by_side(here, "demo/none.kill.seed-0", "demo/chain.kill.seed-0")
+    assert "recovery.durability.kind none chain" in text
+    assert "training.updates" not in text
+    assert "lost 317 0 −317" in text
+
+
+def test_trials_of_several_seeds_are_judged(here: Path) -> None:
+    text = side_by_side(here, "demo/none.kill", "demo/chain.kill")
+    assert "too few seeds to tell" in text
+    assert "difference to demo/none.kill, seed by seed" in text
+
+
+def test_seeds_and_names_are_no_settings(here: Path) -> None:
+    one, other = (find_run(f"demo/chain.kill.seed-{seed}", here, PRICES) for seed in (0, 1))
+    assert settings_that_differ(one, other) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("demo", "demo", "named twice"),
+        ("demo", "demo/chain.kill", "one is an experiment, one is not"),
+        ("demo/chain.kil", "demo", "did you mean 'chain.kill'"),
+        ("dmo", "demo", "did you mean 'demo'"),
+    ],
+)
+def test_runs_that_cannot_be_compared(here: Path, first: str, second: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        side_by_side(here, first, second)
+
+
+def test_experiments_are_compared_under_the_labels_that_both_have(here: Path) -> None:
+    write_experiment(here / "results" / "again")
+    text = side_by_side(here, "demo", "again")
+    assert "Their configurations are the same" in text
+    assert "chain · kill" in text
+    assert "lost demo 317 [317, 317]" in text

@@ -1,0 +1,84 @@
+"""Verdicts on claims that are known to be true or null, from real trials by the code of `dps run`.
+
+Learning at a rate of 0.1 is better than at a rate of 0; two strategies that are the same show no
+difference. One worker, and one evaluation before the training and one after it, make the second
+claim null to the last bit: a test of chance would fail by chance.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from flows.compare import compare
+from flows.comparisons import Compared, compared
+from flows.config import ExperimentConfig
+from flows.drivers import Drivers
+from flows.outcome import Outcome
+from flows.progress import PlainView
+from flows.sections import ComparisonSection
+
+SEEDS = [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, ...]:
+    rates = {"still": 0.0, "learning": 0.1, "twin": 0.1}
+    experiment = {
+        "experiment": "known",
+        "workload": {"kind": "softmax"},
+        "dataset": {"kind": "digits"},
+        "training": {"workers": 1, "updates": 40},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "server": {"shards": 1},
+        "evaluation": {"every_seconds": 60.0, "target": 0.2},
+        "axes": {"optimizer.learning_rate": rates},
+        "seeds": SEEDS,
+    }
+    here = tmp_path_factory.mktemp("known")
+    view = PlainView(Console(file=io.StringIO()))
+    with Drivers() as drivers:
+        return compare(ExperimentConfig.model_validate(experiment), here, view, drivers).outcomes
+
+
+def verdict(outcomes: tuple[Outcome, ...], strategy: str, baseline: str) -> Compared:
+    section = ComparisonSection(baseline=baseline, metrics=("accuracy_final", "loss_final"))
+    rows = compared(outcomes, section, np.random.default_rng(0))
+    (found,) = (r for r in rows if (r.strategy, r.metric) == (strategy, "accuracy_final"))
+    return found
+
+
+@pytest.mark.cluster
+def test_what_is_better_comes_out_as_better(outcomes: tuple[Outcome, ...]) -> None:
+    assert [o.status for o in outcomes] == ["valid"] * 9
+    assert verdict(outcomes, "learning", "still").verdict == "better"
+    assert verdict(outcomes, "still", "learning").verdict == "worse"
+
+
+@pytest.mark.cluster
+def test_what_is_the_same_comes_out_as_no_difference(outcomes: tuple[Outcome, ...]) -> None:
+    assert verdict(outcomes, "twin", "learning").verdict == "no difference shown"
+
+
+@pytest.mark.cluster
+def test_a_real_trial_has_every_measure_that_does_not_need_a_fault(
+    outcomes: tuple[Outcome, ...],
+) -> None:
+    row = next(o for o in outcomes if o.identity.strategy == "learning").row()
+    assert row["accuracy_final"] > 0.2
+    assert 0 < row["accuracy_area_time"] <= 1
+    assert 0 < row["accuracy_area_updates"] <= 1
+    assert row["target_seconds"] > 0
+    assert row["target_updates"] == row["updates_pushed"] == 40
+    assert 0 < row["idle_share"] < 1
+    assert row["goodput"] == pytest.approx(row["updates_per_second"])
+    assert 0 < row["loss_lowest"] <= row["loss_final"]
+    assert 0 < row["cost_spot_usd"] < row["cost_usd"]
+    assert row["cost_per_point_usd"] == pytest.approx(
+        row["cost_usd"] / (100 * row["accuracy_final"])
+    )
+    still = next(o for o in outcomes if o.identity.strategy == "still").row()
+    assert still["target_seconds"] is None
