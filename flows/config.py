@@ -196,6 +196,7 @@ class ExperimentConfig(_Settings):
             refuse(reason, key="comparison.baseline")
         return self
 
+    @model_validator(mode="after")
     def _grid_has_trials(self) -> ExperimentConfig:
         combinations = self.combinations
         check_together(combinations.axes, self.zip)

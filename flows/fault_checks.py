@@ -58,6 +58,7 @@ def entry_objections(entries: Sequence[Entry], stage: Stage) -> Iterator[Objecti
             yield from _wrong_reference(number, when, entries)
         if isinstance(when, During):
             yield from _wrong_phase(number, when, entries, stage)
+            yield from _empty_chain(number, when, entry, stage)
         if isinstance(entry, Recurring) and _dies_once(entry.fault):
             reason = "what is never replaced cannot be killed again; give a number of seconds"
             yield f"faults.{number}.back_after", reason
@@ -217,6 +218,18 @@ def _wrong_phase(
         yield key, "only checkpoints in files of this machine can be watched being written"
     elif when.phase == "recovery" and len(entries) == 1:
         yield key, "no other fault of the plan takes a shard down; add one"
+
+
+def _empty_chain(number: int, when: During, entry: Entry, stage: Stage) -> Iterator[Objection]:
+    """A shard that is being restored has no replica that could be hit by its place."""
+    shard_of = [f.target for _, f in _faults_of(entry) if isinstance(f.target, InChain | Among)]
+    lost = any(isinstance(t, InChain) or t.shard is not None for t in shard_of)
+    if when.phase == "recovery" and stage.replicas == 1 and lost:
+        reason = (
+            "a shard without followers has no replica while it is restored; aim at who it is "
+            "restored on, such as {role: server, index: 0} or spare-0"
+        )
+        yield f"faults.{number}.target", reason
 
 
 def _dies_once(fault: Fault) -> bool:

@@ -145,19 +145,25 @@ def test_a_node_is_killed_while_its_shard_is_restored(tmp_path: Path) -> None:
     plan = (
         Kill("server-0", AtUpdates(20), back_after=0.4),
         Kill("evaluator-0", During("recovery"), back_after=None),
+        Kill(Seat("server-0"), During("recovery"), back_after=0.0),
     )
     members = [*nodes(1, workers=1), EVALUATOR]
     with training(tmp_path, plan, kept, members) as broken:
-        first, second = killed(broken, 2)
-        eventually(lambda: broken.events.of(PhaseMet), SECONDS)
+        first, second, third = killed(broken, 3)
         (restored,) = eventually(
             lambda: [r for r in broken.events.of(Restored) if r.epoch > 1], SECONDS
         )
-    assert (first.node, second.node) == ("server-0", "evaluator-0")
-    assert first.t < second.t < restored.t
-    (met,) = broken.events.of(PhaseMet)
-    assert (met.fault, met.phase) == (1, "recovery")
-    assert met.evidence.startswith("shard 0: nobody served it in epoch")
+    assert [kill.node for kill in (first, second, third)] == [
+        "server-0",
+        "evaluator-0",
+        "server-0-b",  # that it is about to be restored on
+    ]
+    assert first.t < second.t < third.t < restored.t
+    assert restored.node == "server-0-b-b"
+    met = broken.events.of(PhaseMet)
+    assert [(each.fault, each.phase) for each in met] == [(1, "recovery"), (2, "recovery")]
+    assert all(each.evidence.startswith("shard 0: nobody served it in epoch") for each in met)
+    assert not broken.events.of(FaultMissed)
 
 
 def test_a_phase_that_never_comes_is_missed(tmp_path: Path) -> None:

@@ -243,6 +243,14 @@ def test_who_is_gone_by_then_cannot_be_hit_but_places_can(config: Path) -> None:
     assert len(plan(config, kill, {**PAUSE, "at_updates": 5})) == 2
 
 
+def test_who_is_restored_has_no_place_in_a_chain(config: Path) -> None:
+    kill = {**PAUSE, "kind": "kill", **NOW}
+    head = {**PAUSE, "target": {"shard": 0}, "phase": "recovery"}
+    assert "has no replica while it is restored" in complaint(config, kill, head)
+    assert len(plan(config, kill, head, recovery="chain")) == 2
+    assert len(plan(config, kill, {**head, "target": {"role": "server"}})) == 2
+
+
 def test_a_fault_after_the_time_limit_is_late(config: Path) -> None:
     found = trial(config, {**PAUSE, "at_seconds": 60}, {**PAUSE, "at_seconds": 59})
     ((fault, end),) = found.late_faults

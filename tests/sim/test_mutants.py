@@ -15,7 +15,7 @@ KNOWN = {
     "mailbox cleared before apply": "chain(3) + mailbox:22",
     "non-atomic publish": "checkpoint, BSP:59",
     "torn checkpoint accepted": "checkpoint, seconds:16",
-    "workers forgotten after a loss": "checkpoint, all, BSP:29",
+    "workers forgotten after a loss": "checkpoint, BSP:32",
 }
 
 
