@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate replicate-full torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -39,8 +39,13 @@ fashion-data:
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest
 
-replicate: setup fashion-data ## repeat the published experiments in a short version, and judge their claims
+replicate: torch fashion-data ## repeat the experiments of both papers in short, and judge their claims
+	$(BIN)/dps replicate ttf
 	$(BIN)/dps replicate ftps
+
+replicate-full: torch fashion-data ## the same with all cells and seeds: a day
+	$(BIN)/dps replicate ttf --full
+	$(BIN)/dps replicate ftps --full
 
 torch: setup ## install torch as well, a CPU build of it where pip knows of one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock

@@ -301,11 +301,14 @@ def ui(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
 ) -> None:
     """Show every tracked run in the MLflow UI, on this machine only, until Ctrl-C."""
-    from flows.ui import HOST, TRAINING_VIEW, child, ui_command
+    from flows.tracking import default_uri, tracked_experiments
+    from flows.ui import HOST, TRAINING_VIEW, child, trials_page, ui_command
 
     command = ui_command(Path.cwd(), _store(), port)
     print(f"MLflow UI: http://{HOST}:{port}/{TRAINING_VIEW} (Ctrl-C ends it)", flush=True)
     with child(command) as process:
+        for name, number in tracked_experiments(_store() or default_uri(Path.cwd())).items():
+            print(f"Trials of {name}: {trials_page(number, port)}", flush=True)
         code = process.wait()
     raise typer.Exit(code)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dps.events import Evaluated, EvaluationMissed, FaultMissed
+from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
 from flows.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.lineage import Ledger, applied_rows, ledger
 from flows.pace import Pace, pace
@@ -30,6 +30,21 @@ from flows.usage import (
     total_usage,
     usage_by_role,
 )
+
+# What a record that begins in the middle of a training cannot tell: what adds up from the start.
+_OF_THE_WHOLE = frozenset(
+    {
+        *("accuracy_area_time", "accuracy_area_updates", "target_seconds", "target_updates"),
+        *("evaluations", "evaluations_missed"),
+        *(
+            f"updates_{name}"
+            for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
+        ),
+        *("updates_duplicates", "updates_unrecorded", "updates_pushed", "updates_per_second"),
+        *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
+    }
+)
+_SUMS = ("cpu_seconds_", "peak_bytes_", "sent_bytes_", "received_bytes_", "checkpoint_", "cost_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,9 @@ class Outcome:
         What it took, per role of node and per kind of link, and what that would cost.
     evaluations, evaluations_missed
         How often the evaluator read a snapshot, or could not because a shard was down.
+    whole
+        Whether the record is of the whole training; False for a trial that was resumed after an
+        interruption, whose record begins there.
     """
 
     identity: Identity
@@ -98,6 +116,7 @@ class Outcome:
     cost: Cost
     evaluations: int
     evaluations_missed: int
+    whole: bool
 
     @property
     def valid(self) -> bool:
@@ -123,8 +142,13 @@ class Outcome:
     def row(self) -> dict[str, Any]:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
-        Recovery times are those of `first_loss`. `flows.columns` defines each name.
+        Recovery times are those of `first_loss`. `flows.columns` defines each name. What adds up
+        from the start of the training is None for a trial that was resumed.
         """
+        row = self._row()
+        return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
+
+    def _row(self) -> dict[str, Any]:
         return {
             "experiment": self.identity.experiment,
             "trial": self.identity.trial,
@@ -245,6 +269,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         cost=cost(record, prices),
         evaluations=len(record.of(Evaluated)),
         evaluations_missed=len(record.of(EvaluationMissed)),
+        whole=not record.of(TrialResumed),
     )
 
 
@@ -258,6 +283,10 @@ def identity(record: Record) -> Identity:
         seed=settings.get("seed"),
         digest=settings.get("digest", ""),
     )
+
+
+def _adds_up(key: str) -> bool:
+    return key in _OF_THE_WHOLE or key.startswith(_SUMS)
 
 
 def _status(record: Record) -> tuple[str, str]:

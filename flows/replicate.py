@@ -58,7 +58,6 @@ def ttf(
 ) -> None:
     """Cao, Luo, Gan and Jinesh, "Training Through Failure": as published, and on the real dps."""
     from flows import replicate_ttf
-    from flows.drivers import Drivers
     from flows.progress import view_for
     from flows.ttf.findings import TEXT
 
@@ -67,9 +66,7 @@ def ttf(
         if records:
             text = replicate_ttf.findings(full, here, published)
         else:
-            text = replicate_ttf.replicate(
-                full, here, view_for(console()), Drivers(), store(), published
-            )
+            text = replicate_ttf.replicate(full, here, view_for(console()), store(), published)
     except KeyboardInterrupt:
         again = "dps replicate ttf --full" if full else "dps replicate ttf"
         print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from flows.compare import Runner, compare, exclusive
+from flows.compare import compare, exclusive
 from flows.config import ExperimentConfig, load_experiment
+from flows.drivers import Drivers
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.published.drive import run_published
@@ -67,7 +67,6 @@ def replicate(
     full: bool,
     here: Path,
     view: PlainView,
-    drivers: AbstractContextManager[Runner],
     store: str | None = None,
     csv: Path | None = None,
 ) -> str:
@@ -81,8 +80,6 @@ def replicate(
         The working directory: `results/` and `mlruns/` are in it.
     view
         Is told how it goes.
-    drivers
-        Run the trials of the real dps: `flows.drivers.Drivers`.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     csv
@@ -91,9 +88,9 @@ def replicate(
     if csv is not None:
         read_published(csv)
     run_published_trials(full, here, view)
-    with drivers as runner:
+    with Drivers() as drivers:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(experiment(name, full), here, view, runner, store)
+            compare(experiment(name, full), here, view, drivers, store)
     return findings(full, here, csv)
 
 

@@ -35,6 +35,7 @@ PARAM_LENGTH = 6000
 TAG_LENGTH = 5000
 CONNECT_SECONDS = 5.0
 
+PREFIX = "dps/"
 KIND_TAG = "dps.kind"
 DIGEST_TAG = "dps.digest"
 EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
@@ -136,7 +137,7 @@ class Tracker:
     # -- finding runs --------------------------------------------------------------------------
 
     def _enter_experiment(self, artifacts: str | None) -> str:
-        name = f"dps/{self._name}"
+        name = f"{PREFIX}{self._name}"
         known = self._client.get_experiment_by_name(name)
         if known is None:
             tags = {"mlflow.experimentKind": "custom_model_development"}
@@ -212,7 +213,7 @@ class Tracker:
         if kind:
             dataset = Dataset(
                 name=kind,
-                digest=(dataset_digest or "unknown")[:36],
+                digest=(dataset_digest or "unknown")[:DIGEST_LENGTH],
                 source_type="dps",
                 source=json.dumps(config["dataset"]),
             )
@@ -261,6 +262,24 @@ class Tracker:
         ]
         for run_id in (self.parent_id, *children):
             self._client.set_tag(run_id, EXPERIMENT_DIGEST_TAG, digest)
+
+
+def tracked_experiments(uri: str) -> dict[str, str]:
+    """Return the ids of the experiments in a tracking store by their names.
+
+    Raises
+    ------
+    StoreUnavailable
+        The store cannot be read.
+    """
+    silence_mlflow()
+    from mlflow import MlflowClient
+
+    with _store_errors(uri):
+        found = MlflowClient(tracking_uri=uri).search_experiments(
+            filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
+        )
+        return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
 
 
 def default_uri(folder: Path) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from dps.errors import ConfigurationError
 from flows.tracking import default_uri
@@ -19,6 +19,8 @@ HOST = "127.0.0.1"
 # MLflow opens with its views of language models; this is the page for training runs.
 TRAINING_VIEW = "#/experiments?workflowType=machine_learning"
 STOP_SECONDS = 5.0
+TRIALS = "tags.dps.kind = 'trial'"
+BY_NAME = "tags.`dps.trial`"
 
 
 def ui_command(here: Path, store: str | None, port: int) -> list[str]:
@@ -48,6 +50,16 @@ def ui_command(here: Path, store: str | None, port: int) -> list[str]:
             ) from error
     serve = ["--backend-store-uri", uri, "--host", HOST, "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "server", *serve]
+
+
+def trials_page(experiment_id: str, port: int) -> str:
+    """Return the address of the page that shows the trials of an experiment side by side.
+
+    They are sorted by name: in the order of their start MLflow would hide them in their parent.
+    """
+    query = f"searchFilter={quote(TRIALS)}&orderByKey={quote(BY_NAME)}&orderByAsc=true"
+    page = f"#/experiments/{experiment_id}/runs?{query}&compareRunsMode=CHART"
+    return f"http://{HOST}:{port}/{page}"
 
 
 @contextmanager

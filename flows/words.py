@@ -173,8 +173,8 @@ def resumed(record: Record, outcome: Outcome) -> str:
     """Say what is and what is not known of a trial that went on after an interruption."""
     [event, *_] = record.of(TrialResumed)
     return (
-        f"{outcome.identity.trial} went on from its checkpoints at {event.updates:,} updates. Its "
-        "record begins there, and so do its times, counts, resources and money."
+        f"{outcome.identity.trial} went on from its checkpoints at {event.updates:,} updates, "
+        "where its record begins: it has no times, counts, resources and money of the whole."
     )
 
 
@@ -211,12 +211,12 @@ def told(fault: FaultTimes, origin: float) -> str:
 
 
 def _recovery(group: Group) -> str:
-    if all(trial.faults[0].shard is None for trial in group.trials if trial.faults):
+    if all(fault.shard is None for trial in group.trials for fault in trial.faults):
         return "Every shard went on serving."
     times = span(group, "rto_seconds", " s")
     if times is None:
         return "The shard did not come back."
-    sources = {trial.faults[0].source for trial in group.trials if trial.faults}
+    sources = {trial.first_loss.source for trial in group.trials if trial.first_loss}
     how = " or ".join(_SOURCES.get(s, s) for s in sorted(s for s in sources if s))
     waiting = group.spread("wait_capacity_seconds")
     of_which = ""
@@ -289,6 +289,8 @@ def _price(group: Group, baseline: Group | None) -> str:
 
 
 def _absolute_price(group: Group) -> str:
+    if group.spread("updates_per_second") is None:
+        return ""
     return (
         f"It took {span(group, 'updates_per_second')} gradients per second, "
         f"{span(group, 'cpu_seconds_all', ' s')} of processor time, "

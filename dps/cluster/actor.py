@@ -41,7 +41,7 @@ class HostActor:
         self._role = role
         self._flush_seconds = group.timings.flush
         self._meter = Meter()
-        self._recorder = Recorder(group, dask_worker.log_event)
+        self._recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
         self._links = links_of(dask_worker)
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)

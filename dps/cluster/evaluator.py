@@ -44,7 +44,7 @@ class EvaluatorActor:
         self._node = node
         self._clock = SystemClock()
         self._meter = Meter()
-        self._recorder = Recorder(group, dask_worker.log_event)
+        self._recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
         transport = DaskTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
         self._client = Client(group, transport)
         now = self._clock.now()

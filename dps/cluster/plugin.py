@@ -42,7 +42,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         """Begin to coordinate; called by Dask in the scheduler's event loop."""
         self._scheduler = scheduler
         self._meter = Meter()
-        self._recorder = Recorder(self._group, scheduler.log_event)
+        self._recorder = Recorder(self._group.name, scheduler.log_event, self._group.recorded)
         transport = DaskTransport(scheduler.rpc, self._meter)
         self._coordinator = Coordinator(self._group, transport, SystemClock(), self._recorder)
         self._losses: set[asyncio.Task[None]] = set()

@@ -17,7 +17,6 @@ import psutil
 
 from dps.cluster.transport import Meter, SystemClock
 from dps.events import Event, ResourceSampled, to_dict
-from dps.protocol.group import Group
 
 LogEvent = Callable[[str, Any], None]
 
@@ -35,9 +34,9 @@ class Recorder:
     Where nobody listens to the group's events (`on` is false), it lets go of them at once.
     """
 
-    def __init__(self, group: Group, log_event: LogEvent) -> None:
-        self.on = group.recorded
-        self._topic = topic(group.name)
+    def __init__(self, group: str, log_event: LogEvent, on: bool = True) -> None:
+        self.on = on
+        self._topic = topic(group)
         self._log_event = log_event
         self._buffer: list[Event] = []
         self._lock = threading.Lock()

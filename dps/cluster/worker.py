@@ -228,7 +228,7 @@ def run_worker(
     node = str(dask_worker.name)
     name = peers[index]
     meter = meter_of(dask_worker, group.name)
-    recorder = Recorder(group, dask_worker.log_event)
+    recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)

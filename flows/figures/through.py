@@ -21,6 +21,7 @@ from flows.figures.style import (
 )
 from flows.figures.subject import Subject, Trial, end, start, whole
 from flows.learning import evaluations
+from flows.outcome import Outcome
 from flows.summary import Group
 from flows.timeline import FaultTimes
 
@@ -41,7 +42,7 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
         return None
     figure, axes = panel(height=2.8)
     look = subject.looks[group.strategy]
-    struck = sum(o.faults[0].began - start(r) for r, o in hit) / len(hit)
+    struck = sum(_origin(o) - start(r) for r, o in hit) / len(hit)
     rows: list[tuple[Any, ...]] = []
     for record, outcome in subject.under(reference, group.strategy):
         if whole(record):
@@ -49,7 +50,7 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
             axes.plot(*_columns(points), color=REFERENCE, linewidth=1.1)
             rows += [(reference, outcome.identity.seed, *point) for point in points]
     for record, outcome in hit:
-        origin = outcome.faults[0].began
+        origin = _origin(outcome)
         points = accuracy_points(record, origin)
         axes.plot(*_columns(points), ".-", color=look.colour, linewidth=1.2, markersize=4)
         rows += [(group.condition, outcome.identity.seed, *point) for point in points]
@@ -103,6 +104,11 @@ def _hit(trials: Sequence[Trial]) -> list[Trial]:
     return [(record, outcome) for record, outcome in trials if outcome.faults]
 
 
+def _origin(outcome: Outcome) -> float:
+    """When the fault began that times count from: the first that a shard felt, else the first."""
+    return (outcome.first_loss or outcome.faults[0]).began
+
+
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
@@ -110,10 +116,14 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 def _span(subject: Subject, condition: str) -> tuple[float, float]:
     """Return the span, in seconds since the fault, that the panels of all strategies share."""
     hit = _hit(subject.under(condition))
-    before = max(o.faults[0].began - start(r) for r, o in hit)
-    after = max(end(r) - o.faults[0].began for r, o in hit)
-    marks = [m for _, o in hit for m in (o.faults[0].rto_seconds, o.accuracy.regain_seconds)]
-    marks += [o.faults[-1].began - o.faults[0].began for _, o in hit]
+    before = max(_origin(o) - start(r) for r, o in hit)
+    after = max(end(r) - _origin(o) for r, o in hit)
+    marks = [
+        m
+        for _, o in hit
+        for m in ((o.first_loss or o.faults[0]).rto_seconds, o.accuracy.regain_seconds)
+    ]
+    marks += [o.faults[-1].began - _origin(o) for _, o in hit]
     longest = max((mark for mark in marks if mark is not None), default=after)
     return -min(before, 0.25 * longest + 0.75), min(after, 1.2 * longest + 0.5)
 
@@ -124,6 +134,6 @@ def _lowest(subject: Subject, condition: str, first: float, last: float) -> floa
         score.accuracy
         for record, outcome in _hit(subject.under(condition))
         for score in evaluations(record)
-        if first <= score.t - outcome.faults[0].began <= last
+        if first <= score.t - _origin(outcome) <= last
     ]
     return max(0.0, math.floor(10 * min(seen, default=0.0) - 0.3) / 10)

@@ -7,6 +7,7 @@ Every accuracy is that of the evaluator's snapshots.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -17,6 +18,8 @@ from flows.learning import evaluations
 from flows.outcome import Outcome
 from flows.record import Record
 from flows.timeline import FaultTimes
+
+NEAR = 3  # iterations that an evaluation may be old to count as that before a failure
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,15 @@ class Measured:
         """The moments of its failure."""
         return self.outcome.faults[0] if self.outcome.faults else None
 
+    @property
+    def before(self) -> float | None:
+        """The last accuracy before the failure; None where the evaluator had fallen behind."""
+        fault = self.fault
+        if fault is None:
+            return None
+        scores = [s for s in evaluations(self.record) if s.t < fault.began]
+        return self._last(scores, fault.updates / self.workers)
+
     def drop(self, at: int | None = None) -> float | None:
         """Return how far accuracy fell at the failure.
 
@@ -93,11 +105,12 @@ class Measured:
         for a trial without a failure: minus the next evaluation after iteration `at`.
         """
         if at is None:
-            return self.outcome.accuracy.drop
-        scores = evaluations(self.record)
-        before = [s.accuracy for s in scores if self.iteration(s) < at]
-        after = [s.accuracy for s in scores if self.iteration(s) >= at]
-        return before[-1] - after[0] if before and after else None
+            after, before = self.outcome.accuracy.after, self.before
+        else:
+            scores = evaluations(self.record)
+            before = self._last([s for s in scores if self.iteration(s) < at], at)
+            after = next((s.accuracy for s in scores if self.iteration(s) >= at), None)
+        return None if before is None or after is None else before - after
 
     @property
     def iterations_to_regain(self) -> float | None:
@@ -105,7 +118,7 @@ class Measured:
 
         Where it never was, how many iterations there were after the failure: a lower bound.
         """
-        fault, before = self.fault, self.outcome.accuracy.before
+        fault, before = self.fault, self.before
         if fault is None or fault.serving is None or before is None:
             return None
         after = [s for s in evaluations(self.record) if s.t >= fault.serving]
@@ -114,6 +127,11 @@ class Measured:
         restored = min(e.version for e in self.record.of(Restored) if e.t >= fault.began)
         regained = next((s for s in after if s.accuracy >= before), after[-1])
         return max(0.0, self.iteration(regained) - restored / self.workers)
+
+    def _last(self, scores: Sequence[Evaluated], iteration: float) -> float | None:
+        """The accuracy of the last of some snapshots, if it is near enough to an iteration."""
+        near = bool(scores) and self.iteration(scores[-1]) >= iteration - NEAR
+        return scores[-1].accuracy if near else None
 
     def iteration(self, score: Evaluated) -> float:
         """Return the iteration of a snapshot."""

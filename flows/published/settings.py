@@ -96,11 +96,15 @@ class PublishedTrial:
     @property
     def digest(self) -> str:
         """Short SHA-256 of all that the trial depends on."""
-        text = json.dumps(self.settings(), sort_keys=True)
+        text = json.dumps(self._settings(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
     def settings(self) -> dict[str, Any]:
-        """What the trial is, for its record; how often it is repeated is no part of it."""
+        """What the trial is, for its record."""
+        return {**self._settings(), "digest": self.digest}
+
+    def _settings(self) -> dict[str, Any]:
+        # How often a trial is repeated is no part of it.
         config = self.config.model_dump(mode="json", exclude={"repeats", "experiment"})
         kinds = {"checkpoint": "wait", "chain": "wait", "stateless": "continue"}
         return {

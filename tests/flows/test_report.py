@@ -369,6 +369,12 @@ def test_a_resumed_trial_is_said_to_be_one_and_left_out_of_figures_over_time(
     assert min(row[2] for row in against if row[0] == "checkpoint") >= 250
     text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
     assert "went on from its checkpoints at 250 updates" in text
+    rows = {outcome.identity.strategy: outcome.row() for _, outcome in trials}
+    for key in ("training_seconds", "updates_acked", "cpu_seconds_all", "cost_usd"):
+        assert rows["checkpoint"][key] is None
+        assert rows["chain"][key] is not None
+    assert rows["checkpoint"]["accuracy_final"] is not None
+    assert rows["checkpoint"].keys() == rows["chain"].keys()
 
 
 def test_numbers_read_well() -> None:

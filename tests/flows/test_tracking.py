@@ -17,7 +17,7 @@ from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record, read_record
 from flows.report import read_trials, write_report
-from flows.tracking import METRICS_PER_BATCH, Tracker, default_uri, flat
+from flows.tracking import METRICS_PER_BATCH, Tracker, default_uri, flat, tracked_experiments
 from tests.flows.synthetic import (
     UPDATES,
     missed,
@@ -76,6 +76,11 @@ def test_one_parent_and_a_child_for_every_trial(tracked: Tracked) -> None:
     assert len(tracked.runs()) == 1 + TRIALS
     assert len(tracked.children()) == TRIALS
     assert {run.info.status for run in tracked.runs()} == {"FINISHED"}
+
+
+def test_the_experiments_of_a_store_are_known_by_name(tracked: Tracked) -> None:
+    experiment = tracked.client.get_experiment_by_name("dps/demo")
+    assert tracked_experiments(default_uri(tracked.here))["demo"] == experiment.experiment_id
 
 
 def test_tracking_again_changes_nothing(tracked: Tracked) -> None:
@@ -158,7 +163,7 @@ def test_final_scalars_stand_beside_the_series(tracked: Tracked) -> None:
 
 def test_the_data_set_is_an_input(tracked: Tracked) -> None:
     [entry] = tracked.child("none.kill.seed-0").inputs.dataset_inputs
-    assert (entry.dataset.name, entry.dataset.digest) == ("digits", "0123456789abcdef")
+    assert (entry.dataset.name, entry.dataset.digest) == ("digits", "0123456789ab")
 
 
 def test_artifacts_lie_in_the_working_directory(tracked: Tracked) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import psutil
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.ui import HOST, child, ui_command
+from flows.ui import HOST, child, trials_page, ui_command
 
 # A process with a child of its own, which reports its child's pid to the port that it is given.
 FAMILY = """
@@ -44,6 +45,14 @@ def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
         ui_command(tmp_path, None, free_port())
     with pytest.raises(ConfigurationError, match="in a browser"):
         ui_command(tmp_path, "http://tracking.example", free_port())
+
+
+def test_the_page_of_trials_filters_and_sorts_so_that_mlflow_unfolds_them() -> None:
+    page = trials_page("7", 5000)
+    assert page.startswith("http://127.0.0.1:5000/#/experiments/7/runs?")
+    query = dict(parse_qsl(page.split("?")[1]))
+    assert query["searchFilter"] == "tags.dps.kind = 'trial'"
+    assert query["orderByKey"] == "tags.`dps.trial`"
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:
