@@ -11,17 +11,26 @@ import os
 import resource
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from dps.cluster.transport import Meter, SystemClock
 from dps.events import Event, ResourceSampled, to_dict
-from dps.protocol.group import Group
 
 LogEvent = Callable[[str, Any], None]
 
 SAMPLE_SECONDS = 1.0
+
+
+class Source(Protocol):
+    """Whose events are recorded: a group's, say. `recorded` tells whether anybody listens."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def recorded(self) -> bool: ...
 
 
 def topic(group: str) -> str:
@@ -35,7 +44,7 @@ class Recorder:
     Where nobody listens to the group's events (`on` is false), it lets go of them at once.
     """
 
-    def __init__(self, group: Group, log_event: LogEvent) -> None:
+    def __init__(self, group: Source, log_event: LogEvent) -> None:
         self.on = group.recorded
         self._topic = topic(group.name)
         self._log_event = log_event

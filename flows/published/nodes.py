@@ -43,6 +43,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The name under which the events of a trial are sent; the driver listens."""
+
+    name: str
+    recorded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What a server holds; `version` counts the gradients in it."""
 
@@ -86,7 +94,7 @@ class Member:
     def __init__(self, group: str, node: str, role: str) -> None:
         self.dask = get_worker()
         self.clock = SystemClock()
-        self.record = Recorder(group, self.dask.log_event)
+        self.record = Recorder(Source(group), self.dask.log_event)
         self._about = (node, role)
         self.node = node
         self.record(NodeJoined(self.clock.now(), node, role, os.getpid(), socket.gethostname()))
@@ -332,7 +340,7 @@ def one_gradient(
 def work(config: PublishedConfig, seed: int, group: str, store: Place) -> int:
     """Compute gradients as long as the store wants them: one task for the whole trial."""
     node, clock, number, wanted = get_worker(), SystemClock(), 0, True
-    record, sent = Recorder(group, node.log_event), clock.monotonic()
+    record, sent = Recorder(Source(group), node.log_event), clock.monotonic()
     while wanted:
         gradient = _gradient(config, seed, number, ask(node, store, "read"))
         wanted = ask(node, store, "push", gradient)
