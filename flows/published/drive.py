@@ -43,6 +43,10 @@ LOOK_SECONDS = 0.01
 CHAIN = ("server-0", "replica-0-1", "replica-0-2")
 
 
+class RemoteFailure(DpsError):
+    """A task or an actor of the emulation failed on its node."""
+
+
 def run_published(trial: PublishedTrial, folder: Path) -> None:
     """Run one trial and record it in `folder`, as `flows.trial.run_trial` does for the real dps."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
@@ -152,7 +156,7 @@ class _Run:
                 self._serves(server, self.ask(store, "read").version, "store")
             time.sleep(LOOK_SECONDS)
         self.ask(store, "close")
-        working.result(START_SECONDS)
+        _result(working)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class _Run:
         """Start the clock, once the worker is ready."""
         self._up("worker-0", "worker", nodes.Member)
         warm = self.client.submit(nodes.warm_up, self.config, resources={"worker-0": 1}, pure=False)
-        warm.result(START_SECONDS)
+        _result(warm)
         now = self.clock.now()
         parameters = sum(array.size for array in self._initial().values())
         self.record(TrainingStarted(now, 1, 1, parameters))
@@ -174,7 +178,7 @@ class _Run:
         task = self.client.submit(
             nodes.one_gradient, *arguments, resources={"worker-0": 1}, pure=False
         )
-        version, seconds = task.result(START_SECONDS)
+        version, seconds = _result(task)
         now = self.clock.now()
         self.record(nodes.acked(now, self.number, version, "applied"))
         self.record(nodes.reported(now, self.number, seconds))
@@ -237,9 +241,7 @@ class _Run:
         return future
 
     def _joined(self, future: Any) -> Place:
-        error = future.exception(START_SECONDS)
-        if error is not None:
-            raise error
+        _result(future)
         return self._place(next(name for name, f in self.actors.items() if f is future))
 
     def _place(self, name: str) -> Place:
@@ -256,3 +258,11 @@ class _Run:
 
     def _later(self, seconds: float) -> float:
         return self.clock.monotonic() + self.config.scaled(seconds)
+
+
+def _result(future: Any) -> Any:
+    """Wait for a task; what fails on a node fails the trial, and not what comes after it."""
+    error = future.exception(START_SECONDS)
+    if error is not None:
+        raise RemoteFailure(f"a task of the emulation failed: {error!r}") from error
+    return future.result()

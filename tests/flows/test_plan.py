@@ -41,14 +41,14 @@ def test_a_kill_that_never_comes_is_a_warning() -> None:
 def test_what_does_not_fit_in_a_cell_is_told_below() -> None:
     assert fault_plans(demo()) == []
     every = "{kind: kill, target: server-0, every: {mtbf: 4, until: 30}}"
-    more = "{kind: delay, target: {shard: 0, position: tail}, phase: recovery}"
+    more = "{kind: delay, target: {role: worker}, phase: recovery}"
     trials = demo("axes={recovery: [chain, none]}", f"faults=[{every}, {more}]", "seeds=[0]")
     heading, *lines = fault_plans(trials)
     assert heading == "Faults of chain.seed-0, none.seed-0:"
     assert lines[0].startswith("  0: kill server-0 or its replacement at ")
     assert lines[0].endswith(" s, replaced after 1 s")
     assert lines[-1] == (
-        f"  {len(lines) - 1}: delay the tail of shard 0 while a shard is restored, "
+        f"  {len(lines) - 1}: delay worker-0 or its replacement while a shard is restored, "
         "each message by 0.05 s, for 2 s"
     )
     console = Console(width=120, record=True, file=io.StringIO())
