@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dps.errors import DpsError
+from dps.errors import ConfigurationError, DpsError
 from flows.replicate import app as replicate
+from flows.replicate import run_replication
 from flows.terminal import console as _console
 from flows.terminal import store as _store
 
@@ -95,7 +97,21 @@ def run(
     ] = 1,
     yes: Yes = False,
 ) -> None:
-    """Run an experiment: the trials that are not recorded yet, then compare all of them."""
+    """Run an experiment: the trials that are not recorded yet, then compare all of them.
+
+    A configuration of `replicate/` may be a whole replication, which ends with a paper's claims.
+    """
+    from flows.replications import load_replication
+
+    if (replication := load_replication(config, settings)) is not None:
+        if parallel > 1:
+            raise ConfigurationError("--parallel: a replication compares times; leave it out")
+        run_replication(replication)
+    else:
+        _run_experiment(config, settings, parallel, yes)
+
+
+def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bool) -> None:
     from numpy.random import default_rng
 
     from flows.compare import compare

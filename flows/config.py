@@ -267,7 +267,8 @@ def load_experiment(
     ConfigurationError
         Anything in it that cannot work, with the place and what was expected.
     """
-    document = _find(path_or_name)
+    document = find_document(path_or_name)
+    _refuse_other_kinds(document)
     assignments = [parse_override(text) for text in overrides]
     data = document.data
     for assignment in assignments:
@@ -295,10 +296,14 @@ def packaged_names() -> list[str]:
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
-# -- parts -------------------------------------------------------------------------------------
+def find_document(path_or_name: str) -> Document:
+    """Read a YAML file, or a packaged configuration by its name.
 
-
-def _find(path_or_name: str) -> Document:
+    Raises
+    ------
+    ConfigurationError
+        There is neither, or it is no YAML.
+    """
     path = Path(path_or_name)
     if path.is_file():
         return read_document(path)
@@ -310,6 +315,21 @@ def _find(path_or_name: str) -> Document:
         f"{path_or_name}: no such file, and no packaged configuration of this name; "
         f"{suggest(path_or_name, known)}"
     )
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _refuse_other_kinds(document: Document) -> None:
+    if "replication" in document.data:
+        raise ConfigurationError(
+            f"{document.name}: a replication, which is several experiments; `dps run` runs it, and "
+            "everything else takes its parts, which its comment names"
+        )
+    if "emulation" in document.data:
+        raise ConfigurationError(
+            f"{document.name}: settings of an emulation, which only `dps replicate ttf` runs"
+        )
 
 
 def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

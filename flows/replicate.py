@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.terminal import console, store
+
+if TYPE_CHECKING:
+    from flows.replications import ReplicationConfig
 
 app = typer.Typer(
     no_args_is_help=True, help="Repeat the experiments of a paper, and judge its claims."
@@ -74,3 +77,12 @@ def ttf(
     print(text)
     written = replicate_ttf.folder(here) / TEXT
     print(f"The text above, for docs/findings.md, with its figures: {written}")
+
+
+def run_replication(config: ReplicationConfig) -> None:
+    """Run what a configuration of `dps run` asks for."""
+    match config.replication:
+        case "ttf":
+            ttf(config.full, config.curves)
+        case "ftps":
+            ftps(config.full)

@@ -45,7 +45,7 @@ class PublishedConfig(Section):
     More than `long_queue` queued gradients are applied with a tenth of the learning rate.
     """
 
-    experiment: str
+    emulation: str
     workload: WorkloadSection
     dataset: DatasetSection
     batch_size: PositiveInt = 32
@@ -62,7 +62,7 @@ class PublishedConfig(Section):
     long_queue: PositiveInt = 50
     repeats: PositiveInt
 
-    @field_validator("experiment")
+    @field_validator("emulation")
     @classmethod
     def _is_safe(cls, name: str) -> str:
         if not SAFE_NAME.fullmatch(name):
@@ -105,11 +105,11 @@ class PublishedTrial:
 
     def _settings(self) -> dict[str, Any]:
         # How often a trial is repeated is no part of it.
-        config = self.config.model_dump(mode="json", exclude={"repeats", "experiment"})
+        config = self.config.model_dump(mode="json", exclude={"repeats", "emulation"})
         kinds = {"checkpoint": "wait", "chain": "wait", "stateless": "continue"}
         return {
             "trial": self.name,
-            "experiment": self.config.experiment,
+            "experiment": self.config.emulation,
             "labels": {"recovery": self.configuration, "kills": f"k={self.kills}"},
             "seed": self.seed,
             "config": {

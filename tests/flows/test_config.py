@@ -196,9 +196,12 @@ def test_packaged_configurations_load_from_anywhere(
     monkeypatch.chdir(tmp_path)
     assert {"demo", "fashion"} <= set(packaged_names())
     needs_torch = {"replicate/ttf-cnn"} if find_spec("torch") is None else set()
-    no_experiment = {"replicate/ttf-published"}  # settings of an emulation
+    no_experiment = {"replicate/ttf", "replicate/ftps", "replicate/ttf-published"}
     for name in set(packaged_names()) - needs_torch - no_experiment:
         assert name.replace("/", "-").endswith(load_experiment(name).experiment)
+    for name in no_experiment:
+        with pytest.raises(ConfigurationError, match=f"{name}.*(`dps run` runs it|only `dps rep)"):
+            load_experiment(name)
 
 
 def test_demo_is_four_strategies_with_and_without_a_kill() -> None:

@@ -17,7 +17,7 @@ from flows.results import RESULTS, is_recorded, read_finished
 from flows.ttf.measures import measure
 
 TINY = {
-    "experiment": "ttf-published",
+    "emulation": "ttf-published",
     "workload": {"kind": "softmax"},
     "dataset": {"kind": "digits"},
     "scale": 60,
@@ -29,7 +29,7 @@ TINY = {
 def ran(configuration: str, kills: int, here: Path, **changes: object) -> Record:
     config = PublishedConfig.model_validate({**TINY, **changes})
     trial = PublishedTrial(configuration, kills, 0, config)
-    folder = here / RESULTS / config.experiment
+    folder = here / RESULTS / config.emulation
     run_published(trial, folder / trial.name)
     record = read_record(folder / trial.name / EVENTS_FILE)
     assert record.ended is not None
@@ -112,7 +112,7 @@ def test_the_short_version_is_a_part_of_the_full_one() -> None:
 
 def test_a_wrong_key_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / f"{PUBLISHED}.yaml"
-    path.write_text("experiment: x\nworkload: {kind: softmax}\ndataset: {kind: digits}\nspeed: 3\n")
+    path.write_text("emulation: x\nworkload: {kind: softmax}\ndataset: {kind: digits}\nspeed: 3\n")
     with pytest.raises(ConfigurationError, match="line 4: speed: unknown key"):
         load_published(path)
 

@@ -1,0 +1,66 @@
+"""Owns the configurations of whole replications: which paper, and how much of it.
+
+`dps run` takes one like any experiment: it runs the experiments of the paper and ends with its
+claims, as `dps replicate` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from dps.errors import ConfigurationError
+from flows.complaints import key_of, sentence
+from flows.config import find_document
+from flows.sections import Section
+from flows.source import parse_override, set_key
+
+KEY = "replication"
+
+
+class ReplicationConfig(Section):
+    """A paper's experiments, in short or `full`; `published` is a CSV file of a paper's curves."""
+
+    replication: Literal["ttf", "ftps"]
+    full: bool = False
+    published: str | None = None
+
+    @property
+    def curves(self) -> Path | None:
+        """The file of the published curves."""
+        return None if self.published is None else Path(self.published)
+
+
+def load_replication(path_or_name: str, overrides: Sequence[str] = ()) -> ReplicationConfig | None:
+    """Read a replication; None if what is there is something else.
+
+    Raises
+    ------
+    ConfigurationError
+        Anything in it that cannot work, with the place and what was expected.
+    """
+    document = find_document(path_or_name)
+    if KEY not in document.data:
+        return None
+    data = document.data
+    for text in overrides:
+        override = parse_override(text)
+        try:
+            data = set_key(data, override.key, override.value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--set {text}: {error}") from error
+    try:
+        config = ReplicationConfig.model_validate(data)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        keys = [(key_of(entry, data), sentence(entry)) for entry in found]
+        lines = [f"{document.place(key)}: {key}: {reason}" for key, reason in keys]
+        raise ConfigurationError("\n".join(lines)) from error
+    if config.published is not None and config.replication != "ttf":
+        raise ConfigurationError(
+            f"{document.place('published')}: published: only the curves of ttf are drawn"
+        )
+    return config
