@@ -24,7 +24,7 @@ from flows.ttf.figures import (
     use_figure,
     write_svg,
 )
-from flows.ttf.measures import Measured, measure
+from flows.ttf.measures import Measured, measure, why_not
 
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
@@ -192,8 +192,12 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _sizes(studies: Iterable[Study]) -> str:
-    told = [f"{each.title}: {len(each.trials)} valid trials" for each in studies]
-    return "; ".join(told) + "."
+    return "; ".join(map(_size, studies)) + "."
+
+
+def _size(each: Study) -> str:
+    left_out = f", {len(each.left_out)} left out" if each.left_out else ""
+    return f"{each.title}: {len(each.trials)} trials{left_out}"
 
 
 def _reading() -> str:
@@ -210,10 +214,9 @@ def _reading() -> str:
 def _left_out(each: Study) -> list[str]:
     if not each.left_out:
         return []
-    told = (
-        f"{o.identity.trial} ({o.status}: {o.reason or 'not evaluated'})" for o in each.left_out
-    )
-    return ["Left out: " + "; ".join(told)]
+    told = (f"{outcome.identity.trial} ({why_not(outcome)})" for outcome in each.left_out)
+    of_all = f"{len(each.left_out)} of {len(each.finished)}"
+    return [f"Left out, {of_all}: " + "; ".join(told)]
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -242,7 +245,8 @@ def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finish
     chosen = [
         (done, done.outcome.identity)
         for done in each.finished
-        if done.outcome.valid and f"k={kills}" in done.outcome.identity.condition.split(" · ")
+        if not why_not(done.outcome)
+        and f"k={kills}" in done.outcome.identity.condition.split(" · ")
     ]
     seen: set[str] = set()
     shown = []

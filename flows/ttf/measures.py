@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-from dps.events import Killed, NodeJoined
+from dps.events import NodeJoined
 from flows.learning import evaluations
 from flows.lineage import applied_rows
 from flows.outcome import Outcome
@@ -50,7 +51,7 @@ class Measured:
     label, strategy
         The configuration as it was run, and the strategy that it counts for.
     kills
-        How many times a node was killed.
+        How many kills its configuration asks for.
     changes
         Accuracy across each kill.
     pushed, seconds
@@ -92,9 +93,9 @@ class Measured:
 
 
 def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None:
-    """Return the quantities of a trial; None for one that is not valid or was never evaluated."""
+    """Return the quantities of a trial; None for one that cannot tell them (see `why_not`)."""
     seconds, label = outcome.training_seconds, outcome.identity.strategy
-    if not outcome.valid or not seconds or outcome.accuracy.final is None:
+    if why_not(outcome) or not seconds or outcome.accuracy.final is None:
         return None
     reached = outcome.target.seconds
     return Measured(
@@ -102,7 +103,7 @@ def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None
         strategy=strategy_of(label),
         condition=outcome.identity.condition,
         workers=record.config.get("training", {}).get("workers", 1),
-        kills=len(record.of(Killed)),
+        kills=planned_kills(record.config),
         seed=outcome.identity.seed or 0,
         changes=changes(record),
         pushed=outcome.pace.pushed,
@@ -115,6 +116,28 @@ def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None
         idle=outcome.pace.idle_share,
         fixed_usd=fixed_price(record, prices),
     )
+
+
+def why_not(outcome: Outcome) -> str:
+    """Return why a trial cannot be measured, or nothing.
+
+    The record of a resumed trial begins in the middle: times, gradients and kills before are not in
+    it, so that it would count as a faster trial with fewer kills.
+    """
+    if not outcome.valid:
+        return f"{outcome.status}: {outcome.reason}"
+    if not outcome.whole:
+        return "resumed: its record begins in the middle"
+    return (
+        "" if outcome.training_seconds and outcome.accuracy.final is not None else "not evaluated"
+    )
+
+
+def planned_kills(config: Mapping[str, Any]) -> int:
+    """Return how many kills a trial's configuration asks for, that of the emulation as well."""
+    if "kills" in config:
+        return int(config["kills"])
+    return sum(fault["kind"] == "kill" for fault in config.get("faults", ()))
 
 
 def strategy_of(label: str) -> str:
