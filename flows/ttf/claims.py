@@ -1,7 +1,8 @@
 """Owns the paper's five claims: what each means in numbers, and when it holds.
 
-Each claim is two statements about a difference, measured seed by seed. A statement says which way
-the difference is to go and which size would matter to anybody:
+Each claim is two statements about a difference. Both sides of it are trials with the same number of
+kills, of workers, and seed; a seed's value is the mean over the cells that both sides have. A
+statement says which way the difference is to go and which size would matter to anybody:
 
 - it *holds* if the 95% interval lies wholly on the claimed side of 0, also after Holm's correction
   for all statements of the study;
@@ -21,10 +22,11 @@ from typing import Literal
 import numpy as np
 
 from flows.statistics import FEWEST_SEEDS, SIGNIFICANCE, Difference, corrected, paired
-from flows.ttf.measures import Measured, by_seed, ratios
+from flows.ttf.measures import Cells, Measured, by_cell, by_seed
 
 Verdict = Literal["holds", "does not hold", "not resolved"]
 BASES = ("checkpoint", "chain")
+HIT = (1, 2)  # numbers of kills
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
@@ -38,20 +40,18 @@ CLAIMS = {
     5: "Checkpointing needs about 10% more time to 70% accuracy after two kills",
 }
 
-Values = dict[int, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One difference that a claim is about.
 
-    `of` returns its value for each seed. `margin` is the smallest difference that matters; with
-    `same`, the largest that does not.
+    `of` returns its value for each cell that both sides have. `margin` is the smallest difference
+    that matters; with `same`, the largest that does not.
     """
 
     claim: int
     text: str
-    of: Callable[[Sequence[Measured]], Values]
+    of: Callable[[Sequence[Measured]], Cells]
     margin: float
     unit: Literal["points", "%"]
     same: bool = False
@@ -86,68 +86,71 @@ def _select(
     return [t for t in trials if t.strategy in strategies and t.kills in kills]
 
 
-def _change(trials: Sequence[Measured], *strategies: str) -> Values:
+def _change(trials: Sequence[Measured], *strategies: str) -> Cells:
     parts = []
     for strategy in strategies:
-        hit = [t for t in _select(trials, [strategy], (1, 2)) if t.changes]
-        parts.append(by_seed(hit, lambda t: fmean(c.points for c in t.changes)))
+        hit = [t for t in _select(trials, [strategy], HIT) if t.changes]
+        parts.append(by_cell((t, fmean(c.points for c in t.changes)) for t in hit))
     return _mean(parts)
 
 
-def _minus(values: Values, base: Values) -> Values:
-    return {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
+def _lost(trials: Sequence[Measured], strategy: str) -> Cells:
+    return {cell: -value for cell, value in _change(trials, strategy).items()}
 
 
-def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Values:
-    """Pace with kills over pace without, of the same strategy and seed."""
+def _minus(values: Cells, base: Cells) -> Cells:
+    return {cell: values[cell] - base[cell] for cell in sorted(values.keys() & base.keys())}
 
-    def pace(trial: Measured) -> float:
-        return trial.pace
 
+def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """Pace with kills over pace without, of the same configuration, workers and seed."""
     parts = []
     for strategy in strategies:
-        hit = by_seed(_select(trials, [strategy], (1, 2)), pace)
-        parts.append(ratios(hit, by_seed(_select(trials, [strategy], (0,)), pace)))
+        calm = {(t.label, t.workers, t.seed): t.pace for t in _select(trials, [strategy], (0,))}
+        hit = [
+            (t, calm.get((t.label, t.workers, t.seed))) for t in _select(trials, [strategy], HIT)
+        ]
+        parts.append(by_cell((t, t.pace / base) for t, base in hit if base))
     return _mean(parts)
 
 
-def _idle(trials: Sequence[Measured], *strategies: str) -> Values:
-    parts = [
-        by_seed(
-            [t for t in _select(trials, [name], (1, 2)) if t.idle is not None],
-            lambda t: t.idle or 0.0,
-        )
-        for name in strategies
-    ]
-    return _mean(parts)
+def _idle(trials: Sequence[Measured], *strategies: str) -> Cells:
+    hit = [_select(trials, [name], HIT) for name in strategies]
+    return _mean([by_cell((t, t.idle) for t in each if t.idle is not None) for each in hit])
 
 
-def _mean(parts: Sequence[Values]) -> Values:
-    """Mean over strategies, each with the same weight, for the seeds that all have."""
+def _mean(parts: Sequence[Cells]) -> Cells:
+    """Mean over strategies, each with the same weight, for the cells that all have."""
     shared = set.intersection(*(set(part) for part in parts))
-    return {seed: fmean(part[seed] for part in parts) for seed in sorted(shared)}
+    return {cell: fmean(part[cell] for part in parts) for cell in sorted(shared)}
 
 
-def _cost(trials: Sequence[Measured], base: str) -> Values:
-    def usd(trial: Measured) -> float:
-        return trial.fixed_usd
+def _cost(trials: Sequence[Measured], base: str) -> Cells:
+    mine, others = (
+        by_cell((t, t.fixed_usd) for t in _select(trials, [name], HIT))
+        for name in ("stateless", base)
+    )
+    return {cell: mine[cell] / others[cell] - 1 for cell in sorted(mine.keys() & others.keys())}
 
-    hit = (1, 2)
-    return ratios(
-        by_seed(_select(trials, ["stateless"], hit), usd),
-        by_seed(_select(trials, [base], hit), usd),
+
+def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Cells:
+    return by_cell(
+        (mine, mine.to_target / other.to_target - 1)
+        for mine, other in _pairs(trials, base, kills)
+        # Where none got there, both have the length of the trial, which says nothing.
+        if mine.reached or other.reached
     )
 
 
-def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Values:
-    def seconds(trial: Measured) -> float:
-        return trial.to_target
-
-    mine, others = _select(trials, ["checkpoint"], (2,)), _select(trials, [base], (kills,))
-    # Where none got there, both have the length of the trial, which says nothing.
-    told = {t.seed for t in mine if t.reached} | {t.seed for t in others if t.reached}
-    found = ratios(by_seed(mine, seconds), by_seed(others, seconds))
-    return {seed: value for seed, value in found.items() if seed in told}
+def _pairs(trials: Sequence[Measured], base: str, kills: int) -> list[tuple[Measured, Measured]]:
+    """Checkpoint with two kills beside the trials of `base` with as many workers and that seed."""
+    return [
+        (mine, other)
+        for mine in _select(trials, ["checkpoint"], (2,))
+        for other in _select(trials, [base], (kills,))
+        if (mine.workers, mine.seed) == (other.workers, other.seed)
+        and (base != "checkpoint" or mine.label == other.label)
+    ]
 
 
 STATEMENTS = (
@@ -168,14 +171,14 @@ STATEMENTS = (
     Statement(
         2,
         "checkpoint: accuracy lost across a kill",
-        lambda trials: {s: -v for s, v in _change(trials, "checkpoint").items()},
+        lambda trials: _lost(trials, "checkpoint"),
         POINT,
         "points",
     ),
     Statement(
         2,
         "chain: accuracy lost across a kill",
-        lambda trials: {s: -v for s, v in _change(trials, "chain").items()},
+        lambda trials: _lost(trials, "chain"),
         POINT,
         "points",
     ),
@@ -256,5 +259,6 @@ def verdict(statement: Statement, found: Difference | None, p: float | None) -> 
     return "not resolved"
 
 
-def _difference(values: Values, rng: np.random.Generator) -> Difference | None:
+def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:
+    values = by_seed(cells)
     return paired(values, dict.fromkeys(values, 0.0), rng)

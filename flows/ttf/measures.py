@@ -7,7 +7,7 @@ judged on both by one yardstick.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,10 @@ from flows.timeline import fault_times, training_span
 
 LAST_BEFORE = 3
 SECONDS_PER_HOUR = 3600.0
+
+# Kills, workers and seed: what trials of two strategies must share to be set beside each other.
+Cell = tuple[int, int, int]
+Cells = dict[Cell, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +179,20 @@ def delivered(record: Record) -> tuple[list[float], list[int]]:
     return times, list(range(1, len(times) + 1))
 
 
-def by_seed(trials: Iterable[Measured], value: Callable[[Measured], float]) -> dict[int, float]:
-    """Return the mean of a quantity for each seed, over whatever else the trials differ in."""
+def by_cell(values: Iterable[tuple[Measured, float]]) -> Cells:
+    """Return the mean of a quantity for each cell, over the configurations of its strategy."""
+    found: defaultdict[Cell, list[float]] = defaultdict(list)
+    for trial, value in values:
+        found[trial.kills, trial.workers, trial.seed].append(value)
+    return {cell: fmean(each) for cell, each in found.items()}
+
+
+def by_seed(cells: Cells) -> dict[int, float]:
+    """Return the mean over the cells of each seed."""
     found: defaultdict[int, list[float]] = defaultdict(list)
-    for trial in trials:
-        found[trial.seed].append(value(trial))
+    for (_, _, seed), value in cells.items():
+        found[seed].append(value)
     return {seed: fmean(values) for seed, values in found.items()}
-
-
-def ratios(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """Return value over baseline, minus 1, for each seed that both have."""
-    shared = values.keys() & base.keys()
-    return {seed: values[seed] / base[seed] - 1 for seed in sorted(shared) if base[seed]}
 
 
 def _place(node: str) -> str:

@@ -90,6 +90,29 @@ def test_a_time_that_nobody_reached_tells_nothing() -> None:
     assert verdicts[5][0] == "not resolved"
 
 
+def test_only_trials_that_share_kills_workers_and_seed_are_set_beside_each_other() -> None:
+    """Price and pace depend on workers and kills alone, but each side lacks another cell."""
+    trials = [
+        trial(
+            name,
+            kills,
+            seed,
+            workers=w,
+            fixed_usd=w * (1 + kills),
+            pushed=100 * w,
+            seconds=1 + kills,
+        )
+        for name in ("checkpoint", "chain", "stateless")
+        for kills in (0, 1, 2)
+        for w in (1, 4)
+        for seed in SEEDS
+        if (name, kills, w) not in {("stateless", 1, 4), ("checkpoint", 2, 1)}
+    ]
+    judged = [each for each in judge(trials) if each.statement.claim in (3, 4)]
+    means = [each.difference and each.difference.mean for each in judged]
+    assert means == [pytest.approx(0), 0, 0, 0]
+
+
 def test_two_seeds_resolve_nothing() -> None:
     trials = [t for t in study(stateless={"changes": (Change(0.5, 0.6, 1.0),)}) if t.seed < 2]
     assert {each.verdict for each in judge(trials)} == {"not resolved"}
