@@ -10,6 +10,10 @@ statement says which way the difference is to go and which size would matter to 
 - else it is *not resolved*.
 
 A claim of sameness holds if the interval lies within the margin, and fails if it lies outside.
+
+A trial that never reaches the target accuracy bounds its time from below: it would have taken
+longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
+bounds may only support the verdict that they understate (`Reach`); a pair of two says nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +46,48 @@ CLAIMS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """Which trials of the pairs that a ratio of times is made of reached the target.
+
+    A ratio is at least what was found where only its numerator never reached the target, and at
+    most that where only its denominator did not.
+    """
+
+    pairs: int
+    both: int
+    mine: int
+    others: int
+
+    @property
+    def at_least(self) -> bool:
+        """Whether some ratio is a lower bound, which cannot show that there is no difference."""
+        return self.others > self.both
+
+    @property
+    def at_most(self) -> bool:
+        """Whether some ratio is an upper bound, which cannot show that there is a difference."""
+        return self.mine > self.both
+
+    def allow(self, found: Verdict) -> Verdict:
+        """Return the verdict where the bounds support it, else "not resolved"."""
+        hidden = (found == "holds" and self.at_most) or (found == "does not hold" and self.at_least)
+        return "not resolved" if hidden else found
+
+    def tell(self, effect: str) -> str:
+        """Return an effect as the bound that it is, and how many trials reached the target."""
+        if self.at_least and self.at_most:
+            effect = "–"
+        elif self.at_least or self.at_most:
+            effect = f"{'at least' if self.at_least else 'at most'} {effect}"
+        return f"{effect}; target reached by {self.mine} and {self.others} of {self.pairs}"
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """One difference that a claim is about.
 
     `of` returns its value for each cell that both sides have. `margin` is the smallest difference
-    that matters; with `same`, the largest that does not.
+    that matters; with `same`, the largest that does not. `reach` tells which values are bounds.
     """
 
     claim: int
@@ -55,6 +96,7 @@ class Statement:
     margin: float
     unit: Literal["points", "%"]
     same: bool = False
+    reach: Callable[[Sequence[Measured]], Reach] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +106,13 @@ class Judged:
     statement: Statement
     difference: Difference | None
     verdict: Verdict
+    reach: Reach | None = None
 
     def effect(self) -> str:
-        """Return the mean difference and its interval as text."""
+        """Return the mean difference and its interval as text, and whether it is a bound."""
+        return self.reach.tell(self._effect()) if self.reach else self._effect()
+
+    def _effect(self) -> str:
         found = self.difference
         if found is None:
             return "–"
@@ -137,8 +183,17 @@ def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Cells:
     return by_cell(
         (mine, mine.to_target / other.to_target - 1)
         for mine, other in _pairs(trials, base, kills)
-        # Where none got there, both have the length of the trial, which says nothing.
         if mine.reached or other.reached
+    )
+
+
+def _reach(trials: Sequence[Measured], base: str, kills: int) -> Reach:
+    reached = [(mine.reached, other.reached) for mine, other in _pairs(trials, base, kills)]
+    return Reach(
+        pairs=len(reached),
+        both=sum(mine and other for mine, other in reached),
+        mine=sum(mine for mine, _ in reached),
+        others=sum(other for _, other in reached),
     )
 
 
@@ -218,6 +273,7 @@ STATEMENTS = (
         lambda trials: _to_target(trials, "stateless", 2),
         SHARE,
         "%",
+        reach=lambda trials: _reach(trials, "stateless", 2),
     ),
     Statement(
         5,
@@ -225,6 +281,7 @@ STATEMENTS = (
         lambda trials: _to_target(trials, "checkpoint", 0),
         SHARE,
         "%",
+        reach=lambda trials: _reach(trials, "checkpoint", 0),
     ),
 )
 
@@ -238,9 +295,19 @@ def judge(trials: Sequence[Measured]) -> tuple[Judged, ...]:
     found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
     ps = corrected([d if not s.same else None for s, d in zip(STATEMENTS, found, strict=True)])
     return tuple(
-        Judged(statement, difference, verdict(statement, difference, p))
+        _judged(statement, difference, p, trials)
         for statement, difference, p in zip(STATEMENTS, found, ps, strict=True)
     )
+
+
+def _judged(
+    statement: Statement, found: Difference | None, p: float | None, trials: Sequence[Measured]
+) -> Judged:
+    said = verdict(statement, found, p)
+    if statement.reach is None:
+        return Judged(statement, found, said)
+    reach = statement.reach(trials)
+    return Judged(statement, found, reach.allow(said), reach)
 
 
 def verdict(statement: Statement, found: Difference | None, p: float | None) -> Verdict:

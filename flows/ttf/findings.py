@@ -164,7 +164,8 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
     )
     gaps = [change.gap for trial in cell for change in trial.changes]
     reached = sum(trial.reached for trial in cell)
-    of_all = "" if reached == len(cell) else f" ({reached} of {len(cell)} reached it)"
+    all_did = reached == len(cell)
+    of_all = "" if all_did else f" ({reached} of {len(cell)} reached it)"
     row = [
         first.label,
         first.condition,
@@ -175,7 +176,7 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
         f"{fmean(t.pushed for t in cell):.0f}",
         f"{fmean(t.pace for t in cell):.1f}",
         f"{fmean(t.lost for t in cell):.1f}",
-        f"{fmean(t.to_target for t in cell):.2f}{of_all}",
+        f"{'' if all_did else '≥'}{fmean(t.to_target for t in cell):.2f}{of_all}",
         f"{fmean(t.fixed_usd for t in cell):.2e}",
     ]
     return [*row, *PUBLISHED.get((first.label, first.kills), ("–", "–"))] if published else row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,33 @@ def test_a_time_that_nobody_reached_tells_nothing() -> None:
     never = {"reached": False, "to_target": 10.0}
     verdicts = by_claim(judge(study(checkpoint=never, stateless=never)))
     assert verdicts[5][0] == "not resolved"
+
+
+def test_a_side_that_never_reaches_the_target_is_not_the_faster_one() -> None:
+    """Its trials just end sooner."""
+    trials = study(stateless={"reached": False, "to_target": 6.0}, checkpoint={"to_target": 7.2})
+    found = next(each for each in judge(trials) if each.statement.claim == 5)
+    assert found.verdict == "not resolved"
+    assert found.effect() == "at most +20.0 [+20.0, +20.0]%, n=6; target reached by 6 and 0 of 6"
+
+
+def test_bounds_support_what_they_understate() -> None:
+    late = study(checkpoint={"reached": False, "to_target": 7.2})
+    early = study(stateless={"reached": False, "to_target": 6.0}, checkpoint={"to_target": 5.0})
+    for trials, expected in ((late, "holds"), (early, "does not hold")):
+        found = next(each for each in judge(trials) if each.statement.claim == 5)
+        assert found.verdict == expected
+
+
+def test_bounds_of_both_kinds_resolve_nothing() -> None:
+    trials = study(checkpoint={"to_target": 7.2})
+    odd = [
+        replace(t, reached=(t.strategy == "checkpoint") == (t.seed == 0)) if t.seed < 2 else t
+        for t in trials
+    ]
+    found = next(each for each in judge(odd) if each.statement.claim == 5)
+    assert found.verdict == "not resolved"
+    assert found.effect() == "–; target reached by 5 and 5 of 6"
 
 
 def test_only_trials_that_share_kills_workers_and_seed_are_set_beside_each_other() -> None:
