@@ -208,7 +208,9 @@ def _reading() -> str:
         "the claimed side of 0, also after Holm's correction for the statements of its study; it "
         "does not hold if the interval excludes 1 point of accuracy, or 2% of time or pace; "
         f"sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. The price "
-        "counts every node for the whole time."
+        "counts every node for the whole time. Judged is the direction of a claim; its size is "
+        "to be compared with the published one. Not measured is that training converges (claims 1 "
+        "and 2): a trial ends long before that."
     )
 
 

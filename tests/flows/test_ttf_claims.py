@@ -9,7 +9,7 @@ import pytest
 
 from dps.errors import ConfigurationError
 from flows.statistics import Difference
-from flows.ttf.claims import STATEMENTS, Judged, judge, verdict
+from flows.ttf.claims import CLAIMS, STATEMENTS, Judged, judge, verdict
 from flows.ttf.figures import read_published
 from flows.ttf.measures import Change, Measured
 
@@ -72,6 +72,16 @@ def test_what_is_true_by_construction_holds() -> None:
         )
     ]
     assert by_claim(judge(trials)) == {claim: ["holds", "holds"] for claim in range(1, 6)}
+
+
+def test_a_claim_is_worded_as_the_direction_that_it_is_judged_by() -> None:
+    """Whatever the size, as long as it goes the way that is claimed."""
+    far = judge(study(checkpoint={"to_target": 50.0}))
+    assert by_claim(far)[5] == ["holds", "holds"]
+    assert "takes longer" in CLAIMS[5]
+    sizes = [text for text in CLAIMS.values() if "10" in text]
+    assert all("published: " in text.partition("10")[0] for text in sizes)
+    assert not any("converge" in text for text in CLAIMS.values()), "that is not measured"
 
 
 def test_what_makes_no_difference_does_not_hold() -> None:
