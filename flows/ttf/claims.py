@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -38,6 +38,8 @@ HIT = (1, 2)  # numbers of kills
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
+
+BY_CONSTRUCTION: Final = "by construction"
 
 CLAIMS = {
     1: "Stateless gains accuracy across a failure (published: up to 10 points; 15 in the text)",
@@ -105,11 +107,14 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A statement with what was found; `difference` is None where no seed could tell."""
+    """A statement with what was found; `difference` is None where no seed could tell.
+
+    The verdict is "by construction" for what was settled before anything ran.
+    """
 
     statement: Statement
     difference: Difference | None
-    verdict: Verdict
+    verdict: Verdict | Literal["by construction"]
     reach: Reach | None = None
 
     def effect(self) -> str:
@@ -121,6 +126,8 @@ class Judged:
         if found is None:
             return "–"
         unit = " points" if self.statement.unit == "points" else "%"
+        if self.verdict == BY_CONSTRUCTION:
+            return f"{100 * found.mean:+.1f}{unit}"
         bounds = ""
         if found.low is not None and found.high is not None:
             bounds = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
@@ -293,13 +300,19 @@ STATEMENTS = (
 # -- judging -----------------------------------------------------------------------------------
 
 
-def judge(trials: Sequence[Measured]) -> tuple[Judged, ...]:
-    """Judge every statement on the trials of one study."""
+def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, ...]:
+    """Judge every statement on the trials of one study.
+
+    Where trials are `timed`, all take as long as they were told to: what their nodes cost is known
+    before they run, and there is nothing to judge.
+    """
     rng = np.random.default_rng(0)  # resampling only: the same records give the same intervals
     found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
     ps = corrected([d if not s.same else None for s, d in zip(STATEMENTS, found, strict=True)])
     return tuple(
-        _judged(statement, difference, p, trials)
+        Judged(statement, difference, BY_CONSTRUCTION)
+        if timed and statement.same
+        else _judged(statement, difference, p, trials)
         for statement, difference, p in zip(STATEMENTS, found, ps, strict=True)
     )
 

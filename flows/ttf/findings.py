@@ -118,7 +118,9 @@ def write(
 
 def claims_table(studies: Mapping[str, Study]) -> str:
     """Return the claims as Markdown, with effect, interval and verdict for each study."""
-    judged = {title: judge(each.trials) for title, each in studies.items()}
+    judged = {
+        title: judge(each.trials, timed=title == AS_PUBLISHED) for title, each in studies.items()
+    }
     headings = ["claim", "measured as", *(h for title in judged for h in (title, "verdict"))]
     rows = []
     for places in zip(*judged.values(), strict=True):

@@ -11,6 +11,7 @@ from dps.errors import ConfigurationError
 from flows.statistics import Difference
 from flows.ttf.claims import CLAIMS, STATEMENTS, Judged, judge, verdict
 from flows.ttf.figures import read_published
+from flows.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
 from flows.ttf.measures import Change, Measured
 
 SEEDS = range(6)
@@ -88,6 +89,15 @@ def test_what_makes_no_difference_does_not_hold() -> None:
     verdicts = by_claim(judge(study()))
     assert verdicts.pop(4) == ["holds", "holds"], "the same price is what is claimed there"
     assert verdicts == {claim: ["does not hold"] * 2 for claim in (1, 2, 3, 5)}
+
+
+def test_the_price_of_trials_that_take_a_given_time_is_no_finding() -> None:
+    priced = [each for each in judge(study(), timed=True) if each.statement.claim == 4]
+    told = [(each.verdict, each.effect()) for each in priced]
+    assert told == [("by construction", "+0.0%")] * 2
+    published = Study(AS_PUBLISHED, (), tuple(study()), ())
+    assert claims_table({AS_PUBLISHED: published}).count("**by construction**") == 2
+    assert "by construction" not in claims_table({CORRECTED: published})
 
 
 def test_a_price_far_from_the_others_is_not_the_same() -> None:
