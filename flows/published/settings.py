@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ CONFIGURATIONS = {
     "stateless": "stateless",
 }
 KILLS = (0, 1, 2)
+AS_PUBLISHED = "as published"
 
 
 class PublishedConfig(Section):
@@ -114,7 +116,7 @@ class PublishedTrial:
             "seed": self.seed,
             "config": {
                 **config,
-                "emulation": "as published",
+                "emulation": AS_PUBLISHED,
                 "evaluation": {"target": self.config.target},
                 "training": {"workers": 1},
                 "recovery": {
@@ -126,6 +128,11 @@ class PublishedTrial:
                 "seed": self.seed,
             },
         }
+
+
+def is_emulated(config: Mapping[str, Any]) -> bool:
+    """Tell by the configuration in a record whether it is of the emulation."""
+    return config.get("emulation") == AS_PUBLISHED
 
 
 def load_published(path: Path) -> PublishedConfig:

@@ -142,7 +142,7 @@ def cells_table(each: Study) -> str:
         "final",
         "gradients",
         "per s",
-        "acked, lost",
+        "lost" if published else "acked, lost",
         "s to target",
         "USD, fixed",
         *(("published: before→after", "at 165–175 s") if published else ()),

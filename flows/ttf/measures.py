@@ -17,6 +17,8 @@ from flows.learning import evaluations
 from flows.lineage import applied_rows
 from flows.outcome import Outcome
 from flows.prices import Prices
+from flows.published.losses import lost_gradients
+from flows.published.settings import is_emulated
 from flows.record import Record
 from flows.timeline import fault_times, training_span
 
@@ -61,7 +63,8 @@ class Measured:
     pushed, seconds
         Gradients that workers delivered, and for how long they trained.
     applied, lost
-        Gradients in the final weights, and acked ones that a recovery left out.
+        Gradients in the final weights, and those that a failure left out of them: of the real dps
+        such as were acked, of the emulation all that a server had been given.
     final
         Mean of the last 3 evaluations.
     to_target
@@ -113,7 +116,7 @@ def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None
         pushed=outcome.pace.pushed,
         seconds=seconds,
         applied=outcome.ledger.applied,
-        lost=outcome.ledger.lost,
+        lost=lost_gradients(record) if is_emulated(record.config) else outcome.ledger.lost,
         final=outcome.accuracy.final,
         to_target=seconds if reached is None else reached,
         reached=reached is not None,
