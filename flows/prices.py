@@ -12,7 +12,8 @@ import yaml
 
 from dps.errors import ConfigurationError
 
-ROLES = ("server", "replica", "spare", "store", "worker", "scheduler", "evaluator")
+# Scheduler and driver cost the same under every strategy, and are left out.
+ROLES = ("server", "replica", "spare", "store", "worker", "evaluator")
 WAYS_TO_RENT = ("node_hour", "spot_hour", "fixed_hour")
 
 

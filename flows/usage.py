@@ -168,13 +168,13 @@ def node_seconds(record: Record) -> dict[str, float]:
 def rented_seconds(record: Record) -> dict[str, float]:
     """Return for each role the length of the training times the nodes that it needs at once.
 
-    A node that took the place of a lost one is not rented again.
+    A node that took the place of a lost one is not rented again, whatever its role is now.
     """
     span = training_span(record)
     if span is None:
         return {}
-    places = {(node.role, _place(node.node)) for node in record.of(NodeJoined)}
-    counts = Counter(role for role, _ in places)
+    roles = {_place(node.node): node.role for node in reversed(record.of(NodeJoined))}
+    counts = Counter(roles.values())
     return {role: count * (span[1] - span[0]) for role, count in counts.items()}
 
 
