@@ -19,6 +19,7 @@ from dps.errors import ConfigurationError
 from dps.events import TrialEnded, TrialStarted
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter, Record, read_record, read_start
+from flows.results import Identified
 from flows.resume import interrupted, keep_record
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
@@ -62,7 +63,7 @@ def prepare(
     return Attempt(trial, folder, None, circumstances)
 
 
-def set_aside(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
     """Keep a record of this name that is of another configuration, in another folder."""
     digest = _digest(folder)
     if digest in (None, trial.digest):
@@ -77,7 +78,7 @@ def set_aside(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
     say(f"{trial.name}: its record under another configuration is kept in {kept}")
 
 
-def take_back(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
     """Use the record under this very configuration again, if there was one that was set aside."""
     kept = _earlier(folder, trial.digest)
     if kept.is_dir() and _digest(folder) != trial.digest:

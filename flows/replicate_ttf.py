@@ -8,12 +8,12 @@ of its future work. What is recorded is not run again; claims and figures come f
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from flows.attempt import set_aside, take_back
 from flows.compare import compare, exclusive
 from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
@@ -143,10 +143,12 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
     with exclusive(place):
         load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
         write_grid(place, (trial.name for trial in trials), 0)
+        for trial in trials:
+            take_back(trial, place / trial.name, view.say)
         left = [trial for trial in trials if not is_recorded(trial, place)]
         view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} of them to run")
         for number, trial in enumerate(left, 1):
-            shutil.rmtree(place / trial.name, ignore_errors=True)
+            set_aside(trial, place / trial.name, view.say)
             run_published(trial, place / trial.name)
             done = read_finished(place / trial.name / EVENTS_FILE, load_prices()).outcome
             accuracy = (
