@@ -187,14 +187,15 @@ def _cost(trials: Sequence[Measured], base: str) -> Cells:
         by_cell((t, t.fixed_usd) for t in _select(trials, [name], HIT))
         for name in ("stateless", base)
     )
-    return {cell: mine[cell] / others[cell] - 1 for cell in sorted(mine.keys() & others.keys())}
+    shared = sorted(cell for cell in mine.keys() & others.keys() if others[cell])
+    return {cell: mine[cell] / others[cell] - 1 for cell in shared}
 
 
 def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Cells:
     return by_cell(
         (mine, mine.to_target / other.to_target - 1)
         for mine, other in _pairs(trials, base, kills)
-        if mine.reached or other.reached
+        if (mine.reached or other.reached) and other.to_target
     )
 
 

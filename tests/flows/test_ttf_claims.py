@@ -161,6 +161,11 @@ def test_only_trials_that_share_kills_workers_and_seed_are_set_beside_each_other
     assert means == [pytest.approx(0), 0, 0, 0]
 
 
+def test_there_is_no_ratio_to_nothing() -> None:
+    free = [replace(each, fixed_usd=0.0, to_target=0.0) for each in study()]
+    assert {each.difference for each in judge(free) if each.statement.claim in (4, 5)} == {None}
+
+
 def test_two_seeds_resolve_nothing() -> None:
     trials = [t for t in study(stateless={"changes": (Change(0.5, 0.6, 1.0),)}) if t.seed < 2]
     assert {each.verdict for each in judge(trials)} == {"not resolved"}
