@@ -46,15 +46,19 @@ PUBLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The trials of one part of the replication; those that cannot be measured are `left_out`."""
+    """The recorded ones of the `planned` trials of one part of the replication.
+
+    Those that cannot be measured are `left_out`.
+    """
 
     title: str
     finished: tuple[Finished, ...]
     trials: tuple[Measured, ...]
     left_out: tuple[Outcome, ...]
+    planned: int
 
 
-def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
+def study(title: str, finished: Iterable[Finished], prices: Prices, planned: int) -> Study:
     """Measure the trials of one part."""
     done = tuple(finished)
     found = [(each, measure(each.record, each.outcome, prices)) for each in done]
@@ -63,6 +67,7 @@ def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
         done,
         tuple(measured for _, measured in found if measured is not None),
         tuple(each.outcome for each, measured in found if measured is None),
+        planned,
     )
 
 
@@ -100,7 +105,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
         "## Training Through Failure",
-        f"From the records of `{command}`. {_sizes(shown)}",
+        f"From the records of `{command}`. {_sizes([*judged.values(), *others])}",
         "### Claims",
         claims_table(studies),
         _reading(),
@@ -195,12 +200,20 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _sizes(studies: Iterable[Study]) -> str:
-    return "; ".join(map(_size, studies)) + "."
+    parts = list(studies)
+    recorded, planned = (sum(n) for n in zip(*map(_counts, parts), strict=True))
+    missing = f"**Only {recorded} of {planned} trials are recorded.** "
+    return (missing if recorded < planned else "") + "; ".join(map(_size, parts)) + "."
+
+
+def _counts(each: Study) -> tuple[int, int]:
+    return len(each.finished), each.planned
 
 
 def _size(each: Study) -> str:
+    recorded, planned = _counts(each)
     left_out = f", {len(each.left_out)} left out" if each.left_out else ""
-    return f"{each.title}: {len(each.trials)} trials{left_out}"
+    return f"{each.title}: {recorded} of {planned} trials{left_out}"
 
 
 def _reading() -> str:

@@ -95,7 +95,7 @@ def test_the_price_of_trials_that_take_a_given_time_is_no_finding() -> None:
     priced = [each for each in judge(study(), timed=True) if each.statement.claim == 4]
     told = [(each.verdict, each.effect()) for each in priced]
     assert told == [("by construction", "+0.0%")] * 2
-    published = Study(AS_PUBLISHED, (), tuple(study()), ())
+    published = Study(AS_PUBLISHED, (), tuple(study()), (), 54)
     assert claims_table({AS_PUBLISHED: published}).count("**by construction**") == 2
     assert "by construction" not in claims_table({CORRECTED: published})
 

@@ -65,6 +65,6 @@ def test_a_resumed_trial_is_left_out_and_counted(tmp_path: Path) -> None:
     resumed = record(TrialResumed(10.0, "checkpoints", 100), trial="late", faults=[KILL])
     assert measured(resumed) is None
     finished = [Finished(tmp_path, each, outcome(each, PRICES)) for each in (whole, resumed)]
-    text = write({"(b)": study("(b)", finished, PRICES)}, [], tmp_path, None, "dps")
-    assert "(b): 1 trials, 1 left out." in text
+    text = write({"(b)": study("(b)", finished, PRICES, 3)}, [], tmp_path, None, "dps")
+    assert "**Only 2 of 3 trials are recorded.** (b): 2 of 3 trials, 1 left out." in text
     assert "Left out, 1 of 2: late (resumed: its record begins in the middle)" in text
