@@ -39,10 +39,11 @@ from dps.events import (
     TrialStarted,
 )
 from dps.protocol.group import Timings
-from flows.attempt import settings, versions
+from flows.attempt import versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
 from flows.grid import Trial
+from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
 from flows.workloads import (
