@@ -120,13 +120,17 @@ def event_files(folder: Path) -> list[Path]:
     """The records of an experiment's trials, in the order of their names.
 
     Trials of an earlier configuration may lie in the same folder; they are not among them.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
     """
     found = sorted(folder.glob(f"*/{EVENTS_FILE}"))
     grid = folder / GRID_FILE
     if not grid.exists():
         return found
-    noted = json.loads(grid.read_text(encoding="utf-8"))
-    names = frozenset(noted["trials"] if isinstance(noted, dict) else noted)  # once just a list
+    names = _names_in(grid)
     return [path for path in found if path.parent.name in names]
 
 
@@ -165,6 +169,17 @@ def read_record(path: Path) -> Record:
         # The line after the last newline was never finished, even if it happens to be valid JSON.
         return Record(_parse(path, lines), torn=True)
     return Record(_parse(path, lines))
+
+
+def _names_in(grid: Path) -> frozenset[str]:
+    try:
+        return frozenset(json.loads(grid.read_text(encoding="utf-8"))["trials"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "
+            "Run the experiment again: what is recorded is kept. Or remove the file: then every "
+            "trial in the folder counts."
+        ) from error
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:

@@ -245,6 +245,14 @@ def test_an_unknown_experiment_is_refused(dps: Command, tmp_path: Path, command:
     assert "did you mean 'demo'?" in refused(dps(command, "dmo"))
 
 
+@pytest.mark.parametrize("command", ["report", "results", "compare"])
+def test_a_damaged_list_of_trials_is_refused(dps: Command, tmp_path: Path, command: str) -> None:
+    folder = write_experiment(tmp_path / "results" / "demo")
+    (folder / "grid.json").write_text('{"trials": [')
+    names = ["demo", "demo/chain.kill"] if command == "compare" else ["demo"]
+    assert f"dps: {folder / 'grid.json'} does not name the trials" in refused(dps(command, *names))
+
+
 def test_ui_without_a_store_is_refused(dps: Command) -> None:
     assert "there is no tracking store" in refused(dps("ui"))
 
