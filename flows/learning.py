@@ -8,14 +8,14 @@ they were work.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dps.events import Acked, Evaluated
+from dps.events import Evaluated
 from flows.record import Record
+from flows.steps import Steps
 from flows.timeline import FaultTimes, training_span
 
 LAST_EVALUATIONS = 3
@@ -110,11 +110,11 @@ def course(record: Record) -> list[Step]:
     span = training_span(record)
     scores = evaluations(record)
     start = span[0] if span else (scores[0].t if scores else 0.0)
-    pushed = pushed_times(record)
+    pushed = Steps(record)
     batch = _batch_size(record)
     steps = []
     for score in scores:
-        updates = bisect_right(pushed, score.t)
+        updates = pushed.at(score.t)
         steps.append(
             Step(
                 t=score.t,
@@ -134,20 +134,9 @@ def evaluations(record: Record) -> list[Evaluated]:
     return sorted(record.of(Evaluated), key=lambda event: event.t)
 
 
-def pushed_times(record: Record) -> list[float]:
-    """Return when each different gradient was first acknowledged on some shard, in order."""
-    first: dict[tuple[str, int, int], float] = {}
-    for batch in record.of(Acked):
-        for t, seq, outcome in zip(batch.times, batch.seqs, batch.outcomes, strict=True):
-            key = (batch.worker, batch.incarnation, seq)
-            if outcome != "dropped":
-                first[key] = min(t, first.get(key, math.inf))
-    return sorted(first.values())
-
-
 def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
     """Return accuracy at the end, around the first fault, and over the whole course."""
-    steps = course(record)
+    steps, pushed = course(record), Steps(record)
     values = [step.accuracy for step in steps]
     before = [step.accuracy for step in steps if fault and step.t < fault.began]
     serving = fault.serving if fault else None
@@ -161,7 +150,7 @@ def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
         lowest_after=min((step.accuracy for step in after), default=None),
         regain_seconds=_regain(before, after, fault),
         area_time=_area_over_time(record, steps),
-        area_updates=_area([step.updates for step in steps], values, 0, len(pushed_times(record))),
+        area_updates=_area([step.updates for step in steps], values, pushed.first, pushed.last),
     )
 
 

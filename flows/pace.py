@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dps.events import Reported, TrainingStarted
-from flows.learning import pushed_times
 from flows.lineage import Ledger
 from flows.record import Record
+from flows.steps import pushed_times
 from flows.timeline import training_span
 
 COMPUTE = "compute_seconds"

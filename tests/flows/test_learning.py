@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import Detected, Evaluated, Event, Restored, TrainingStarted, TrialStarted
+from dps.events import (
+    Detected,
+    Evaluated,
+    Event,
+    Restored,
+    TrainingStarted,
+    TrialResumed,
+    TrialStarted,
+)
 from flows.learning import Loss, Target, course
 from flows.outcome import outcome
 from flows.ranks import nearest_rank
 from flows.record import Record
+from flows.steps import Steps
 from tests.flows.records import PRICES, acked, fault, scores
 
 
@@ -76,6 +85,15 @@ def test_what_was_refused_or_sent_again_is_no_gradient_more() -> None:
         scored(120.0, 0.5),
     )
     assert [s.updates for s in course(record)] == [4]
+
+
+def test_a_resumed_training_goes_on_from_what_its_checkpoints_held() -> None:
+    record = trained(TrialResumed(100.0, "somewhere", 50), scored(102.5, 0.5), scored(110.0, 0.9))
+    steps, pushed = course(record), Steps(record)
+    assert [s.updates for s in steps] == [pushed.at(s.t) for s in steps] == [52, 54]
+    assert [s.samples for s in steps] == [52 * 8, 54 * 8]
+    found = outcome(record, PRICES).accuracy.area_updates  # 0.5 from 50 to 52, up to 0.9 at 54
+    assert found == pytest.approx((0.5 * 2 + 0.7 * 2) / 4)
 
 
 def test_areas_are_means_of_the_curve_over_its_width() -> None:
