@@ -38,7 +38,7 @@ class Pace:
     idle_share: float | None
 
     @property
-    def updates_per_second(self) -> float | None:
+    def gradients_per_second(self) -> float | None:
         """Pushed gradients per second of training."""
         return self.pushed / self.seconds if self.seconds else None
 
