@@ -17,6 +17,7 @@ from typing import Any, TextIO, TypeVar
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
+from flows.files import write_whole
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
@@ -109,11 +110,15 @@ class Record:
 
 
 def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
-    """Note which trials make up the experiment in `folder`, as of its last run, in their order."""
+    """Note which trials make up the experiment in `folder`, as of its last run, in their order.
+
+    Raises
+    ------
+    StoreUnavailable
+        The folder cannot be written.
+    """
     text = json.dumps({"order_seed": order_seed, "trials": list(trials)}, indent=1)
-    part = folder / f".{GRID_FILE}.part"
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder / GRID_FILE)  # there whole or not at all, whenever the driver is killed
+    write_whole(folder / GRID_FILE, text, "the list of trials")
 
 
 def event_files(folder: Path) -> list[Path]:
