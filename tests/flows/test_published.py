@@ -9,6 +9,7 @@ import pytest
 from dps.errors import ConfigurationError
 from dps.events import Applied, CheckpointWritten, Killed, Promoted, Restored
 from flows.prices import load_prices
+from flows.published import drive, nodes
 from flows.published.drive import run_published
 from flows.published.settings import PublishedConfig, PublishedTrial, cells, load_published
 from flows.record import EVENTS_FILE, Record, read_record
@@ -74,6 +75,24 @@ def test_the_stateless_server_sums_what_was_queued_while_it_was_down(tmp_path: P
     assert found is not None
     assert (found.kills, len(found.changes), found.lost) == (1, 1, 0)
     assert kill.updates < restored.version + len(after.times)
+
+
+@pytest.mark.cluster
+def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_nonsense(run: drive._Run) -> None:
+        run.ask(run._up("store-0", "store", nodes.Saver), "save", "no state")
+
+    monkeypatch.setattr(drive._Run, "_checkpoint", save_nonsense)
+    trial = PublishedTrial("sync checkpoint", 0, 0, PublishedConfig.model_validate(TINY))
+    run_published(trial, tmp_path)
+    ended = read_record(tmp_path / EVENTS_FILE).ended
+    assert ended is not None
+    assert ended.status == "failed"
+    assert "AttributeError: 'str' object has no attribute 'version'" in ended.reason
+    assert "see traceback.txt beside the record" in ended.reason
+    assert "in save" in (tmp_path / "traceback.txt").read_text()
 
 
 # -- cells and configurations ------------------------------------------------------------------
