@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 from dps.errors import ConfigurationError
 from dps.events import TrialEnded, TrialStarted
 from flows.grid import Trial
+from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter, Record, read_record, read_start
 from flows.results import Identified
 from flows.resume import interrupted, keep_record
@@ -101,19 +101,6 @@ def end_unfinished(attempt: Attempt, reason: str) -> None:
         for event in record.events or (start,):
             write(event)
         write(TrialEnded(now, "failed", reason))
-
-
-def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
-    """Everything that the trial depends on, and its circumstances, for its record."""
-    return {
-        "trial": trial.name,
-        "experiment": trial.experiment,
-        "labels": trial.labels,
-        "seed": trial.seed,
-        "digest": trial.digest,
-        "config": trial.config.model_dump(mode="json"),
-        "circumstances": dict(circumstances),
-    }
 
 
 def versions(torch: bool = False) -> dict[str, str]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flows.files import write_whole
+
 SIZE = (7.2, 3.6)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 METADATA = ("Creator", "Date", "Format", "Type")  # left out: a figure follows from its data
@@ -58,10 +60,15 @@ class Chart:
     logarithmic: bool = False
 
     def write(self, folder: Path) -> None:
-        """Write `<name>.svg` and `<name>.csv`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.svg").write_text(self.svg(), encoding="utf-8")
-        (folder / f"{self.name}.csv").write_text(self.csv(), encoding="utf-8")
+        """Write `<name>.svg` and `<name>.csv`.
+
+        Raises
+        ------
+        StoreUnavailable
+            The folder cannot be written.
+        """
+        write_whole(folder / f"{self.name}.svg", self.svg(), "a figure")
+        write_whole(folder / f"{self.name}.csv", self.csv(), "the points of a figure")
 
     def csv(self) -> str:
         """Return every point, one line each; empty where there is no band."""

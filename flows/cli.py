@@ -411,7 +411,7 @@ def recovery(
 def measuring(
     rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
 ) -> None:
-    """Compare updates per second with everything recorded and evaluated, and with neither."""
+    """Compare gradients per second with everything recorded and evaluated, and with neither."""
     from flows import bench_measuring
 
     tell = partial(print, file=sys.stderr, flush=True)

@@ -23,6 +23,7 @@ from dps.errors import ConfigurationError
 from flows.columns import BY_KEY
 from flows.columns.column import Better
 from flows.complaints import key_of, sentence, suggest
+from flows.files import write_whole
 from flows.outcome import Outcome
 from flows.sections import ComparisonSection
 from flows.statistics import (
@@ -142,8 +143,15 @@ def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str 
 
 
 def write_comparison(folder: Path, section: ComparisonSection) -> None:
-    """Keep what the experiment in `folder` is compared by, as of its last run."""
-    (folder / COMPARISON_FILE).write_text(section.model_dump_json(indent=1), encoding="utf-8")
+    """Keep what the experiment in `folder` is compared by, as of its last run.
+
+    Raises
+    ------
+    StoreUnavailable
+        The folder cannot be written.
+    """
+    text = section.model_dump_json(indent=1)
+    write_whole(folder / COMPARISON_FILE, text, "what is compared by")
 
 
 def read_comparison(folder: Path) -> ComparisonSection:

@@ -31,6 +31,8 @@ from flows.complaints import suggest
 Objection = tuple[str, str]
 
 _REPLACED = re.compile(r"(-b)+$")
+_KEEP_NO_FILES = {"worker", "evaluator", "store"}
+_FOLDER = "expected a folder as recovery.durability.path, or none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
             yield "shard", _no_shard(fault.target, stage)
         elif not stage.checkpoints:
             yield "shard", "no checkpoints are written; expected recovery.durability: checkpoint"
+        elif not stage.local:
+            yield "shard", f"only checkpoints in files of this machine can be damaged; {_FOLDER}"
         return
     for reason in _impossible(fault.target, kind_of(fault), stage):
         yield "target", reason
@@ -155,8 +159,10 @@ def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
     for role in sorted(roles & {"worker", "evaluator"}):
         who = "an evaluator" if role == "evaluator" else f"a {role}"
         yield "target", f"{who} keeps nothing that could fail; expected a server or a store"
-    if roles - {"worker", "evaluator", "store"} and not stage.checkpoints:
+    if roles - _KEEP_NO_FILES and not stage.checkpoints:
         yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
+    elif roles - _KEEP_NO_FILES and not stage.local:
+        yield "kind", f"only writes to files of this machine can be made to fail; {_FOLDER}"
 
 
 def _role(name: str) -> str:
@@ -215,7 +221,7 @@ def _wrong_phase(
     if when.phase == "checkpoint" and not stage.checkpoints:
         yield key, "no checkpoints are written; expected recovery.durability: checkpoint"
     elif when.phase == "checkpoint" and not stage.local:
-        yield key, "only checkpoints in files of this machine can be watched being written"
+        yield key, f"only checkpoints in files of this machine can be watched; {_FOLDER}"
     elif when.phase == "recovery" and len(entries) == 1:
         yield key, "no other fault of the plan takes a shard down; add one"
 

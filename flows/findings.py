@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flows.charts import Chart
 from flows.claims import HEADINGS, Claim, markdown_table
+from flows.files import write_whole
 
 TEMPLATE = "replication.jinja"
 PAGE, TEXT, FIGURES = "replication.html", "findings.md", "figures"
@@ -48,12 +49,18 @@ class Findings:
     charts: Sequence[Chart]
 
     def write(self, folder: Path) -> Path:
-        """Write page, Markdown and figures; return where the page is."""
+        """Write page, Markdown and figures; return where the page is.
+
+        Raises
+        ------
+        StoreUnavailable
+            The folder cannot be written.
+        """
         for chart in self.charts:
             chart.write(folder / FIGURES)
-        (folder / TEXT).write_text(self.markdown(), encoding="utf-8")
+        write_whole(folder / TEXT, self.markdown(), "the findings")
         page = folder / PAGE
-        page.write_text(self.html(), encoding="utf-8")
+        write_whole(page, self.html(), "the findings")
         return page
 
     def markdown(self) -> str:

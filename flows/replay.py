@@ -19,8 +19,8 @@ from dps.errors import ConfigurationError
 from dps.events import Disturbed, Killed, Paused
 from flows.columns import COLUMNS
 from flows.complaints import suggest
-from flows.config import TrialConfig
 from flows.grid import Trial
+from flows.kept import trial_from
 from flows.outcome import Outcome
 from flows.record import EVENTS_FILE, Record, read_record
 from flows.results import RESULTS
@@ -49,11 +49,11 @@ def replay_of(name: str, here: Path) -> Replay:
     Raises
     ------
     ConfigurationError
-        There is no such record, or it is not of a trial of this version of dps.
+        There is no such record, or it is not of a trial that can run here.
     """
     original = _record_of(name, here)
     record = read_record(original)
-    trial = _trial_of(record, original)
+    trial = trial_from(record.started.settings if record.started else {}, str(original))
     again = _free_name(original.parent)
     return Replay(
         replace(trial, name=again),
@@ -118,19 +118,6 @@ def _record_of(name: str, here: Path) -> Path:
     if not known:
         raise ConfigurationError(f"{name}: no such record, and nothing is recorded in {root}")
     raise ConfigurationError(f"no trial {name!r} is recorded in {root}; {suggest(name, known)}")
-
-
-def _trial_of(record: Record, path: Path) -> Trial:
-    told = record.started.settings if record.started else {}
-    try:
-        config = TrialConfig.model_validate(told["config"])
-        return Trial(
-            told["trial"], told["experiment"], told["labels"], told["seed"], config, told["digest"]
-        )
-    except (KeyError, ValueError) as error:
-        raise ConfigurationError(
-            f"{path}: is not the record of a trial of this version of dps: {error}"
-        ) from error
 
 
 def _free_name(folder: Path) -> str:

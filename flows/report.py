@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dps.errors import ConfigurationError, StoreUnavailable
+from dps.errors import ConfigurationError
 from flows import tables, words
 from flows.columns import BY_KEY, Column
 from flows.comparisons import Compared, compared, read_comparison
@@ -17,6 +17,7 @@ from flows.figures.drawing import Chapter, Drawing, write_files
 from flows.figures.gallery import chapters, drawings
 from flows.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.figures.subject import Trial, whole
+from flows.files import write_whole
 from flows.outcome import Outcome, outcome
 from flows.prices import Prices, load_prices
 from flows.record import event_files, read_record
@@ -102,15 +103,7 @@ def write_report(
     page = render(found, prices, read_comparison(folder), drawn)
     if figures is not None:
         write_files(drawings(drawn), figures)
-    unfinished = output.with_name(f".{output.name}.part")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(output)
-    except OSError as error:
-        raise StoreUnavailable(
-            f"the report cannot be written to {output}: {error.strerror or error}"
-        ) from error
+    write_whole(output, page, "the report")
     return output
 
 

@@ -361,7 +361,7 @@ class ComparisonSection(Section):
         "accuracy_drop",
         "rto_seconds",
         "updates_lost",
-        "updates_per_second",
+        "gradients_per_second",
         "cost_usd",
     )
     resolve: dict[str, PositiveFloat] = Field(default_factory=dict)

@@ -39,10 +39,11 @@ from dps.events import (
     TrialStarted,
 )
 from dps.protocol.group import Timings
-from flows.attempt import settings, versions
+from flows.attempt import versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
 from flows.grid import Trial
+from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
 from flows.workloads import (
@@ -109,10 +110,7 @@ def run_trial(
         try:
             failure = _train(trial, folder, record, path, tell, plan)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
-            failure = f"{type(error).__name__}: {error}"
-            if not isinstance(error, DpsError | OSError):
-                (folder / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
-                failure += f" (unforeseen; see {TRACEBACK_FILE} beside the record)"
+            failure = reason_of(error, folder)
         if failure is not None:
             record(TrialEnded(clock.now(), "failed", failure))
         elif missed:
@@ -120,6 +118,16 @@ def run_trial(
             record(TrialEnded(clock.now(), "invalid", reasons))
         else:
             record(TrialEnded(clock.now(), "valid", ""))
+
+
+def reason_of(error: Exception, folder: Path) -> str:
+    """Say why a trial failed; what nobody foresaw leaves its traceback beside the record."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, DpsError | OSError):
+        return reason
+    text = "".join(traceback.format_exception(error))
+    (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+    return f"{reason} (unforeseen; see {TRACEBACK_FILE} beside the record)"
 
 
 def _train(

@@ -258,7 +258,7 @@ def _updates(group: Group) -> str:
     )
     if replayed.high > 0:
         said += (
-            f"; {span(group, 'updates_replayed')} gradients computed during the outage were "
+            f"; {span(group, 'updates_replayed')} updates computed during the outage were "
             "applied after it"
         )
     return f"{said}."
@@ -278,7 +278,7 @@ def _price(group: Group, baseline: Group | None) -> str:
     ratios = [
         f"{value:.2f} × {what}"
         for key, what in (
-            ("updates_per_second", "the gradients per second"),
+            ("gradients_per_second", "the gradients per second"),
             ("cpu_seconds_all", "the processor time"),
             ("sent_bytes_all", "the bytes sent"),
             ("cost_usd", "the money"),
@@ -289,10 +289,10 @@ def _price(group: Group, baseline: Group | None) -> str:
 
 
 def _absolute_price(group: Group) -> str:
-    if group.spread("updates_per_second") is None:
+    if group.spread("gradients_per_second") is None:
         return ""
     return (
-        f"It took {span(group, 'updates_per_second')} gradients per second, "
+        f"It took {span(group, 'gradients_per_second')} gradients per second, "
         f"{span(group, 'cpu_seconds_all', ' s')} of processor time, "
         f"{span(group, 'sent_bytes_all', ' MB')} sent, {span(group, 'cost_usd', ' USD')}."
     )

@@ -34,7 +34,7 @@ from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.trial import PRELOAD
+from flows.trial import PRELOAD, reason_of
 from flows.workloads import with_torch
 
 PROOF_SECONDS = 5.0
@@ -61,8 +61,8 @@ def run_published(trial: PublishedTrial, folder: Path) -> None:
             with LocalCluster(specs, preload) as cluster:
                 reason = _Run(trial, cluster, record).run()
                 status = "invalid" if reason else "valid"
-        except (DpsError, OSError, TimeoutError) as error:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 (whatever an actor raised must not stop the others)
+            status, reason = "failed", reason_of(error, folder)
         record(TrialEnded(clock.now(), status, reason))
 
 

@@ -7,6 +7,7 @@ and gradients processed against time. The published curves come from a CSV that 
 from __future__ import annotations
 
 import csv
+import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from dps.events import ResourceSampled
+from flows.files import write_whole
 from flows.learning import evaluations
 from flows.results import Finished
 from flows.timeline import fault_times, training_span
@@ -170,11 +172,19 @@ def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
 
 
 def write_svg(figure: Figure, path: Path) -> None:
-    """Write a figure; the same records give the same file."""
+    """Write a figure; the same records give the same file.
+
+    Raises
+    ------
+    StoreUnavailable
+        The folder cannot be written.
+    """
     import matplotlib
 
+    drawn = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": path.stem}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    write_whole(path, drawn.getvalue(), "a figure")
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dps.errors import ConfigurationError
+from flows.files import write_whole
 from flows.outcome import Outcome
 from flows.prices import Prices
 from flows.results import Finished
@@ -95,6 +96,8 @@ def write(
     ------
     ConfigurationError
         Nothing is recorded, or the published curves cannot be read.
+    StoreUnavailable
+        The folder cannot be written.
     """
     studies = {title: each for title, each in judged.items() if each.trials}
     shown = [each for each in (*studies.values(), *others) if each.finished]
@@ -102,7 +105,6 @@ def write(
         raise ConfigurationError(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     parts = [
         "## Training Through Failure",
         f"From the records of `{command}`. {_sizes([*judged.values(), *others])}",
@@ -114,7 +116,7 @@ def write(
     for each in shown:
         parts += [f"### {each.title}", cells_table(each), *_left_out(each)]
     text = "\n\n".join(parts) + "\n"
-    (folder / TEXT).write_text(text, encoding="utf-8")
+    write_whole(folder / TEXT, text, "the findings")
     return text
 
 

@@ -70,11 +70,11 @@ def test_a_real_trial_has_every_measure_that_does_not_need_a_fault(
     row = next(o for o in outcomes if o.identity.strategy == "learning").row()
     assert row["accuracy_final"] > 0.2
     assert 0 < row["accuracy_area_time"] <= 1
-    assert 0 < row["accuracy_area_updates"] <= 1
+    assert 0 < row["accuracy_area_gradients"] <= 1
     assert row["target_seconds"] > 0
-    assert row["target_updates"] == row["updates_pushed"] == 40
+    assert row["target_gradients"] == row["gradients_pushed"] == 40
     assert 0 < row["idle_share"] < 1
-    assert row["goodput"] == pytest.approx(row["updates_per_second"])
+    assert row["goodput"] == pytest.approx(row["gradients_per_second"])
     assert 0 < row["loss_lowest"] <= row["loss_final"]
     assert 0 < row["cost_spot_usd"] < row["cost_usd"]
     assert row["cost_per_point_usd"] == pytest.approx(

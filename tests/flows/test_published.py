@@ -10,6 +10,7 @@ from dps.errors import ConfigurationError
 from dps.events import Acked, Applied, CheckpointWritten, Killed, Promoted, Restored
 from flows.outcome import outcome
 from flows.prices import load_prices
+from flows.published import drive, nodes
 from flows.published.drive import run_published
 from flows.published.losses import lost_gradients
 from flows.published.settings import PublishedConfig, PublishedTrial, cells, load_published
@@ -115,6 +116,24 @@ def test_gradients_after_the_last_copy_are_lost_by_the_same_rule() -> None:
 def test_nothing_is_lost_without_a_failure() -> None:
     record = Record((start(), applied([0, 1], [1, 2]), acked([0, 1, 2], outcome="buffered")))
     assert lost_gradients(record) == 0
+
+
+@pytest.mark.cluster
+def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_nonsense(run: drive._Run) -> None:
+        run.ask(run._up("store-0", "store", nodes.Saver), "save", "no state")
+
+    monkeypatch.setattr(drive._Run, "_checkpoint", save_nonsense)
+    trial = PublishedTrial("sync checkpoint", 0, 0, PublishedConfig.model_validate(TINY))
+    run_published(trial, tmp_path)
+    ended = read_record(tmp_path / EVENTS_FILE).ended
+    assert ended is not None
+    assert ended.status == "failed"
+    assert "AttributeError: 'str' object has no attribute 'version'" in ended.reason
+    assert "see traceback.txt beside the record" in ended.reason
+    assert "in save" in (tmp_path / "traceback.txt").read_text()
 
 
 # -- cells and configurations ------------------------------------------------------------------

@@ -71,7 +71,9 @@ def test_what_is_not_recorded_is_told(tmp_path: Path) -> None:
     (folder / EVENTS_FILE).write_text("")
     with pytest.raises(ConfigurationError, match="did you mean 'small/seed-0'"):
         replay_of("small/seed-1", tmp_path)
-    with pytest.raises(ConfigurationError, match="is not the record of a trial"):
+    with pytest.raises(
+        ConfigurationError, match="is not of a trial of this version of dps: 'trial' is missing"
+    ):
         replay_of("small/seed-0", tmp_path)
 
 
