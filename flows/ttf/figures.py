@@ -199,10 +199,9 @@ def _cpu(done: Finished) -> Curve:
     """CPU of all processes together, between samples of each, on a grid of seconds."""
     start, end = _start(done), (training_span(done.record) or (0.0, 0.0))[1]
     edges = np.arange(0.0, end - start, max(0.5, (end - start) / 40))
-    used = sum(
-        np.interp(edges, [s.t - start for s in mine], [s.cpu_seconds for s in mine])
-        for mine in _samples(done).values()
-    )
+    used = np.zeros(len(edges))  # also of a trial that was over before anything was sampled
+    for mine in _samples(done).values():
+        used += np.interp(edges, [s.t - start for s in mine], [s.cpu_seconds for s in mine])
     rate = 100 * np.diff(used) / np.diff(edges) if len(edges) > 1 else np.zeros(0)
     return edges[1:].tolist(), np.asarray(rate).tolist()
 
