@@ -52,9 +52,9 @@ class FaultTimes:
     capacity
         A fresh node had taken the place of the lost one.
     serving
-        The shard served again; `source` says from what: "promoted", "initial", "checkpoint" or
-        "store"; "others" if the head was not the one that was lost; "resumed" for a head whose
-        pause or cut ended before anybody gave it up.
+        The shard served again; `source` says from what: "promoted", "initial", "checkpoint",
+        "store" or "worker"; "others" if the head was not the one that was lost; "resumed" for a
+        head whose pause or cut ended before anybody gave it up.
     first_applied
         The shard's head first applied an update after that.
     ended
