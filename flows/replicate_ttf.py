@@ -156,8 +156,7 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
 
 
 def _study(title: str, name: str, here: Path) -> Study:
-    prices = load_prices()
-    return study(title, read_experiment(here / RESULTS / name, prices), prices)
+    return study(title, read_experiment(here / RESULTS / name, load_prices()))
 
 
 def _file(name: str) -> Path:

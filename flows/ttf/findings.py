@@ -12,7 +12,6 @@ from statistics import fmean
 
 from dps.errors import ConfigurationError
 from flows.outcome import Outcome
-from flows.prices import Prices
 from flows.results import Finished
 from flows.statistics import FEWEST_SEEDS
 from flows.ttf.claims import CLAIMS, judge
@@ -54,10 +53,10 @@ class Study:
     left_out: tuple[Outcome, ...]
 
 
-def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
+def study(title: str, finished: Iterable[Finished]) -> Study:
     """Measure the trials of one part."""
     done = tuple(finished)
-    found = [(each, measure(each.record, each.outcome, prices)) for each in done]
+    found = [(each, measure(each.record, each.outcome)) for each in done]
     return Study(
         title,
         done,

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from dps.events import Killed, NodeJoined
+from dps.events import Killed
 from flows.learning import evaluations
 from flows.lineage import applied_rows
 from flows.outcome import Outcome
-from flows.prices import Prices
 from flows.record import Record
 from flows.timeline import fault_times, training_span
 
 LAST_BEFORE = 3
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Measured:
     idle
         Share of the workers' time in which they did not compute.
     fixed_usd
-        Price of all nodes for the whole time, whether they were up or not.
+        Price of all nodes for the whole time, whether they were up or not: `Cost.fixed`.
     """
 
     label: str
@@ -91,7 +89,7 @@ class Measured:
         return self.pushed / self.seconds
 
 
-def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None:
+def measure(record: Record, outcome: Outcome) -> Measured | None:
     """Return the quantities of a trial; None for one that is not valid or was never evaluated."""
     seconds, label = outcome.training_seconds, outcome.identity.strategy
     if not outcome.valid or not seconds or outcome.accuracy.final is None:
@@ -113,7 +111,7 @@ def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None
         to_target=seconds if reached is None else reached,
         reached=reached is not None,
         idle=outcome.pace.idle_share,
-        fixed_usd=fixed_price(record, prices),
+        fixed_usd=outcome.cost.fixed,
     )
 
 
@@ -132,17 +130,6 @@ def changes(record: Record) -> tuple[Change, ...]:
             mean = fmean(s.accuracy for s in before[-LAST_BEFORE:])
             found.append(Change(mean, after[0].accuracy, after[0].t - before[-1].t))
     return tuple(found)
-
-
-def fixed_price(record: Record, prices: Prices) -> float:
-    """Return what the training costs if every node is paid for from its start to its end.
-
-    A node that took the place of a lost one is the same instance.
-    """
-    span = training_span(record)
-    hours = (span[1] - span[0]) / SECONDS_PER_HOUR if span else 0.0
-    places = {_place(node.node): node.role for node in reversed(record.of(NodeJoined))}
-    return hours * sum(prices.node_hour[role] for role in places.values())
 
 
 def delivered(record: Record) -> tuple[list[float], list[int]]:
@@ -164,9 +151,3 @@ def ratios(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, 
     """Return value over baseline, minus 1, for each seed that both have."""
     shared = values.keys() & base.keys()
     return {seed: values[seed] / base[seed] - 1 for seed in sorted(shared) if base[seed]}
-
-
-def _place(node: str) -> str:
-    while node.endswith("-b"):
-        node = node.removesuffix("-b")
-    return node

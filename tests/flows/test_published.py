@@ -70,7 +70,7 @@ def test_the_stateless_server_sums_what_was_queued_while_it_was_down(tmp_path: P
     assert len(after.times) > 1
     place = tmp_path / RESULTS / "ttf-published" / "stateless.kills-1.seed-0" / EVENTS_FILE
     done = read_finished(place, load_prices())
-    found = measure(done.record, done.outcome, load_prices())
+    found = measure(done.record, done.outcome)
     assert found is not None
     assert (found.kills, len(found.changes), found.lost) == (1, 1, 0)
     assert kill.updates < restored.version + len(after.times)
