@@ -55,7 +55,6 @@ from flows.watch import TookTooLong, Watch, eventually
 
 SHARDS = 2
 WORKERS = 3
-FAULTS = 8
 CELLS = 1500  # of one start of a worker: more than it pushes in a round
 THINK = 0.04
 LONGEST = 25.0
