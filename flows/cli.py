@@ -198,8 +198,9 @@ def replay(
     from flows.prices import load_prices
     from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
-    from flows.replay import replay_of, side_by_side
+    from flows.replay import replay_of
     from flows.results import read_finished
+    from flows.side_by_side import figures_of_two
     from flows.trial import run_trial
 
     again = replay_of(trial, Path.cwd())
@@ -212,7 +213,9 @@ def replay(
         run_trial(again.trial, again.folder, follower, tell=told, plan=again.plan)
         outcome = read_finished(again.folder / EVENTS_FILE, prices).outcome
         view.ended(again.trial, outcome)
-    console.print(side_by_side(read_finished(again.original, prices).outcome, outcome))
+    original = read_finished(again.original, prices).outcome
+    names = original.identity.trial, outcome.identity.trial
+    console.print(figures_of_two(names, original, outcome))
     if outcome.status == "failed":
         print(f"dps: {again.trial.name} failed: {outcome.reason}", file=sys.stderr)
         raise typer.Exit(1)
