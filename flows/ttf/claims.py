@@ -20,10 +20,10 @@ from typing import Literal
 
 import numpy as np
 
+from flows.claims import Verdict
 from flows.statistics import FEWEST_SEEDS, SIGNIFICANCE, Difference, corrected, paired
 from flows.ttf.measures import Measured, by_seed, ratios
 
-Verdict = Literal["holds", "does not hold", "not resolved"]
 BASES = ("checkpoint", "chain")
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
