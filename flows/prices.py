@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from dps.core.names import ROLES
 from dps.errors import ConfigurationError
 
-ROLES = ("server", "replica", "spare", "store", "worker", "scheduler", "evaluator")
 WAYS_TO_RENT = ("node_hour", "spot_hour", "fixed_hour")
 
 

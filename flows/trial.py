@@ -22,6 +22,7 @@ from distributed import Client
 
 from dps.chaos.injector import Injector
 from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.roles import resource_of
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
@@ -276,6 +277,4 @@ def _needs_torch(config: TrialConfig) -> bool:
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
-    hosting = {"server", "replica", "spare"}
-    kinds = {name: name.split("-")[0] for name in config.node_names}
-    return [NodeSpec(n, "server" if kind in hosting else kind) for n, kind in kinds.items()]
+    return [NodeSpec(name, resource_of(name)) for name in config.node_names]
