@@ -18,6 +18,7 @@ from flows.figures.gallery import chapters, drawings
 from flows.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.figures.subject import Trial, whole
 from flows.outcome import Outcome, outcome
+from flows.pages import page
 from flows.prices import Prices, load_prices
 from flows.record import event_files, read_record
 from flows.repeat import experiment_yaml, versions
@@ -131,17 +132,7 @@ def render(
     drawn: Sequence[Chapter],
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say by the `comparison`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("flows", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    content = _content(trials, prices, comparison, drawn)
-    return environment.get_template(TEMPLATE).render(**content)
+    return page(TEMPLATE, **_content(trials, prices, comparison, drawn))
 
 
 def _content(
