@@ -114,10 +114,10 @@ def run(
 def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bool) -> None:
     from numpy.random import default_rng
 
-    from flows.compare import compare
     from flows.comparisons import compared
     from flows.config import load_experiment
     from flows.drivers import Drivers
+    from flows.experiment import run_experiment
     from flows.plan import confirm_many
     from flows.progress import view_for
     from flows.results import print_comparison
@@ -133,7 +133,7 @@ def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bo
         )
     try:
         with Drivers(parallel) as drivers:
-            done = compare(experiment, Path.cwd(), view_for(console), drivers, _store())
+            done = run_experiment(experiment, Path.cwd(), view_for(console), drivers, _store())
     except KeyboardInterrupt:
         again = shlex.join(
             [

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from flows.compare import compare, exclusive
 from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
+from flows.experiment import exclusive, run_experiment
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.published.drive import run_published
@@ -90,7 +90,7 @@ def replicate(
     run_published_trials(full, here, view)
     with Drivers() as drivers:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(experiment(name, full), here, view, drivers, store)
+            run_experiment(experiment(name, full), here, view, drivers, store)
     return findings(full, here, csv)
 
 

@@ -163,7 +163,7 @@ def _content(
         "statistics": tables.statistics(rows),
         "chapters": _sections(drawn),
         "comparisons": [
-            tables.comparison(groups, c)
+            tables.figure_table(groups, c)
             for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
         ],
         "trial_columns": [BY_KEY[key] for key in tables.PER_TRIAL],
