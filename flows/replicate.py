@@ -45,7 +45,7 @@ def ftps(full: Full = False) -> None:
     folder = replicate_ftps.folder(full, here)
     page = findings.write(folder)
     print(findings.markdown())
-    print(f"Page: {page}\nThe text above, for docs/findings.md: {folder / TEXT}")
+    print(f"Page: {page}\nThe text above: {folder / TEXT}")
 
 
 @app.command()
@@ -76,7 +76,7 @@ def ttf(
         raise typer.Exit(130) from None
     print(text)
     written = replicate_ttf.folder(here) / TEXT
-    print(f"The text above, for docs/findings.md, with its figures: {written}")
+    print(f"The text above, with its figures: {written}")
 
 
 def run_replication(config: ReplicationConfig) -> None:
