@@ -69,6 +69,7 @@ def told(effect: Interval, unit: str, digits: int = 2, over: str = "seeds") -> s
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a table in Markdown; a bar within a cell does not end it."""
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)

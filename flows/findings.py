@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.charts import Chart
 from flows.claims import HEADINGS, Claim, markdown_table
 from flows.files import write_whole
+from flows.pages import page
 
 TEMPLATE = "replication.jinja"
 PAGE, TEXT, FIGURES = "replication.html", "findings.md", "figures"
@@ -74,17 +75,8 @@ class Findings:
 
     def html(self) -> str:
         """Return one page that needs nothing else."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        loader = PackageLoader("flows", ".")
-        environment = Environment(
-            loader=loader,
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        return environment.get_template(TEMPLATE).render(
+        return page(
+            TEMPLATE,
             title=self.title,
             introduction=self.introduction,
             tables=self._all_tables(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dps.core.names import ROLES
 from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
 from flows.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.lineage import Ledger, applied_rows, ledger
@@ -20,7 +21,6 @@ from flows.staleness import Period, Staleness, by_period, staleness
 from flows.timeline import FaultTimes, fault_times
 from flows.usage import (
     LINKS,
-    ROLES,
     Cost,
     Storage,
     Usage,

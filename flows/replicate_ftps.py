@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flows.compare import compare
 from flows.config import load_experiment
 from flows.drivers import Drivers
+from flows.experiment import run_experiment
 from flows.findings import Findings
 from flows.ftps.claims import failure_findings, ring_findings, scaling_findings
 from flows.ftps.measures import Measured
@@ -73,7 +73,7 @@ def folder(full: bool, here: Path) -> Path:
 def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
     with Drivers() as drivers:
-        compare(experiment, here, view(), drivers, store)
+        run_experiment(experiment, here, view(), drivers, store)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
     return [Measured(done.record, done.outcome) for done in recorded]
 

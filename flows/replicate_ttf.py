@@ -14,9 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from flows.attempt import set_aside, take_back
-from flows.compare import compare, exclusive
 from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
+from flows.experiment import exclusive, run_experiment
 from flows.grid import expand
 from flows.prices import load_prices
 from flows.progress import PlainView
@@ -91,7 +91,7 @@ def replicate(
     run_published_trials(full, here, view)
     with Drivers() as drivers:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(experiment(name, full), here, view, drivers, store)
+            run_experiment(experiment(name, full), here, view, drivers, store)
     return findings(full, here, csv)
 
 
@@ -168,7 +168,7 @@ def _study(title: str, name: str, full: bool, here: Path) -> Study:
     prices, place = load_prices(), here / RESULTS / name
     in_order = sorted(planned, key=lambda trial: trial.name)
     files = [place / trial.name / EVENTS_FILE for trial in in_order if _is_there(trial, place)]
-    return study(title, (read_finished(file, prices) for file in files), prices, len(planned))
+    return study(title, (read_finished(file, prices) for file in files), len(planned))
 
 
 def _is_there(trial: Identified, place: Path) -> bool:

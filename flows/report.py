@@ -19,6 +19,7 @@ from flows.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.figures.subject import Trial, whole
 from flows.files import write_whole
 from flows.outcome import Outcome, outcome
+from flows.pages import page
 from flows.prices import Prices, load_prices
 from flows.record import event_files, read_record
 from flows.repeat import experiment_yaml, versions
@@ -124,17 +125,7 @@ def render(
     drawn: Sequence[Chapter],
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say by the `comparison`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("flows", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    content = _content(trials, prices, comparison, drawn)
-    return environment.get_template(TEMPLATE).render(**content)
+    return page(TEMPLATE, **_content(trials, prices, comparison, drawn))
 
 
 def _content(
@@ -165,7 +156,7 @@ def _content(
         "statistics": tables.statistics(rows),
         "chapters": _sections(drawn),
         "comparisons": [
-            tables.comparison(groups, c)
+            tables.figure_table(groups, c)
             for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
         ],
         "trial_columns": [BY_KEY[key] for key in tables.PER_TRIAL],

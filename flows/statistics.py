@@ -84,8 +84,17 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
         return Interval(mean, None, None, 1)
     if _constant(data):
         return Interval(mean, mean, mean, data.size)
-    low, high = _resampled(data, rng) if data.size >= FEWEST_TO_RESAMPLE else _student(data)
-    return Interval(mean, low, high, data.size)
+    if data.size >= FEWEST_TO_RESAMPLE:
+        return Interval(mean, *_resampled(data, rng), data.size)
+    reach = float(student_reach(data))
+    return Interval(mean, mean - reach, mean + reach, data.size)
+
+
+def student_reach(values: np.ndarray) -> np.ndarray:
+    """Return half of Student's 95% interval of the mean of two or more values, of each column."""
+    n = len(values)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)
+    return np.asarray(quantile * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
 def paired(
@@ -176,13 +185,6 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
 def _constant(data: np.ndarray) -> bool:
     """Whether the values are equal, but for rounding."""
     return bool(np.ptp(data) <= 1e-9 * np.abs(data).max())
-
-
-def _student(data: np.ndarray) -> tuple[float, float]:
-    low, high = stats.t.interval(
-        CONFIDENCE, data.size - 1, loc=data.mean(), scale=data.std(ddof=1) / math.sqrt(data.size)
-    )
-    return float(low), float(high)
 
 
 def _resampled(data: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:

@@ -160,7 +160,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FigureTable:
     """All figures under one condition, strategies side by side."""
 
     condition: str
@@ -290,14 +290,14 @@ def _price(group: Group | None, base: Group | None) -> Cell:
     return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio:.2f}", "")
 
 
-def comparison(groups: Sequence[Group], condition: str) -> Comparison:
+def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     """Return every figure under a condition."""
     members = [group for group in groups if group.condition == condition]
     sections = [
         (title, tuple(line for key in keys if (line := _line(BY_KEY[key], members))))
         for title, keys in COMPARED
     ]
-    return Comparison(
+    return FigureTable(
         condition,
         strategies=tuple(group.strategy for group in members),
         counts=tuple(len(group.trials) for group in members),

@@ -22,6 +22,7 @@ from distributed import Client
 
 from dps.chaos.injector import Injector
 from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.roles import resource_of
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
@@ -46,12 +47,11 @@ from flows.grid import Trial
 from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
+from flows.workload_sections import workload_of
 from flows.workloads import (
-    SHAPES,
     Dataset,
     Workload,
     batches,
-    build_workload,
     load_dataset,
     with_torch,
 )
@@ -193,7 +193,7 @@ def _server(
 
 def initial(config: TrialConfig) -> dict[str, np.ndarray]:
     """The values that the model starts from; they depend on the seed alone."""
-    return _workload(config).initial(np.random.default_rng([config.seed, 0]))
+    return workload_of(config).initial(np.random.default_rng([config.seed, 0]))
 
 
 def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
@@ -242,7 +242,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     computing is the gradient and the emulated rest of it; the time until the next gradient is
     spent waiting for the server, or for other workers.
     """
-    workload = _workload(config)
+    workload = workload_of(config)
     data = load_dataset(**config.dataset.model_dump(), part="train")
     share = shares[worker.name]
     rng = np.random.default_rng([config.seed, 1 + int(worker.name.removeprefix("worker-"))])
@@ -272,16 +272,11 @@ class Scorer:
 
     @cached_property
     def _workload(self) -> Workload:
-        return _workload(self._config)
+        return workload_of(self._config)
 
     @cached_property
     def _data(self) -> Dataset:
         return load_dataset(**self._config.dataset.model_dump(), part="test")
-
-
-def _workload(config: TrialConfig) -> Workload:
-    chosen = config.workload.model_dump()
-    return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
 
 
 def _needs_torch(config: TrialConfig) -> bool:
@@ -290,6 +285,4 @@ def _needs_torch(config: TrialConfig) -> bool:
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
-    hosting = {"server", "replica", "spare"}
-    kinds = {name: name.split("-")[0] for name in config.node_names}
-    return [NodeSpec(n, "server" if kind in hosting else kind) for n, kind in kinds.items()]
+    return [NodeSpec(name, resource_of(name)) for name in config.node_names]

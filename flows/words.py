@@ -42,7 +42,7 @@ _SOURCES = {
     "store": "the shard went on from the state store",
     "worker": "the shard was rebuilt from what a worker held",
     "others": "the head went on with the replicas left",
-    "resumed": "the pause was over before the node was given up",
+    "resumed": "the pause or cut was over before the node was given up",
 }
 
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from dps.errors import ConfigurationError
-from flows.complaints import key_of, sentence
-from flows.config import SAFE_NAME
+from flows.complaints import complaints, placed
 from flows.grid import DIGEST_LENGTH
-from flows.sections import Section, refuse
+from flows.sections import SafeName, Section
 from flows.source import read_document
 from flows.workload_sections import DatasetSection, WorkloadSection
 
@@ -47,7 +45,7 @@ class PublishedConfig(Section):
     More than `long_queue` queued gradients are applied with a tenth of the learning rate.
     """
 
-    emulation: str
+    emulation: SafeName
     workload: WorkloadSection
     dataset: DatasetSection
     batch_size: PositiveInt = 32
@@ -63,13 +61,6 @@ class PublishedConfig(Section):
     target: PositiveFloat = 0.7
     long_queue: PositiveInt = 50
     repeats: PositiveInt
-
-    @field_validator("emulation")
-    @classmethod
-    def _is_safe(cls, name: str) -> str:
-        if not SAFE_NAME.fullmatch(name):
-            refuse(f"{name!r} names a folder: use letters, digits and . _ - only")
-        return name
 
     def scaled(self, seconds: float) -> float:
         """Return how long something that took so many seconds in the paper takes here."""
@@ -147,10 +138,7 @@ def load_published(path: Path) -> PublishedConfig:
     try:
         return PublishedConfig.model_validate(document.data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        keys = [(key_of(entry, document.data), sentence(entry)) for entry in found]
-        lines = [f"{document.place(key)}: {key}: {reason}" for key, reason in keys]
-        raise ConfigurationError("\n".join(lines)) from error
+        raise placed(complaints(error, document.data), document) from error
 
 
 def cells(config: PublishedConfig) -> tuple[PublishedTrial, ...]:

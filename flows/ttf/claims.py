@@ -29,10 +29,10 @@ from typing import Final, Literal
 
 import numpy as np
 
+from flows.claims import Verdict
 from flows.statistics import FEWEST_SEEDS, SIGNIFICANCE, Difference, corrected, paired
 from flows.ttf.measures import Cells, Measured, by_cell, by_seed
 
-Verdict = Literal["holds", "does not hold", "not resolved"]
 BASES = ("checkpoint", "chain")
 HIT = (1, 2)  # numbers of kills
 POINT = 0.01  # a percentage point of accuracy

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from dps.errors import ConfigurationError
+from flows.claims import markdown_table
+from flows.figures.style import to_svg
 from flows.files import write_whole
 from flows.outcome import Outcome
-from flows.prices import Prices
 from flows.results import Finished
 from flows.statistics import FEWEST_SEEDS
 from flows.ttf.claims import CLAIMS, judge
@@ -23,9 +25,11 @@ from flows.ttf.figures import (
     published_panel,
     read_published,
     use_figure,
-    write_svg,
 )
 from flows.ttf.measures import Measured, measure, why_not
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
@@ -59,10 +63,10 @@ class Study:
     planned: int
 
 
-def study(title: str, finished: Iterable[Finished], prices: Prices, planned: int) -> Study:
+def study(title: str, finished: Iterable[Finished], planned: int) -> Study:
     """Measure the trials of one part."""
     done = tuple(finished)
-    found = [(each, measure(each.record, each.outcome, prices)) for each in done]
+    found = [(each, measure(each.record, each.outcome)) for each in done]
     return Study(
         title,
         done,
@@ -134,7 +138,7 @@ def claims_table(studies: Mapping[str, Study]) -> str:
         statement = places[0].statement
         cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
         rows.append([f"{statement.claim}. {CLAIMS[statement.claim]}", statement.text, *cells])
-    return _markdown(headings, rows)
+    return markdown_table(headings, rows)
 
 
 def cells_table(each: Study) -> str:
@@ -154,7 +158,7 @@ def cells_table(each: Study) -> str:
         "USD, fixed",
         *(("published: before→after", "at 165–175 s") if published else ()),
     ]
-    return _markdown(headings, [_row(cell, published) for cell in _cells(each)])
+    return markdown_table(headings, [_row(cell, published) for cell in _cells(each)])
 
 
 def _cells(each: Study) -> list[list[Measured]]:
@@ -189,13 +193,6 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
         f"{fmean(t.fixed_usd for t in cell):.2e}",
     ]
     return [*row, *PUBLISHED.get((first.label, first.kills), ("–", "–"))] if published else row
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
 
 
 # -- text --------------------------------------------------------------------------------------
@@ -249,15 +246,19 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
         panels = [published_panel(curves, kills)] if curves else []
         for title, each in studies.items():
             panels.append(accuracy_panel(title, _shown(each, kills)))
-        write_svg(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
+        _save(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
         parts.append(
             f"![Test accuracy against time, k={kills}; a curve for each trial, dashed lines at "
             f"kill and recovery](accuracy-{kills}.svg)"
         )
     columns = [(title, _shown(each, 1, one_seed=True)) for title, each in studies.items()]
-    write_svg(use_figure(columns), folder / "use.svg")
+    _save(use_figure(columns), folder / "use.svg")
     parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
     return parts
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_whole(path, to_svg(figure, path.stem), "a figure")
 
 
 def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finished, str]]:

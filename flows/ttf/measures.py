@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from dps.events import NodeJoined
 from flows.learning import evaluations
 from flows.lineage import applied_rows
 from flows.outcome import Outcome
-from flows.prices import Prices
 from flows.published.losses import lost_gradients
 from flows.published.settings import is_emulated
 from flows.record import Record
 from flows.timeline import fault_times, training_span
 
 LAST_BEFORE = 3
-SECONDS_PER_HOUR = 3600.0
 
 # Kills, workers and seed: what trials of two strategies must share to be set beside each other.
 Cell = tuple[int, int, int]
@@ -73,7 +70,7 @@ class Measured:
     idle
         Share of the workers' time in which they did not compute.
     fixed_usd
-        Price of all nodes for the whole time, whether they were up or not.
+        Price of all nodes for the whole time, whether they were up or not: `Cost.fixed`.
     """
 
     label: str
@@ -99,7 +96,7 @@ class Measured:
         return self.pushed / self.seconds
 
 
-def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None:
+def measure(record: Record, outcome: Outcome) -> Measured | None:
     """Return the quantities of a trial; None for one that cannot tell them (see `why_not`)."""
     seconds, label = outcome.training_seconds, outcome.identity.strategy
     if why_not(outcome) or not seconds or outcome.accuracy.final is None:
@@ -121,7 +118,7 @@ def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None
         to_target=seconds if reached is None else reached,
         reached=reached is not None,
         idle=outcome.pace.idle_share,
-        fixed_usd=fixed_price(record, prices),
+        fixed_usd=outcome.cost.fixed,
     )
 
 
@@ -164,17 +161,6 @@ def changes(record: Record) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def fixed_price(record: Record, prices: Prices) -> float:
-    """Return what the training costs if every node is paid for from its start to its end.
-
-    A node that took the place of a lost one is the same instance.
-    """
-    span = training_span(record)
-    hours = (span[1] - span[0]) / SECONDS_PER_HOUR if span else 0.0
-    places = {_place(node.node): node.role for node in reversed(record.of(NodeJoined))}
-    return hours * sum(prices.node_hour[role] for role in places.values())
-
-
 def delivered(record: Record) -> tuple[list[float], list[int]]:
     """Return when gradients were applied, and how many had been by then."""
     start = (training_span(record) or (0.0, 0.0))[0]
@@ -196,9 +182,3 @@ def by_seed(cells: Cells) -> dict[int, float]:
     for (_, _, seed), value in cells.items():
         found[seed].append(value)
     return {seed: fmean(values) for seed, values in found.items()}
-
-
-def _place(node: str) -> str:
-    while node.endswith("-b"):
-        node = node.removesuffix("-b")
-    return node

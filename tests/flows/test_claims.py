@@ -53,7 +53,7 @@ def findings() -> Findings:
         "A <replication>",
         ["What was done."],
         [Claim("It is faster", "2", "1 (95% interval 0 to 2; 3 seeds)", "not resolved")],
-        [Table("Numbers", ("a", "b"), [("1", "2")])],
+        [Table("Numbers", ("a", "b"), [("1", "2 | 3")])],
         [chart],
     )
 
@@ -67,6 +67,7 @@ def test_findings_are_a_page_a_text_and_figures_with_their_points(
     assert "http://" not in page.replace("http://www.w3.org/", "")
     text = (tmp_path / "findings.md").read_text()
     assert "| It is faster | 2 | 1 (95% interval 0 to 2; 3 seeds) | not resolved |" in text
+    assert "| 1 | 2 \\| 3 |" in text
     assert "![A curve.](figures/curve.svg)" in text
     ElementTree.parse(tmp_path / "figures" / "curve.svg")
     rows = list(csv.reader((tmp_path / "figures" / "curve.csv").open()))

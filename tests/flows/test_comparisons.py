@@ -168,6 +168,7 @@ def test_two_trials_are_shown_setting_by_setting_and_figure_by_figure(here: Path
     assert "recovery.durability.kind none chain" in text
     assert "training.updates" not in text
     assert "lost 317 0 −317" in text
+    assert "status valid valid" in text
 
 
 def test_trials_of_several_seeds_are_judged(here: Path) -> None:

@@ -19,7 +19,7 @@ from flows.ttf.figures import use_figure, write_svg
 from tests.flows.test_ttf_claims import study
 
 CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
-STUDY = ttf.Study(ttf.CORRECTED, (), tuple(study()), ())
+STUDY = ttf.Study(ttf.CORRECTED, (), tuple(study()), (), 1)
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "the list of trials": lambda folder: write_grid(folder, ["t"], 0),

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flows.compare import compare
 from flows.comparisons import Compared, compared
 from flows.config import ExperimentConfig
 from flows.drivers import Drivers
+from flows.experiment import run_experiment
 from flows.outcome import Outcome
 from flows.progress import PlainView
 from flows.sections import ComparisonSection
@@ -41,7 +41,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, ...]:
     here = tmp_path_factory.mktemp("known")
     view = PlainView(Console(file=io.StringIO()))
     with Drivers() as drivers:
-        return compare(ExperimentConfig.model_validate(experiment), here, view, drivers).outcomes
+        return run_experiment(
+            ExperimentConfig.model_validate(experiment), here, view, drivers
+        ).outcomes
 
 
 def verdict(outcomes: tuple[Outcome, ...], strategy: str, baseline: str) -> Compared:

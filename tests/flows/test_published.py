@@ -64,7 +64,7 @@ def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: P
     assert taken_over.version % 50 == 0
     assert taken_over.version <= kill.updates
     done = Finished(tmp_path, record, outcome(record, load_prices()))
-    judged = study(AS_PUBLISHED, [done], load_prices(), 1)
+    judged = study(AS_PUBLISHED, [done], 1)
     written = write({AS_PUBLISHED: judged}, [], tmp_path / "text", None, "dps replicate ttf")
     assert "| async chain | k=1 | 1 |" in written
     assert "**not resolved**" in written
@@ -81,7 +81,7 @@ def test_the_stateless_server_sums_what_was_queued_while_it_was_down(tmp_path: P
     assert len(after.times) > 1
     place = tmp_path / RESULTS / "ttf-published" / "stateless.kills-1.seed-0" / EVENTS_FILE
     done = read_finished(place, load_prices())
-    found = measure(done.record, done.outcome, load_prices())
+    found = measure(done.record, done.outcome)
     assert found is not None
     assert (found.kills, len(found.changes)) == (1, 1)
     assert found.lost == after.seqs[0] - back.version, "what the killed server had taken"

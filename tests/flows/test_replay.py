@@ -100,6 +100,6 @@ def test_a_trial_runs_again_under_the_faults_that_it_met(tmp_path: Path) -> None
         assert len(hit[0]) == 1
         assert hit[0] == hit[1]
     cells = [line.split() for line in ended.stdout.splitlines()]
-    assert ["seed-0", "seed-0.replay-1"] in cells
+    assert ["figure", "seed-0", "seed-0.replay-1", "difference"] in cells
     assert ["status", "valid", "valid"] in cells
     assert replay_of(f"small/{trial.name}", tmp_path).trial.name == "seed-0.replay-2"

@@ -45,7 +45,7 @@ def record(*more: Event, trial: str = "chain", **config: Any) -> Record:
 
 
 def measured(of: Record) -> Measured | None:
-    return measure(of, outcome(of, PRICES), PRICES)
+    return measure(of, outcome(of, PRICES))
 
 
 def test_the_kills_are_those_that_the_configuration_asks_for() -> None:
@@ -65,6 +65,6 @@ def test_a_resumed_trial_is_left_out_and_counted(tmp_path: Path) -> None:
     resumed = record(TrialResumed(10.0, "checkpoints", 100), trial="late", faults=[KILL])
     assert measured(resumed) is None
     finished = [Finished(tmp_path, each, outcome(each, PRICES)) for each in (whole, resumed)]
-    text = write({"(b)": study("(b)", finished, PRICES, 3)}, [], tmp_path, None, "dps")
+    text = write({"(b)": study("(b)", finished, 3)}, [], tmp_path, None, "dps")
     assert "**Only 2 of 3 trials are recorded.** (b): 2 of 3 trials, 1 left out." in text
     assert "Left out, 1 of 2: late (resumed: its record begins in the middle)" in text

@@ -72,6 +72,8 @@ def test_money_counts_nodes_only_while_they_are_up_during_the_training() -> None
     assert cost.nodes == pytest.approx((20 - 10) + (110 - 30) + (110 - 10))
     assert cost.moved == pytest.approx(1.0)
     assert cost.total == pytest.approx(191.0)
+    # For a fixed term, at 3/4 of that: one server, whoever has its place, and one worker.
+    assert cost.fixed == pytest.approx(2 * 100 * 0.75)
 
 
 def test_a_lost_head_that_comes_back_as_a_replica_is_rented_once() -> None:

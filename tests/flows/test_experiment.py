@@ -13,8 +13,8 @@ from rich.console import Console
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded
 from flows.attempt import Attempt
-from flows.compare import Comparison, compare
 from flows.config import ExperimentConfig
+from flows.experiment import Ran, run_experiment
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE
 from flows.tracking import default_uri
@@ -71,9 +71,9 @@ NAMES = ["none.no-fault.seed-0", "none.kill.seed-0", "chain.no-fault.seed-0", "c
 ORDER = [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
 
 
-def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Comparison, str]:
+def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Ran, str]:
     out = io.StringIO()
-    done = compare(experiment, here, PlainView(Console(file=out)), run)
+    done = run_experiment(experiment, here, PlainView(Console(file=out)), run)
     return done, out.getvalue()
 
 
