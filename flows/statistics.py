@@ -21,6 +21,10 @@ CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.8
 FEWEST_SEEDS = 3
+# What needs more seeds than this to be shown is shown by no experiment.
+MOST_SEEDS = 1_000_000
+# Sums of floating-point numbers that should be equal differ by less than this share of them.
+ROUNDING = 1e-9
 # Resampling fewer values than this covers far less than 95%: Student's t, which is exact for
 # normal values, is wider and more honest there.
 FEWEST_TO_RESAMPLE = 10
@@ -150,16 +154,19 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
     Returns
     -------
     int | None
-        At least 3, for fewer are never judged; None for a difference of 0, which no number shows.
+        At least 3, for fewer are never judged; None for a difference of 0 but for rounding, which
+        no number shows, and for one that a million seeds would not show.
     """
-    if difference == 0:
+    if abs(difference) <= ROUNDING * sd_of_differences:
         return None
     if sd_of_differences == 0:
         return FEWEST_SEEDS
     effect = abs(difference) / sd_of_differences
     enough = FEWEST_SEEDS
     while _power(enough, effect) < power:
-        enough *= 2
+        if enough >= MOST_SEEDS:
+            return None
+        enough = min(2 * enough, MOST_SEEDS)
     too_few = enough // 2
     while enough - too_few > 1:
         middle = (enough + too_few) // 2
@@ -175,7 +182,7 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
 
 def _constant(data: np.ndarray) -> bool:
     """Whether the values are equal, but for rounding."""
-    return bool(np.ptp(data) <= 1e-9 * np.abs(data).max())
+    return bool(np.ptp(data) <= ROUNDING * np.abs(data).max())
 
 
 def _student(data: np.ndarray) -> tuple[float, float]:

@@ -160,3 +160,21 @@ def test_repeats_at_the_edges() -> None:
     assert few is not None
     assert many is not None
     assert few < 34 < many
+
+
+def test_differences_that_cancel_but_for_rounding_need_no_number_of_repeats(
+    rng: np.random.Generator,
+) -> None:
+    chain = {0: 0.9120370370370371, 1: 0.9203703703703704, 2: 0.9111111111111111}
+    none = {0: 0.9212962962962964, 1: 0.912962962962963, 2: 0.9092592592592593}
+    found = paired(chain, none, rng)
+    assert found is not None
+    assert found.sd is not None
+    assert found.mean != 0, "else this is not the case to be tested"
+    assert repeats_needed(found.sd, found.mean) is None
+
+
+def test_no_more_repeats_are_told_than_anybody_can_run() -> None:
+    assert repeats_needed(1.0, 0.003) == pytest.approx(872_000, rel=0.01)
+    assert repeats_needed(1.0, 0.0028) is None
+    assert repeats_needed(1.0, 1e-8) is None
