@@ -201,7 +201,7 @@ def _measured(
     difference = None
     if strategy != baseline:
         difference = paired(mine, _values(rows, condition, baseline, metric), rng)
-    spread = interval(list(mine.values()), rng)
+    spread = interval([mine[seed] for seed in sorted(mine)], rng)
     return Compared(metric, condition, strategy, baseline, spread, difference, None, None, None)
 
 

@@ -21,6 +21,8 @@ CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.8
 FEWEST_SEEDS = 3
+# As few as show a difference that is the same for all seeds; see `p_of_equal`.
+FEWEST_EQUAL = 6
 # What needs more seeds than this to be shown is shown by no experiment.
 MOST_SEEDS = 1_000_000
 # Sums of floating-point numbers that should be equal differ by less than this share of them.
@@ -53,7 +55,8 @@ class Difference:
     sd
         Standard deviation of the differences; None for one seed.
     p
-        Of the paired t-test that the mean is 0; None for fewer than 3 seeds.
+        Of the paired t-test that the mean is 0; where all differences are equal, of the exact
+        sign-flip test (`p_of_equal`). None for fewer than 3 seeds.
     """
 
     mean: float
@@ -105,6 +108,15 @@ def paired(
     return Difference(found.mean, found.low, found.high, sd, _p(differences), found.n)
 
 
+def p_of_equal(n: int) -> float:
+    """Return the p-value of `n` differences that are all equal, and not 0.
+
+    They have no variance to test against. If either sign was as likely for each, all would have
+    the same one with a probability of 2/2^n: 0.25 for 3 seeds, less than 5% from 6 on.
+    """
+    return float(min(1.0, 2.0 ** (1 - n)))
+
+
 def holm(ps: Sequence[float]) -> tuple[float, ...]:
     """Return p-values corrected by Holm's method for how many there are, in the given order."""
     corrected = [0.0] * len(ps)
@@ -145,7 +157,8 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
     Parameters
     ----------
     sd_of_differences
-        Standard deviation of the differences between trials with the same seed.
+        Standard deviation of the differences between trials with the same seed; if it is 0, the
+        test is that of equal differences (`p_of_equal`).
     difference
         The true mean of the differences.
     power
@@ -159,8 +172,8 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
     """
     if abs(difference) <= ROUNDING * sd_of_differences:
         return None
-    if sd_of_differences == 0:
-        return FEWEST_SEEDS
+    if sd_of_differences <= ROUNDING * abs(difference):
+        return FEWEST_EQUAL
     effect = abs(difference) / sd_of_differences
     enough = FEWEST_SEEDS
     while _power(enough, effect) < power:
@@ -200,11 +213,11 @@ def _resampled(data: np.ndarray, rng: np.random.Generator) -> tuple[float, float
 
 
 def _p(differences: np.ndarray) -> float | None:
-    """The p-value of the paired t-test, which itself has none where all differences are equal."""
+    """The p-value of the paired t-test; that has none where all differences are equal."""
     if differences.size < FEWEST_SEEDS:
         return None
     if _constant(differences):
-        return 0.0 if differences[0] else 1.0
+        return p_of_equal(differences.size) if differences[0] else 1.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 

@@ -49,16 +49,16 @@ def judge(outcomes: Iterable[Outcome], **choices: object) -> dict[tuple[str, str
 
 
 @pytest.fixture(scope="module")
-def four_seeds() -> list[Outcome]:
-    return [trial(strategy, seed) for strategy in ("none", "chain") for seed in range(4)]
+def ten_seeds() -> list[Outcome]:
+    return [trial(strategy, seed) for strategy in ("none", "chain") for seed in range(10)]
 
 
-def test_strategies_are_judged_against_the_baseline(four_seeds: list[Outcome]) -> None:
-    rows = judge(four_seeds, metrics=["rto_seconds", "updates_lost"])
+def test_strategies_are_judged_against_the_baseline(ten_seeds: list[Outcome]) -> None:
+    rows = judge(ten_seeds, metrics=["rto_seconds", "updates_lost"])
     assert rows["chain", "updates_lost"].verdict == "better"
     assert rows["chain", "rto_seconds"].verdict == "better"
     assert rows["none", "updates_lost"].verdict is None
-    other = judge(four_seeds, metrics=["updates_lost"], baseline="chain")
+    other = judge(ten_seeds, metrics=["updates_lost"], baseline="chain")
     assert other["none", "updates_lost"].verdict == "worse"
 
 
@@ -68,35 +68,35 @@ def test_figures_that_no_trial_has_are_not_compared() -> None:
     assert rows["chain", "accuracy_final"].verdict == "too few seeds to tell"
 
 
-def test_only_valid_trials_enter(four_seeds: list[Outcome]) -> None:
+def test_only_valid_trials_enter(ten_seeds: list[Outcome]) -> None:
     bad = outcome(Record(tuple(missed(toy_events("chain", "kill", 0)))), PRICES)
-    rest = [o for o in four_seeds if (o.identity.strategy, o.identity.seed) != ("chain", 0)]
+    rest = [o for o in ten_seeds if (o.identity.strategy, o.identity.seed) != ("chain", 0)]
     row = judge([bad, *rest])["chain", "updates_lost"]
-    assert row.interval.n == 3
+    assert row.interval.n == 9
     assert row.difference is not None
-    assert row.difference.n == 3
+    assert row.difference.n == 9
 
 
-def test_repeats_are_for_the_difference_that_is_worth_finding(four_seeds: list[Outcome]) -> None:
-    seen = judge(four_seeds, metrics=["accuracy_final"])["chain", "accuracy_final"]
-    wanted = judge(four_seeds, metrics=["accuracy_final"], resolve={"accuracy_final": 0.0005})
+def test_repeats_are_for_the_difference_that_is_worth_finding(ten_seeds: list[Outcome]) -> None:
+    seen = judge(ten_seeds, metrics=["accuracy_final"])["chain", "accuracy_final"]
+    wanted = judge(ten_seeds, metrics=["accuracy_final"], resolve={"accuracy_final": 0.0005})
     many = wanted["chain", "accuracy_final"].repeats_needed
     assert seen.repeats_needed is not None
     assert many is not None
     assert many > seen.repeats_needed
 
 
-def test_the_baseline_is_none_or_else_the_first(four_seeds: list[Outcome]) -> None:
-    assert baseline_of(four_seeds, ComparisonSection()) == "none"
-    chains = [o for o in four_seeds if o.identity.strategy == "chain"]
+def test_the_baseline_is_none_or_else_the_first(ten_seeds: list[Outcome]) -> None:
+    assert baseline_of(ten_seeds, ComparisonSection()) == "none"
+    chains = [o for o in ten_seeds if o.identity.strategy == "chain"]
     assert baseline_of(chains, ComparisonSection()) == "chain"
     with pytest.raises(ConfigurationError, match="did you mean 'chain'"):
-        baseline_of(four_seeds, ComparisonSection(baseline="chian"))
+        baseline_of(ten_seeds, ComparisonSection(baseline="chian"))
     assert compared([], ComparisonSection(), np.random.default_rng(0)) == ()
 
 
-def test_the_same_records_give_the_same_comparison(four_seeds: list[Outcome]) -> None:
-    assert judge(four_seeds) == judge(list(reversed(four_seeds)))
+def test_the_same_records_give_the_same_comparison(ten_seeds: list[Outcome]) -> None:
+    assert judge(ten_seeds) == judge(list(reversed(ten_seeds)))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def side_by_side(here: Path, first: str, second: str) -> str:
     return text_of(console)
 
 
-def test_verdicts_are_printed_with_intervals(four_seeds: list[Outcome]) -> None:
+def test_verdicts_are_printed_with_intervals(ten_seeds: list[Outcome]) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
-    print_verdicts(list(judge(four_seeds).values()), console)
+    print_verdicts(list(judge(ten_seeds).values()), console)
     text = text_of(console)
     assert "lost none 317 [317, 317]" in text
-    assert "chain 0 [0, 0] −317 [−317, −317] 4 / 3 better" in text
+    assert "chain 0 [0, 0] −317 [−317, −317] 10 / 6 better" in text
     assert "corrected (Holm) for 6 tests" in text
 
 

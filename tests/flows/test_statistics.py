@@ -88,7 +88,7 @@ def test_only_seeds_that_both_have_are_compared(rng: np.random.Generator) -> Non
 
 
 @pytest.mark.parametrize(
-    ("values", "p"), [([1.0, 2.0, 3.0], 1.0), ([1.1, 2.1, 3.1], 0.0), ([1.5, 2.5], None)]
+    ("values", "p"), [([1.0, 2.0, 3.0], 1.0), ([1.1, 2.1, 3.1], 0.25), ([1.5, 2.5], None)]
 )
 def test_differences_that_are_all_equal(
     rng: np.random.Generator, values: list[float], p: float | None
@@ -96,6 +96,20 @@ def test_differences_that_are_all_equal(
     found = paired(dict(enumerate(values)), {0: 1.0, 1: 2.0, 2: 3.0}, rng)
     assert found is not None
     assert found.p == p
+
+
+def test_equal_differences_show_something_from_six_seeds_on(rng: np.random.Generator) -> None:
+    def verdict(n: int) -> str:
+        found = paired(dict.fromkeys(range(n), 7.0), dict.fromkeys(range(n), 4.0), rng)
+        return verdicts([found], ["higher"])[0]
+
+    assert [verdict(n) for n in (3, 5, 6)] == ["no difference shown"] * 2 + ["better"]
+    signs = stats.permutation_test(
+        ([3.0] * 6,), np.mean, permutation_type="samples", n_resamples=np.inf
+    )
+    found = paired(dict.fromkeys(range(6), 7.0), dict.fromkeys(range(6), 4.0), rng)
+    assert found is not None
+    assert found.p == pytest.approx(signs.pvalue)
 
 
 # -- many comparisons ----------------------------------------------------------------------------
@@ -154,7 +168,7 @@ def test_repeats_are_those_of_the_usual_tables(effect: float, pairs: int) -> Non
 
 def test_repeats_at_the_edges() -> None:
     assert repeats_needed(1.0, 0.0) is None
-    assert repeats_needed(0.0, 0.5) == 3
+    assert repeats_needed(0.0, 0.5) == 6
     assert repeats_needed(1.0, 100.0) == 3
     few, many = repeats_needed(1.0, 0.5, power=0.5), repeats_needed(1.0, 0.5, power=0.95)
     assert few is not None
