@@ -224,10 +224,10 @@ def statistics(rows: Sequence[Compared]) -> list[Statistics]:
 def _judged(row: Compared) -> Judged:
     column, own = BY_KEY[row.metric], row.interval
     return Judged(
-        mean=column.text(own.mean),
-        interval=_bounds(column, own.low, own.high),
+        mean=column.text(own.mean if own else None),
+        interval=_bounds(column, own.low, own.high) if own else "",
         difference=_difference(column, row),
-        verdict=row.verdict or "",
+        verdict=row.said,
         tone=TONES.get(row.verdict or "", ""),
         repeats=_repeats(row),
     )

@@ -144,12 +144,13 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
 
 
 def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
-    """Say of each metric which strategies are better or worse than the baseline, by how much."""
+    """Say of each metric which strategies are better, worse or not comparable to the baseline."""
     told = []
     for metric in dict.fromkeys(row.metric for row in rows):
         of_metric = [row for row in rows if row.metric == metric and row.verdict is not None]
         parts = [_verdict(row) for row in of_metric if row.verdict in ("better", "worse")]
         quiet = [row.strategy for row in of_metric if row.verdict == "no difference shown"]
+        parts += [f"{row.strategy} {row.said}" for row in of_metric if row.uneven]
         if quiet:
             parts.append(f"{', '.join(quiet)}: no difference shown")
         if parts:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from dps.errors import ConfigurationError
+from flows import words
 from flows.comparisons import (
     COMPARISON_FILE,
     Compared,
@@ -22,6 +23,7 @@ from flows.comparisons import (
     write_comparison,
 )
 from flows.config import load_experiment
+from flows.learning import Target
 from flows.outcome import Outcome, outcome
 from flows.prices import load_prices
 from flows.record import Record
@@ -75,6 +77,49 @@ def test_only_valid_trials_enter(ten_seeds: list[Outcome]) -> None:
     assert row.interval.n == 9
     assert row.difference is not None
     assert row.difference.n == 9
+
+
+def reached(strategy: str, in_time: int, seconds: float) -> list[Outcome]:
+    """Ten trials, of which this many reach the target."""
+    return [
+        dataclasses.replace(
+            trial(strategy, seed),
+            target=Target(0.9, seconds + 0.1 * seed, 100)
+            if seed < in_time
+            else Target(0.9, None, None),
+        )
+        for seed in range(10)
+    ]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(4, 10), (10, 4), (0, 10), (10, 0)])
+def test_what_only_some_reach_is_not_judged_by_those(mine: int, theirs: int) -> None:
+    trials = [*reached("none", theirs, 9.0), *reached("chain", mine, 2.0)]
+    row = judge(trials, metrics=["target_seconds", "updates_lost"])["chain", "target_seconds"]
+    assert (row.verdict, row.difference, row.p) == ("not comparable", None, None)
+    assert row.said == f"not comparable: a value in {mine} of 10 seeds against {theirs} of 10"
+    assert words.judged([row]) == (f"Time to target: chain {row.said}.",)
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_verdicts(list(judge(trials, metrics=["target_seconds"]).values()), console)
+    assert row.said in text_of(console)
+    lost = judge(trials, metrics=["target_seconds", "updates_lost"])["chain", "updates_lost"]
+    assert lost.verdict == "better"
+
+
+def test_what_nobody_reaches_for_a_seed_is_compared_over_the_others() -> None:
+    trials = [*reached("none", 8, 9.0), *reached("chain", 8, 2.0)]
+    row = judge(trials, metrics=["target_seconds"])["chain", "target_seconds"]
+    assert (row.verdict, row.difference and row.difference.n) == ("better", 8)
+    nobody = [*reached("none", 0, 9.0), *reached("chain", 0, 2.0)]
+    assert judge(nobody, metrics=["target_seconds"]) == {}
+
+
+def test_what_a_resumed_trial_cannot_tell_does_not_count_as_missing(
+    ten_seeds: list[Outcome],
+) -> None:
+    resumed = [dataclasses.replace(ten_seeds[0], whole=False), *ten_seeds[1:]]
+    row = judge(resumed, metrics=["updates_lost"])["chain", "updates_lost"]
+    assert (row.verdict, row.difference and row.difference.n) == ("better", 9)
 
 
 def test_repeats_are_for_the_difference_that_is_worth_finding(ten_seeds: list[Outcome]) -> None:
