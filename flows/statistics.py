@@ -37,7 +37,10 @@ Verdict = Literal["better", "worse", "no difference shown", "too few seeds to te
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Mean of `n` values with the 95% interval of that mean; no bounds for a single value."""
+    """Mean of `n` values with an interval of that mean, of 95% if nothing else is said.
+
+    There are no bounds for a single value.
+    """
 
     mean: float
     low: float | None
@@ -68,8 +71,10 @@ class Difference:
     n: int
 
 
-def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
-    """Return the mean and its 95% interval.
+def interval(
+    values: Sequence[float], rng: np.random.Generator, confidence: float = CONFIDENCE
+) -> Interval:
+    """Return the mean and its interval, at the 95% level if no other is given.
 
     Parameters
     ----------
@@ -79,6 +84,8 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
         is Student's t, which covers it in 95%. Where all are equal, so are the bounds.
     rng
         Draws the resamples.
+    confidence
+        How often the interval is to cover the true mean.
 
     Raises
     ------
@@ -93,7 +100,10 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
         return Interval(mean, None, None, 1)
     if _constant(data):
         return Interval(mean, mean, mean, data.size)
-    low, high = _resampled(data, rng) if data.size >= FEWEST_TO_RESAMPLE else _student(data)
+    if data.size >= FEWEST_TO_RESAMPLE:
+        low, high = _resampled(data, rng, confidence)
+    else:
+        low, high = _student(data, confidence)
     return Interval(mean, low, high, data.size)
 
 
@@ -200,16 +210,18 @@ def _constant(data: np.ndarray) -> bool:
     return bool(np.ptp(data) <= ROUNDING * np.abs(data).max())
 
 
-def _student(data: np.ndarray) -> tuple[float, float]:
+def _student(data: np.ndarray, confidence: float) -> tuple[float, float]:
     low, high = stats.t.interval(
-        CONFIDENCE, data.size - 1, loc=data.mean(), scale=data.std(ddof=1) / math.sqrt(data.size)
+        confidence, data.size - 1, loc=data.mean(), scale=data.std(ddof=1) / math.sqrt(data.size)
     )
     return float(low), float(high)
 
 
-def _resampled(data: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+def _resampled(
+    data: np.ndarray, rng: np.random.Generator, confidence: float
+) -> tuple[float, float]:
     found = stats.bootstrap(
-        (data,), np.mean, confidence_level=CONFIDENCE, method="BCa", rng=rng
+        (data,), np.mean, confidence_level=confidence, method="BCa", rng=rng
     ).confidence_interval
     return float(found.low), float(found.high)
 
