@@ -287,7 +287,7 @@ def _glance_cell(group: Group, key: str) -> Cell:
 
 def _price(group: Group | None, base: Group | None) -> Cell:
     ratio = words.ratio(group, base, "cost_usd") if group and base else None
-    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio:.2f}", "")
+    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio.mean:.2f}", "")
 
 
 def comparison(groups: Sequence[Group], condition: str) -> Comparison:

@@ -29,6 +29,7 @@ from flows.prices import load_prices
 from flows.record import Record
 from flows.sections import ComparisonSection
 from flows.side_by_side import find_run, print_side_by_side, settings_that_differ
+from flows.summary import Group
 from flows.verdicts import print_verdicts
 from tests.flows.synthetic import missed, toy_events, write_experiment
 
@@ -120,6 +121,33 @@ def test_what_a_resumed_trial_cannot_tell_does_not_count_as_missing(
     resumed = [dataclasses.replace(ten_seeds[0], whole=False), *ten_seeds[1:]]
     row = judge(resumed, metrics=["updates_lost"])["chain", "updates_lost"]
     assert (row.verdict, row.difference and row.difference.n) == ("better", 9)
+
+
+def priced(strategy: str, usd: dict[int, float]) -> Group:
+    trials = [(trial(strategy, seed), nodes) for seed, nodes in usd.items()]
+    return Group(
+        strategy,
+        "",
+        tuple(
+            dataclasses.replace(
+                each, cost=dataclasses.replace(each.cost, nodes=nodes, moved=0.0, stored=0.0)
+            )
+            for each, nodes in trials
+        ),
+        (),
+    )
+
+
+def test_what_a_strategy_costs_against_another_is_told_over_the_seeds_of_both() -> None:
+    none = priced("none", {0: 1.0, 1: 2.0, 2: 4.0, 9: 100.0})
+    chain = priced("chain", {0: 1.1, 1: 2.4, 2: 5.2, 8: 0.01})
+    # 1.1, 1.2 and 1.3: standard error 0.0577, and 4.303 of them at 2 degrees of freedom.
+    assert "1.20 (0.95–1.45) × the money" in words.without_fault(chain, none).text
+    few = words.without_fault(priced("chain", {0: 1.5}), none).text
+    assert few.endswith("1.50 × the money.")
+    assert "intervals" not in few
+    assert words.ratio(chain, priced("none", {7: 1.0}), "cost_usd") is None
+    assert words.ratio(chain, priced("none", {0: 0.0}), "cost_usd") is None
 
 
 def test_repeats_are_for_the_difference_that_is_worth_finding(ten_seeds: list[Outcome]) -> None:
