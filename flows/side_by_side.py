@@ -19,7 +19,7 @@ from rich.text import Text
 
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS, NOT_APPLICABLE
-from flows.comparisons import Compared, Rows, compare_rows, read_comparison
+from flows.comparisons import Compared, Rows, compare_rows, known, read_comparison
 from flows.complaints import suggest
 from flows.outcome import Outcome
 from flows.prices import Prices
@@ -196,7 +196,7 @@ def _rows(run: Run) -> Rows:
         identity = done.outcome.identity
         if done.outcome.valid and identity.seed is not None:
             labels = " · ".join(identity.labels.values()) if run.whole else ""
-            rows.setdefault((labels, run.name), {})[identity.seed] = done.outcome.row()
+            rows.setdefault((labels, run.name), {})[identity.seed] = known(done.outcome)
     return rows
 
 

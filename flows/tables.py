@@ -224,10 +224,10 @@ def statistics(rows: Sequence[Compared]) -> list[Statistics]:
 def _judged(row: Compared) -> Judged:
     column, own = BY_KEY[row.metric], row.interval
     return Judged(
-        mean=column.text(own.mean),
-        interval=_bounds(column, own.low, own.high),
+        mean=column.text(own.mean if own else None),
+        interval=_bounds(column, own.low, own.high) if own else "",
         difference=_difference(column, row),
-        verdict=row.verdict or "",
+        verdict=row.said,
         tone=TONES.get(row.verdict or "", ""),
         repeats=_repeats(row),
     )
@@ -287,7 +287,7 @@ def _glance_cell(group: Group, key: str) -> Cell:
 
 def _price(group: Group | None, base: Group | None) -> Cell:
     ratio = words.ratio(group, base, "cost_usd") if group and base else None
-    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio:.2f}", "")
+    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio.mean:.2f}", "")
 
 
 def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:

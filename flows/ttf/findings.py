@@ -17,7 +17,7 @@ from flows.figures.style import to_svg
 from flows.files import write_whole
 from flows.outcome import Outcome
 from flows.results import Finished
-from flows.statistics import FEWEST_SEEDS
+from flows.statistics import FEWEST_SEEDS, FEWEST_TO_RESAMPLE
 from flows.ttf.claims import CLAIMS, judge
 from flows.ttf.figures import (
     accuracy_figure,
@@ -217,14 +217,14 @@ def _size(each: Study) -> str:
 
 def _reading() -> str:
     return (
-        "Differences are means over seeds with 95% intervals (bootstrap from 10 seeds on, else "
-        "Student's t); points are percentage points. A statement holds if its interval lies on "
-        "the claimed side of 0, also after Holm's correction for the statements of its study; it "
-        "does not hold if the interval excludes 1 point of accuracy, or 2% of time or pace; "
-        f"sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. The price "
-        "counts every node for the whole time. Judged is the direction of a claim; its size is "
-        "to be compared with the published one. Not measured is that training converges (claims 1 "
-        "and 2): a trial ends long before that."
+        "Differences are means over seeds with 95% intervals (Student's t, bootstrap from "
+        f"{FEWEST_TO_RESAMPLE} seeds on); points are percentage points. A statement holds if its "
+        "interval lies on the claimed side of 0, also after Holm's correction for the statements "
+        "of its study; it does not hold if the interval excludes 1 point of accuracy, or 2% of "
+        f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
+        "The price counts every node for the whole time. Judged is the direction of a claim; its "
+        "size is to be compared with the published one. Not measured is that training converges "
+        "(claims 1 and 2): a trial ends long before that."
     )
 
 

@@ -15,7 +15,6 @@ from flows.findings import TEXT, Findings
 from flows.record import GRID_FILE, write_grid
 from flows.sections import ComparisonSection
 from flows.ttf import findings as ttf
-from flows.ttf.figures import use_figure, write_svg
 from tests.flows.test_ttf_claims import study
 
 CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
@@ -27,9 +26,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "a chart": CHART.write,
     "findings": Findings("A paper", [], [], [], []).write,
     "findings with charts": Findings("A paper", [], [], [], [CHART]).write,
-    "a figure of the first paper": lambda folder: write_svg(
-        use_figure([("", [])]), folder / "use.svg"
-    ),
     "findings of the first paper": lambda folder: ttf.write(
         {STUDY.title: STUDY}, [], folder, None, "dps replicate ttf"
     ),

@@ -14,7 +14,7 @@ from flows.ttf.figures import read_published
 from flows.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
 from flows.ttf.measures import Change, Measured
 
-SEEDS = range(6)
+SEEDS = range(10)
 
 
 def trial(strategy: str, kills: int, seed: int, **given: object) -> Measured:
@@ -189,7 +189,7 @@ def test_intervals_decide(low: float, high: float, p: float, expected: str) -> N
 
 def test_an_effect_is_told_with_its_interval_and_number_of_seeds() -> None:
     (first, *_) = judge(study(stateless={"changes": (Change(0.5, 0.6, 1.0),)}))
-    assert first.effect() == "+10.0 [+10.0, +10.0] points, n=6"
+    assert first.effect() == "+10.0 [+10.0, +10.0] points, n=10"
 
 
 # -- the published curves ----------------------------------------------------------------------
