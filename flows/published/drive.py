@@ -16,6 +16,7 @@ from typing import Any
 from dps.cluster.inbox import Inbox
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone
 from dps.cluster.transport import SystemClock
+from dps.core.names import replacement
 from dps.errors import DpsError
 from dps.events import (
     CapacityRestored,
@@ -111,7 +112,7 @@ class _Run:
                 # The published rule: only the last recovery restores, the others start afresh.
                 saved = self.ask(saver, "load") if self.kills == self.trial.kills else None
                 state = saved or State(self._initial(), 0)
-                server = self._server(f"{server.node}-b", "server", state, saver)
+                server = self._server(replacement(server.node), "server", state, saver)
                 self._serves(server, state.version, "checkpoint" if saved else "initial")
             self._step(server)
 
@@ -128,7 +129,7 @@ class _Run:
         while self.clock.monotonic() < self.end:
             if self._due():
                 lost = chain.pop(0)
-                joining = (self._later(self.config.recovery), f"{lost.node}-b")
+                joining = (self._later(self.config.recovery), replacement(lost.node))
                 self._kill(lost, self.version)
                 self._notice_after(self.config.session)
                 self._takes_over(chain[0])
@@ -152,7 +153,7 @@ class _Run:
                 self._kill(server, self.ask(store, "read").version)
                 self._notice_after(self.config.recovery)
                 version = self.ask(store, "read").version  # before the new server goes on from it
-                name = f"{server.node}-b"
+                name = replacement(server.node)
                 kind = nodes.StatelessServer
                 server = self._up(name, "server", kind, self.config, self.epoch, store)
                 self._serves(server, version, "store")

@@ -116,7 +116,7 @@ def test_a_side_that_never_reaches_the_target_is_not_the_faster_one() -> None:
     trials = study(stateless={"reached": False, "to_target": 6.0}, checkpoint={"to_target": 7.2})
     found = next(each for each in judge(trials) if each.statement.claim == 5)
     assert found.verdict == "not resolved"
-    assert found.effect() == "at most +20.0 [+20.0, +20.0]%, n=6; target reached by 6 and 0 of 6"
+    assert found.effect() == "at most +20.0 [+20.0, +20.0]%, n=10; target reached by 10 and 0 of 10"
 
 
 def test_bounds_support_what_they_understate() -> None:
@@ -135,7 +135,7 @@ def test_bounds_of_both_kinds_resolve_nothing() -> None:
     ]
     found = next(each for each in judge(odd) if each.statement.claim == 5)
     assert found.verdict == "not resolved"
-    assert found.effect() == "–; target reached by 5 and 5 of 6"
+    assert found.effect() == "–; target reached by 9 and 9 of 10"
 
 
 def test_only_trials_that_share_kills_workers_and_seed_are_set_beside_each_other() -> None:
