@@ -7,6 +7,7 @@ what each figure means to a reader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -142,14 +143,14 @@ class Outcome:
     @property
     def first_loss(self) -> FaultTimes | None:
         """The first fault by which a shard was not served for a time, else the first of all."""
-        felt = (fault for fault in self.faults if fault.shard is not None)
-        return next(felt, self.faults[0] if self.faults else None)
+        return _first_loss(self.faults)
 
     def row(self) -> dict[str, Any]:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
-        Recovery times are those of `first_loss`. `flows.columns` defines each name. What adds up
-        from the start of the training is None for a trial that was resumed.
+        Recovery times and accuracy before and after are those of `first_loss`. `flows.columns`
+        defines each name. What adds up from the start of the training is None for a trial that was
+        resumed.
         """
         row = self._row()
         return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
@@ -262,7 +263,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         status=status,
         reason=reason,
         faults=faults,
-        accuracy=accuracy(record, faults[0] if faults else None),
+        accuracy=accuracy(record, _first_loss(faults)),
         loss=loss(record),
         target=target(record),
         staleness=staleness(heads),
@@ -289,6 +290,11 @@ def identity(record: Record) -> Identity:
         seed=settings.get("seed"),
         digest=settings.get("digest", ""),
     )
+
+
+def _first_loss(faults: Sequence[FaultTimes]) -> FaultTimes | None:
+    felt = (fault for fault in faults if fault.shard is not None)
+    return next(felt, faults[0] if faults else None)
 
 
 def _adds_up(key: str) -> bool:
