@@ -85,7 +85,8 @@ USE = (
 LEGEND = (
     "Means over seeds. final, before→after: test accuracy. detect, restore, first: from the fault "
     "to its detection, from there until the shard served, from there to its first update. lost: "
-    "acked updates. refused: as duplicates. stale: versions, median/p99/max. The report says more."
+    "acked or buffered updates. refused: as duplicates. stale: versions, median/p99/max. The "
+    "report says more."
 )
 PER_TRIAL = {
     "\ntrial": "trial",
