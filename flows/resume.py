@@ -14,7 +14,7 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from dps.protocol.runs import Saved, about, find_saved
 from flows.config import TrialConfig
 from flows.grid import Trial
-from flows.record import EVENTS_FILE
+from flows.record import EVENTS_FILE, read_record
 from flows.results import RESULTS
 
 CHECKPOINTS = "checkpoints"
@@ -70,9 +70,13 @@ def keep_record(folder: Path) -> None:
 
 
 def interrupted(trial: Trial, folder: Path) -> str | None:
-    """Return the path from which a trial that did not end can go on; None: it starts again."""
+    """Return the path from which a trial that did not end can go on; None: it starts again.
+
+    One that failed did end: going on from its last checkpoint would give it another time limit, and
+    leave the faults that it failed under out of its record.
+    """
     durability = trial.config.recovery.durability
-    if durability.kind != "checkpoint" or not can_go_on(trial.config):
+    if durability.kind != "checkpoint" or not can_go_on(trial.config) or _over(folder):
         return None
     path = durability.path or str((folder / CHECKPOINTS).absolute())
     try:
@@ -81,3 +85,13 @@ def interrupted(trial: Trial, folder: Path) -> str | None:
         return None
     same = about(saved.run).get("digest") == trial.digest
     return path if same and saved.updates else None
+
+
+def _over(folder: Path) -> bool:
+    """Whether the trial that is recorded in a folder has ended, or nobody can tell."""
+    try:
+        return (folder / EVENTS_FILE).exists() and read_record(
+            folder / EVENTS_FILE
+        ).ended is not None
+    except ConfigurationError:
+        return True
