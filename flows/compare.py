@@ -173,7 +173,15 @@ def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold an experiment's folder, so that two runs cannot write into the same records."""
+    """Hold an experiment's folder, so that no two commands write into the same records.
+
+    Raises
+    ------
+    ConfigurationError
+        Another command holds it.
+    StoreUnavailable
+        It cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -187,6 +195,6 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"another `dps run` is writing to {folder}; wait for it to end"
+                f"another `dps run` or `dps resume` is writing to {folder}; wait for it to end"
             ) from error
         yield

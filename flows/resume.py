@@ -58,6 +58,23 @@ def trial_folder(trial: Trial, path: str, here: Path) -> Path:
     return here / RESULTS / trial.experiment / trial.name
 
 
+def must_not_have_ended(folder: Path) -> None:
+    """Make sure that the record in a folder, if there is one, is of an interrupted trial.
+
+    Raises
+    ------
+    ConfigurationError
+        The trial has ended, well or badly, or the record cannot be read.
+    """
+    path = folder / EVENTS_FILE
+    ended = read_record(path).ended if path.exists() else None
+    if ended is not None:
+        raise ConfigurationError(
+            f"the trial that is recorded in {folder} was not interrupted, it ended already "
+            f"({ended.status}); to run it again, delete that folder and use `dps run`"
+        )
+
+
 def keep_record(folder: Path) -> None:
     """Put the record of the interrupted part aside; what follows is recorded anew."""
     if not (folder / EVENTS_FILE).exists():

@@ -182,5 +182,5 @@ def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Pa
         def write(self, attempt: Attempt) -> None:
             go(experiment, tmp_path, ToyRunner())
 
-    with pytest.raises(ConfigurationError, match="another `dps run` is writing"):
+    with pytest.raises(ConfigurationError, match="another `dps run` or `dps resume` is writing"):
         go(experiment, tmp_path, Nested())
