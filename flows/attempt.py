@@ -49,8 +49,10 @@ class Attempt:
 def prepare(
     trial: Trial, folder: Path, circumstances: Mapping[str, int], say: Callable[[str], None]
 ) -> Attempt:
-    """Make the folder of a trial ready for an attempt: go on with the last one, or start again."""
-    set_aside(trial, folder, say)
+    """Make the folder of a trial ready for an attempt: go on with the last one, or start again.
+
+    What is in it must be of this trial: see `set_aside`.
+    """
     path = interrupted(trial, folder)
     if path is not None:
         keep_record(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dps.events import TrialEnded, TrialStarted
-from flows.attempt import EARLIER, Attempt, end_unfinished, prepare, take_back
+from flows.attempt import EARLIER, Attempt, end_unfinished, prepare, set_aside, take_back
 from flows.record import EVENTS_FILE, read_record, read_start
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_record_under_another_configuration_is_kept_and_taken_back(folder: Path) -> None:
     said: list[str] = []
     before = (folder / EVENTS_FILE).read_bytes()
-    prepare(CHANGED, folder, {}, said.append)
+    set_aside(CHANGED, folder, said.append)
     kept = folder.parent / EARLIER / f"{TRIAL.name}.{TRIAL.digest}"
     assert (kept / EVENTS_FILE).read_bytes() == before
     assert not folder.exists()
@@ -44,7 +44,7 @@ def test_a_record_under_another_configuration_is_kept_and_taken_back(folder: Pat
 def test_records_of_one_digest_that_are_set_aside_twice_are_both_kept(folder: Path) -> None:
     kept = folder.parent / EARLIER
     (kept / f"{TRIAL.name}.{TRIAL.digest}").mkdir(parents=True)
-    prepare(CHANGED, folder, {}, list[str]().append)
+    set_aside(CHANGED, folder, list[str]().append)
     assert (kept / f"{TRIAL.name}.{TRIAL.digest}.2" / EVENTS_FILE).exists()
 
 

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded
-from flows.attempt import Attempt
+from flows.attempt import EARLIER, Attempt
 from flows.compare import Comparison, compare
 from flows.config import ExperimentConfig
 from flows.progress import PlainView
-from flows.record import EVENTS_FILE
+from flows.record import EVENTS_FILE, event_files
 from flows.tracking import default_uri
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
@@ -129,6 +129,19 @@ def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_pa
     runner = ToyRunner()
     go(changed, tmp_path, runner)
     assert runner.ran == ORDER
+
+
+def test_records_of_another_configuration_do_not_mix_with_those_of_a_run_that_is_interrupted(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    go(experiment, tmp_path, ToyRunner())
+    changed = experiment.model_copy(update={"time_limit": 61.0})
+    with pytest.raises(KeyboardInterrupt):
+        go(changed, tmp_path, ToyRunner(interrupt=ORDER[1]))
+    found = event_files(tmp_path / "results" / "demo")
+    assert {path.parent.name for path in found} == set(ORDER[:2])
+    kept = tmp_path / "results" / "demo" / EARLIER
+    assert len(list(kept.glob(f"*/{EVENTS_FILE}"))) == len(ORDER)
 
 
 def test_after_a_failed_trial_the_others_go_on(
