@@ -276,7 +276,14 @@ def results(
 
     from flows.comparisons import compared, read_comparison
     from flows.prices import load_prices
-    from flows.results import experiment_folder, read_experiment, to_csv, to_json, to_table
+    from flows.results import (
+        experiment_folder,
+        print_failed_before,
+        read_experiment,
+        to_csv,
+        to_json,
+        to_table,
+    )
     from flows.verdicts import print_verdicts
 
     folder = experiment_folder(experiment, Path.cwd())
@@ -289,6 +296,7 @@ def results(
         case Format.table:
             console = _console()
             console.print(to_table(outcomes))
+            print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))
             print_verdicts(rows, console)
 

@@ -86,6 +86,8 @@ class Outcome:
     ----------
     status, reason
         "valid", "invalid" (a planned fault did not happen) or "failed", and why.
+    failed_before
+        How many attempts at the trial failed before this one.
     faults
         The moments of each fault.
     accuracy, loss, target
@@ -109,6 +111,7 @@ class Outcome:
     identity: Identity
     status: str
     reason: str
+    failed_before: int
     faults: tuple[FaultTimes, ...]
     accuracy: Accuracy
     loss: Loss
@@ -165,6 +168,7 @@ class Outcome:
             "digest": self.identity.digest,
             "status": self.status,
             "reason": self.reason,
+            "failed_before": self.failed_before,
             **self._accuracy_row(),
             **self._recovery_row(),
             **{f"updates_{name}": count for name, count in asdict(self.ledger).items()},
@@ -262,6 +266,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         identity=identity(record),
         status=status,
         reason=reason,
+        failed_before=record.failed_before,
         faults=faults,
         accuracy=accuracy(record, _first_loss(faults)),
         loss=loss(record),
