@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 from dps.errors import ConfigurationError
 from dps.events import TrialEnded, TrialStarted
 from flows.grid import Trial
+from flows.kept import settings
 from flows.record import (
     EARLIER,
     EVENTS_FILE,
@@ -28,6 +28,7 @@ from flows.record import (
     read_record,
     read_start,
 )
+from flows.results import Identified
 from flows.resume import CHECKPOINTS, interrupted, keep_record
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
@@ -76,7 +77,7 @@ def prepare(
     return Attempt(trial, folder, path, {**circumstances, **failed})
 
 
-def set_aside(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
     """Keep a record of this name that is of another configuration, in another folder."""
     digest = _digest(folder)
     if digest in (None, trial.digest):
@@ -91,7 +92,7 @@ def set_aside(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
     say(f"{trial.name}: its record under another configuration is kept in {kept}")
 
 
-def take_back(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
     """Use the record under this very configuration again, if there was one that was set aside."""
     kept = _earlier(folder, trial.digest)
     if kept.is_dir() and _digest(folder) != trial.digest:
@@ -138,19 +139,6 @@ def end_unfinished(attempt: Attempt, reason: str) -> None:
         for event in record.events or (start,):
             write(event)
         write(TrialEnded(now, "failed", reason))
-
-
-def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
-    """Everything that the trial depends on, and its circumstances, for its record."""
-    return {
-        "trial": trial.name,
-        "experiment": trial.experiment,
-        "labels": trial.labels,
-        "seed": trial.seed,
-        "digest": trial.digest,
-        "config": trial.config.model_dump(mode="json"),
-        "circumstances": dict(circumstances),
-    }
 
 
 def versions(torch: bool = False) -> dict[str, str]:

@@ -17,7 +17,8 @@ from typing import Any
 from flows.complaints import suggest
 from flows.sections import refuse
 
-OF_THE_GRID = ("experiment", "axes", "zip", "exclude", "seed", "seeds", "order_seed", "comparison")
+OF_THE_GRID = ("axes", "zip", "exclude", "seeds", "order_seed", "comparison")
+NO_AXES = ("experiment", "seed", *OF_THE_GRID)
 
 Labels = Mapping[str, str]  # by axis
 Left = frozenset[tuple[str, str]]  # what is left to be met of an entry of `exclude`
@@ -155,7 +156,7 @@ def excluded_labels(entries: Any) -> Any:
 
 def labelled(key: str, values: Any) -> Any:
     """Return the values of an axis by label."""
-    if key.split(".")[0] in OF_THE_GRID:
+    if key.split(".")[0] in NO_AXES:
         refuse("cannot be an axis; give seeds as 'seeds: [0, 1]'", key=key)
     if not isinstance(values, list | tuple | dict) or not values:
         refuse("expected a list of values, or labels with values; at least one", key=key)

@@ -1,4 +1,4 @@
-"""Owns `dps bench measuring`: what it costs to be measured, in updates per second.
+"""Owns `dps bench measuring`: what it costs to be measured, in gradients per second.
 
 The training of the demo runs again and again on one cluster, in turn with everything recorded and
 evaluated as in a trial, and with nobody listening and nobody evaluating. Which of the two comes
@@ -39,14 +39,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Updates per second of two turns, one measured and one not."""
+    """Gradients per second of two turns, one measured and one not."""
 
     measured: float
     alone: float
 
     @property
     def ratio(self) -> float:
-        """The share of the updates per second that is left when they are measured."""
+        """The share of the gradients per second that is left when they are measured."""
         return self.measured / self.alone
 
 
@@ -74,7 +74,7 @@ def table(rounds: Sequence[Round]) -> str:
     alone = np.mean([r.alone for r in rounds])
     return "\n".join(
         [
-            "updates per second of the demo's training, 2 workers and 2 shards, mean of "
+            "gradients per second of the demo's training, 2 workers and 2 shards, mean of "
             f"{len(rounds)} rounds",
             "",
             f"recorded and evaluated every 0.25 s  {measured:>8.1f}",

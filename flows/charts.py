@@ -7,11 +7,17 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flows.figures.style import for_page, to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+from flows.files import write_whole
 
 SIZE = (7.2, 3.6)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
-METADATA = ("Creator", "Date", "Format", "Type")  # left out: a figure follows from its data
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -20,7 +26,6 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
-    "svg.fonttype": "none",
 }
 
 
@@ -58,10 +63,19 @@ class Chart:
     logarithmic: bool = False
 
     def write(self, folder: Path) -> None:
-        """Write `<name>.svg` and `<name>.csv`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.svg").write_text(self.svg(), encoding="utf-8")
-        (folder / f"{self.name}.csv").write_text(self.csv(), encoding="utf-8")
+        """Write `<name>.svg` and `<name>.csv`.
+
+        Raises
+        ------
+        StoreUnavailable
+            The folder cannot be written.
+        """
+        write_whole(folder / f"{self.name}.svg", self.svg(), "a figure")
+        write_whole(folder / f"{self.name}.csv", self.csv(), "the points of a figure")
+
+    def for_page(self) -> str:
+        """Return the figure for use inside a page."""
+        return for_page(self.svg())
 
     def csv(self) -> str:
         """Return every point, one line each; empty where there is no band."""
@@ -73,12 +87,14 @@ class Chart:
         return text.getvalue()
 
     def svg(self) -> str:
-        """Return the figure, for use by itself or inside a page."""
+        """Return the figure as a file of its own."""
+        return to_svg(self._drawn(), self.name)
+
+    def _drawn(self) -> Figure:
         import matplotlib
         from matplotlib.figure import Figure
 
-        out = io.StringIO()
-        with matplotlib.rc_context({**STYLE, "svg.hashsalt": self.name}):
+        with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=SIZE, layout="constrained")
             axes = figure.add_subplot()
             for number, (name, dots) in enumerate(self.lines.items()):
@@ -98,6 +114,4 @@ class Chart:
             axes.set_xlabel(self.x_label)
             axes.set_ylabel(self.y_label)
             axes.legend(frameon=False, fontsize=8.5)
-            figure.savefig(out, format="svg", metadata=dict.fromkeys(METADATA))
-        text = out.getvalue()
-        return text[text.index("<svg") :]
+        return figure

@@ -114,10 +114,10 @@ def run(
 def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bool) -> None:
     from numpy.random import default_rng
 
-    from flows.compare import compare
     from flows.comparisons import compared
     from flows.config import load_experiment
     from flows.drivers import Drivers
+    from flows.experiment import run_experiment
     from flows.plan import confirm_many
     from flows.progress import view_for
     from flows.results import print_comparison
@@ -133,7 +133,7 @@ def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bo
         )
     try:
         with Drivers(parallel) as drivers:
-            done = compare(experiment, Path.cwd(), view_for(console), drivers, _store())
+            done = run_experiment(experiment, Path.cwd(), view_for(console), drivers, _store())
     except KeyboardInterrupt:
         again = shlex.join(
             [
@@ -163,7 +163,7 @@ def resume(
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
     from dps.protocol.runs import find_saved
-    from flows.compare import exclusive
+    from flows.experiment import exclusive
     from flows.prices import load_prices
     from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
@@ -200,8 +200,9 @@ def replay(
     from flows.prices import load_prices
     from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
-    from flows.replay import replay_of, side_by_side
+    from flows.replay import replay_of
     from flows.results import read_finished
+    from flows.side_by_side import figures_of_two
     from flows.trial import run_trial
 
     again = replay_of(trial, Path.cwd())
@@ -214,7 +215,9 @@ def replay(
         run_trial(again.trial, again.folder, follower, tell=told, plan=again.plan)
         outcome = read_finished(again.folder / EVENTS_FILE, prices).outcome
         view.ended(again.trial, outcome)
-    console.print(side_by_side(read_finished(again.original, prices).outcome, outcome))
+    original = read_finished(again.original, prices).outcome
+    names = original.identity.trial, outcome.identity.trial
+    console.print(figures_of_two(names, original, outcome))
     if outcome.status == "failed":
         print(f"dps: {again.trial.name} failed: {outcome.reason}", file=sys.stderr)
         raise typer.Exit(1)
@@ -421,7 +424,7 @@ def recovery(
 def measuring(
     rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
 ) -> None:
-    """Compare updates per second with everything recorded and evaluated, and with neither."""
+    """Compare gradients per second with everything recorded and evaluated, and with neither."""
     from flows import bench_measuring
 
     tell = partial(print, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from dps.errors import ConfigurationError
 from flows.columns import BY_KEY
 from flows.columns.column import Better
 from flows.complaints import key_of, sentence, suggest
+from flows.files import write_whole
 from flows.outcome import Outcome
 from flows.sections import ComparisonSection
 from flows.statistics import (
@@ -39,8 +40,21 @@ from flows.summary import conditions, strategies
 
 COMPARISON_FILE = "comparison.json"
 
-# By condition and strategy, the rows of the valid trials by seed.
-Rows = Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]
+# By condition and strategy, what is known of the valid trials by seed; see `known`.
+Trials = Mapping[int, Mapping[str, Any]]
+Rows = Mapping[tuple[str, str], Trials]
+
+
+Judgement = Verdict | Literal["not comparable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """In how many of `seeds` a strategy and the baseline have a figure, where not in the same."""
+
+    mine: int
+    theirs: int
+    seeds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +64,14 @@ class Compared:
     Attributes
     ----------
     interval
-        Of the strategy's own values.
+        Of the strategy's own values; None where it has none, but the baseline has.
+    uneven
+        What makes a figure not comparable: for some seed, only one of the two came to have it, as
+        with a target that was not reached. The seeds that are left are those in which a strategy
+        did well, so there is neither difference nor test.
     difference
-        Strategy minus baseline, seed by seed; None for the baseline itself, and where no seed is
-        valid for both.
+        Strategy minus baseline, seed by seed; None for the baseline itself, where no seed is
+        valid for both, and where the figure is not comparable.
     p
         Of that difference, corrected for all comparisons of the experiment; None without a test.
     verdict
@@ -67,11 +85,21 @@ class Compared:
     condition: str
     strategy: str
     baseline: str
-    interval: Interval
+    interval: Interval | None
+    uneven: Uneven | None
     difference: Difference | None
     p: float | None
-    verdict: Verdict | None
+    verdict: Judgement | None
     repeats_needed: int | None
+
+    @property
+    def said(self) -> str:
+        """The verdict in words, with the reason if the figure is not comparable."""
+        if self.uneven is None:
+            return self.verdict or ""
+        found = self.uneven
+        counts = f"{found.mine} of {found.seeds} seeds against {found.theirs} of {found.seeds}"
+        return f"{self.verdict}: a value in {counts}"
 
 
 def compared(
@@ -80,7 +108,7 @@ def compared(
     """Compare all strategies with the baseline, under each condition and by each metric.
 
     Rows come by condition, strategy and metric. A metric that no valid trial of a strategy has,
-    such as the recovery time without a fault, has no row.
+    nor of the baseline, such as the recovery time without a fault, has no row.
 
     Parameters
     ----------
@@ -141,9 +169,26 @@ def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str 
     return section.baseline
 
 
+def known(outcome: Outcome) -> dict[str, Any]:
+    """Return a trial's figures, without those that its record cannot tell.
+
+    What is None came not to be, as a target that was not reached. In a record that begins in the
+    middle of a training, that cannot be told from what it does not hold.
+    """
+    row = outcome.row()
+    return row if outcome.whole else {k: v for k, v in row.items() if v is not None}
+
+
 def write_comparison(folder: Path, section: ComparisonSection) -> None:
-    """Keep what the experiment in `folder` is compared by, as of its last run."""
-    (folder / COMPARISON_FILE).write_text(section.model_dump_json(indent=1), encoding="utf-8")
+    """Keep what the experiment in `folder` is compared by, as of its last run.
+
+    Raises
+    ------
+    StoreUnavailable
+        The folder cannot be written.
+    """
+    text = section.model_dump_json(indent=1)
+    write_whole(folder / COMPARISON_FILE, text, "what is compared by")
 
 
 def read_comparison(folder: Path) -> ComparisonSection:
@@ -176,14 +221,20 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
     for outcome in outcomes:
         identity = outcome.identity
         if outcome.valid and identity.seed is not None:
-            rows[identity.condition, identity.strategy][identity.seed] = outcome.row()
+            rows[identity.condition, identity.strategy][identity.seed] = known(outcome)
     return rows
 
 
-def _values(rows: Rows, condition: str, strategy: str, metric: str) -> dict[int, float]:
-    of_group = rows.get((condition, strategy), {})
-    found = {seed: row[metric] for seed, row in of_group.items()}
+def _values(trials: Trials, metric: str) -> dict[int, float]:
+    found = {seed: row.get(metric) for seed, row in trials.items()}
     return {seed: float(v) for seed, v in found.items() if v is not None and isfinite(v)}
+
+
+def _uneven(trials: Trials, base: Trials, metric: str) -> Uneven | None:
+    shared = trials.keys() & base.keys()
+    seeds = {seed for seed in shared if metric in trials[seed] and metric in base[seed]}
+    mine, theirs = (seeds & _values(each, metric).keys() for each in (trials, base))
+    return None if mine == theirs else Uneven(len(mine), len(theirs), len(seeds))
 
 
 def _measured(
@@ -195,14 +246,16 @@ def _measured(
     rng: np.random.Generator,
 ) -> Compared | None:
     """A row without what depends on the other rows; None where there is no value."""
-    mine = _values(rows, condition, strategy, metric)
-    if not mine:
+    trials, base = (rows.get((condition, name), {}) for name in (strategy, baseline))
+    mine, uneven = _values(trials, metric), _uneven(trials, base, metric)
+    if not mine and uneven is None:
         return None
     difference = None
-    if strategy != baseline:
-        difference = paired(mine, _values(rows, condition, baseline, metric), rng)
-    spread = interval(list(mine.values()), rng)
-    return Compared(metric, condition, strategy, baseline, spread, difference, None, None, None)
+    if strategy != baseline and uneven is None:
+        difference = paired(mine, _values(base, metric), rng)
+    spread = interval([mine[seed] for seed in sorted(mine)], rng) if mine else None
+    names = (metric, condition, strategy, baseline)
+    return Compared(*names, spread, uneven, difference, None, None, None)
 
 
 def _judged(rows: Sequence[Compared], resolve: Mapping[str, float]) -> tuple[Compared, ...]:
@@ -213,7 +266,12 @@ def _judged(rows: Sequence[Compared], resolve: Mapping[str, float]) -> tuple[Com
     ps = corrected(differences)
     said = verdicts(differences, [_better(row.metric) for row in others])
     judged = [
-        replace(row, p=p, verdict=verdict, repeats_needed=_repeats(row, resolve))
+        replace(
+            row,
+            p=p,
+            verdict="not comparable" if row.uneven else verdict,
+            repeats_needed=_repeats(row, resolve),
+        )
         for row, p, verdict in zip(others, ps, said, strict=True)
     ]
     found = {(row.metric, row.condition, row.strategy): row for row in (*own, *judged)}

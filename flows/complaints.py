@@ -1,6 +1,6 @@
 """Owns the wording of what is wrong with a configuration: one readable line for each mistake.
 
-It turns the errors of pydantic, given as plain dicts, into dotted keys and sentences.
+It turns the errors of pydantic into dotted keys and sentences, with the place of each in the file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,13 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from pydantic import ValidationError
+
+from dps.errors import ConfigurationError
+from flows.source import Document, Override, place_of
+
+Complaint = tuple[str, str]  # a dotted key, and the reason
 
 EXPECTED = {
     "int_type": "a whole number",
@@ -35,6 +42,20 @@ def suggest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}There are: {', '.join(known)}"
+
+
+def complaints(error: ValidationError, data: Any) -> list[Complaint]:
+    """Return all that a model found wrong with `data`."""
+    found = error.errors(include_url=False)
+    return [(key_of(entry, data), sentence(entry)) for entry in found]
+
+
+def placed(
+    found: Iterable[Complaint], document: Document, overrides: Sequence[Override] = ()
+) -> ConfigurationError:
+    """Return an error with a line for each complaint: where the value is from, and the reason."""
+    lines = [f"{place_of(key, document, overrides)}: {reason}" for key, reason in found]
+    return ConfigurationError("\n".join(lines))
 
 
 def key_of(error: Mapping[str, Any], data: Any) -> str:

@@ -6,7 +6,6 @@ seeds. Both are pydantic models at the edge; the `build_…` methods hand on the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -28,13 +27,14 @@ from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
 from flows.axes import (
+    OF_THE_GRID,
     Combinations,
     check_excluded,
     check_together,
     excluded_labels,
     labelled,
 )
-from flows.complaints import key_of, sentence, suggest
+from flows.complaints import Complaint, complaints, placed, suggest
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
 from flows.fault_sections import FaultSection
 from flows.sections import (
@@ -44,21 +44,20 @@ from flows.sections import (
     EvaluationSection,
     OptimizerSection,
     RecoverySection,
+    SafeName,
     Section,
     ServerSection,
     TrainingSection,
     refuse,
 )
-from flows.source import Document, Override, parse_override, read_document, set_key
+from flows.source import Document, Override, overridden, parse_override, read_document, set_key
 from flows.workload_sections import DatasetSection, WorkloadSection
-
-SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _Settings(Section):
     """What a trial and an experiment have in common."""
 
-    experiment: str
+    experiment: SafeName
     workload: WorkloadSection
     dataset: DatasetSection
     training: TrainingSection
@@ -69,13 +68,6 @@ class _Settings(Section):
     faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
     evaluation: EvaluationSection = EvaluationSection()
     time_limit: PositiveFloat = 60.0
-
-    @field_validator("experiment")
-    @classmethod
-    def _is_safe(cls, name: str) -> str:
-        if not SAFE_NAME.fullmatch(name):
-            refuse(f"{name!r} names a folder: use letters, digits and . _ - only")
-        return name
 
 
 class TrialConfig(_Settings):
@@ -221,8 +213,7 @@ class ExperimentConfig(_Settings):
         InvalidCombination
             An axis over something that is no key, or values that cannot work.
         """
-        of_grid = {"axes", "zip", "exclude", "seeds", "order_seed", "comparison"}
-        base = self.model_dump(exclude_unset=True, exclude=of_grid)
+        base = self.model_dump(exclude_unset=True, exclude=set(OF_THE_GRID))
         for labels in self.combinations:
             values = {axis: self.axes[axis][label] for axis, label in labels.items()}
             data = _with_values(base, values)
@@ -234,14 +225,14 @@ class ExperimentConfig(_Settings):
             return TrialConfig.model_validate(data)
         except ValidationError as error:
             raise InvalidCombination(
-                [_on_axis(key, reason, labels) for key, reason in _complaints(error, data)]
+                [_on_axis(key, reason, labels) for key, reason in complaints(error, data)]
             ) from error
 
 
 class InvalidCombination(ConfigurationError):
     """Values on the axes that cannot work; `complaints` are pairs of a dotted key and a reason."""
 
-    def __init__(self, complaints: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, complaints: Sequence[Complaint]) -> None:
         super().__init__("; ".join(f"{key}: {reason}" for key, reason in complaints))
         self.complaints = complaints
 
@@ -280,13 +271,10 @@ def load_experiment(
         for _ in experiment.trial_configs():
             pass
     except ValidationError as error:
-        complaints: Sequence[tuple[str, str]] = _complaints(error, data)
+        raise placed(complaints(error, data), document, assignments) from error
     except InvalidCombination as error:
-        complaints = error.complaints
-    else:
-        return experiment
-    lines = [f"{_place(key, document, assignments)}: {reason}" for key, reason in complaints]
-    raise ConfigurationError("\n".join(lines))
+        raise placed(error.complaints, document, assignments) from error
+    return experiment
 
 
 def packaged_names() -> list[str]:
@@ -342,11 +330,6 @@ def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, A
     return data
 
 
-def _complaints(error: ValidationError, data: Any) -> list[tuple[str, str]]:
-    found = error.errors(include_url=False)
-    return [(key_of(entry, data), sentence(entry)) for entry in found]
-
-
 def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> tuple[str, str]:
     """Point a complaint about a trial at the axis that the value is from, if it is from one."""
     involved = [axis for axis in labels if f"{key}.".startswith(f"{axis}.")]
@@ -368,16 +351,4 @@ def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
                 f"no effect. Set the axis instead (--set 'axes.{axis}=[...]'), or leave out all "
                 "axes first (--set 'axes={}')."
             )
-    try:
-        return set_key(data, override.key, override.value)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--set {override.text}: {error}") from error
-
-
-def _place(key: str, document: Document, overrides: Sequence[Override]) -> str:
-    """Say where the value of a key is from: the command line, or a line of the file."""
-    for override in overrides:
-        made_by_it = key not in document.lines and override.key.startswith(f"{key}.")
-        if made_by_it or f"{key}.".startswith(f"{override.key}."):
-            return f"--set {override.text}: {key}"
-    return f"{document.place(key)}: {key}" if key else document.name
+    return overridden(data, override)

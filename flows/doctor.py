@@ -65,6 +65,12 @@ def _versions() -> Iterator[Finding]:
             yield Finding(package, version(package))
         except PackageNotFoundError:
             yield Finding(package, "not installed; install dps with its dependencies", good=False)
+    try:
+        yield Finding("torch", version("torch"))
+    except PackageNotFoundError:
+        yield Finding(
+            "torch", "not installed; only the workloads torch and cnn need it: make torch"
+        )
 
 
 def _machine() -> Iterator[Finding]:

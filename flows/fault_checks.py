@@ -5,7 +5,6 @@ Each objection is a dotted key of the configuration and a reason, as a person sh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,11 +25,13 @@ from dps.core.faults import (
     Target,
     kind_of,
 )
+from dps.core.names import original, predecessor, replacement, role_of
 from flows.complaints import suggest
 
 Objection = tuple[str, str]
 
-_REPLACED = re.compile(r"(-b)+$")
+_KEEP_NO_FILES = {"worker", "evaluator", "store"}
+_FOLDER = "expected a folder as recovery.durability.path, or none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
             yield "shard", _no_shard(fault.target, stage)
         elif not stage.checkpoints:
             yield "shard", "no checkpoints are written; expected recovery.durability: checkpoint"
+        elif not stage.local:
+            yield "shard", f"only checkpoints in files of this machine can be damaged; {_FOLDER}"
         return
     for reason in _impossible(fault.target, kind_of(fault), stage):
         yield "target", reason
@@ -145,9 +148,9 @@ def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
     """Servers write checkpoints, stores keep states and mail; who keeps nothing cannot be full."""
     match target:
         case str(name) | Seat(name):
-            roles = {_role(name)}
+            roles = {role_of(name)}
         case tuple(names):
-            roles = {_role(name) for name in names}
+            roles = {role_of(name) for name in names}
         case Among(role=str(role)):
             roles = {role}
         case _:
@@ -155,17 +158,15 @@ def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
     for role in sorted(roles & {"worker", "evaluator"}):
         who = "an evaluator" if role == "evaluator" else f"a {role}"
         yield "target", f"{who} keeps nothing that could fail; expected a server or a store"
-    if roles - {"worker", "evaluator", "store"} and not stage.checkpoints:
+    if roles - _KEEP_NO_FILES and not stage.checkpoints:
         yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
-
-
-def _role(name: str) -> str:
-    return name.partition("-")[0]
+    elif roles - _KEEP_NO_FILES and not stage.local:
+        yield "kind", f"only writes to files of this machine can be made to fail; {_FOLDER}"
 
 
 def _unknown(names: Sequence[str], kind: str, stage: Stage) -> Iterator[str]:
     for name in names:
-        if _root(name) not in stage.names:
+        if original(name) not in stage.names:
             yield f"there is no node {name!r} to {kind}; {suggest(name, stage.names)}"
     if len(set(names)) < len(names):
         yield f"a node is named twice in {list(names)}; keep one of them"
@@ -215,7 +216,7 @@ def _wrong_phase(
     if when.phase == "checkpoint" and not stage.checkpoints:
         yield key, "no checkpoints are written; expected recovery.durability: checkpoint"
     elif when.phase == "checkpoint" and not stage.local:
-        yield key, "only checkpoints in files of this machine can be watched being written"
+        yield key, f"only checkpoints in files of this machine can be watched; {_FOLDER}"
     elif when.phase == "recovery" and len(entries) == 1:
         yield key, "no other fault of the plan takes a shard down; add one"
 
@@ -248,19 +249,15 @@ def _names(fault: Fault) -> tuple[str, ...]:
     return fault.target if isinstance(fault.target, tuple) else ()
 
 
-def _root(name: str) -> str:
-    return _REPLACED.sub("", name)
-
-
 def _may_be_there(name: str, number: int, plan: FaultPlan) -> bool:
     """Whether a node of this name can be there when fault `number` comes."""
     others = [(other, fault) for other, fault in enumerate(plan) if other != number]
     kills = [(other, fault) for other, fault in others if isinstance(fault, Kill)]
     if any(name in _names(fault) and _before(other, number, plan) for other, fault in kills):
         return False
-    if name == _root(name):
+    if name == original(name):
         return True
-    before = name.removesuffix("-b")
+    before = predecessor(name)
     return any(
         fault.back_after is not None and _may_hit(fault, before)
         for other, fault in kills
@@ -275,7 +272,7 @@ def _may_hit(fault: Fault, name: str) -> bool:
         case str() | tuple():
             return name in _names(fault)
         case Seat(seat):
-            return name.startswith(seat) and _root(name) == _root(seat)
+            return name.startswith(seat) and original(name) == original(seat)
         case Among(role=str(role)):
             return name.startswith(f"{role}-")
         case _:
@@ -286,7 +283,7 @@ def _present(number: int, plan: FaultPlan, names: Sequence[str]) -> set[str]:
     there = set(names)
     for other, fault in enumerate(plan):
         if isinstance(fault, Kill) and fault.back_after is not None and other != number:
-            there |= {f"{name}-b" for name in _names(fault)}
+            there |= {replacement(name) for name in _names(fault)}
     return {name for name in there if _may_be_there(name, number, plan)}
 
 

@@ -25,12 +25,12 @@ from pydantic import (
 
 from dps.core import faults
 from dps.core.expansion import Entry, Flapping, Process, Recorded, Recurring
+from dps.core.names import NODE_ROLES, role_of
 from dps.errors import ConfigurationError
 from flows.complaints import suggest
 from flows.sections import Section, refuse
 from flows.traces import Row, fault_of, read_trace
 
-ROLES = ("server", "replica", "spare", "store", "worker", "evaluator")
 POSITIONS = ("head", "middle", "tail")
 MOMENTS = ("at_updates", "at_seconds", "phase", "after", "every")
 
@@ -39,8 +39,8 @@ MOMENTS = ("at_updates", "at_seconds", "phase", "after", "every")
 
 
 def _known_role(role: Any) -> Any:
-    if role is not None and role not in ROLES:
-        refuse(f"unknown role {role!r}; {suggest(str(role), ROLES)}")
+    if role is not None and role not in NODE_ROLES:
+        refuse(f"unknown role {role!r}; {suggest(str(role), NODE_ROLES)}")
     return role
 
 
@@ -92,7 +92,7 @@ class PlaceSection(Section):
             return faults.Among(self.pick, self.role, self.shard)
         if self.shard is not None:
             return faults.InChain(self.shard, self.position or "head")
-        here = [name for name in names if name.partition("-")[0] == self.role]
+        here = [name for name in names if role_of(name) == self.role]
         index = self.index or 0
         # One that is not there is refused by its name, when the whole plan is checked.
         return faults.Seat(here[index] if index < len(here) else f"{self.role}-{index}")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from flows.charts import Chart
 from flows.claims import HEADINGS, Claim, markdown_table
+from flows.files import write_whole
+from flows.pages import page
 
 TEMPLATE = "replication.jinja"
 PAGE, TEXT, FIGURES = "replication.html", "findings.md", "figures"
@@ -48,12 +50,18 @@ class Findings:
     charts: Sequence[Chart]
 
     def write(self, folder: Path) -> Path:
-        """Write page, Markdown and figures; return where the page is."""
+        """Write page, Markdown and figures; return where the page is.
+
+        Raises
+        ------
+        StoreUnavailable
+            The folder cannot be written.
+        """
         for chart in self.charts:
             chart.write(folder / FIGURES)
-        (folder / TEXT).write_text(self.markdown(), encoding="utf-8")
+        write_whole(folder / TEXT, self.markdown(), "the findings")
         page = folder / PAGE
-        page.write_text(self.html(), encoding="utf-8")
+        write_whole(page, self.html(), "the findings")
         return page
 
     def markdown(self) -> str:
@@ -67,17 +75,8 @@ class Findings:
 
     def html(self) -> str:
         """Return one page that needs nothing else."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        loader = PackageLoader("flows", ".")
-        environment = Environment(
-            loader=loader,
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        return environment.get_template(TEMPLATE).render(
+        return page(
+            TEMPLATE,
             title=self.title,
             introduction=self.introduction,
             tables=self._all_tables(),

@@ -8,14 +8,14 @@ they were work.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dps.events import Acked, Evaluated
+from dps.events import Evaluated
 from flows.record import Record
+from flows.steps import Steps
 from flows.timeline import FaultTimes, training_span
 
 LAST_EVALUATIONS = 3
@@ -40,7 +40,7 @@ class Accuracy:
     regain_seconds
         From the fault to the first evaluation, after the shard served again, that is at least
         `before`; None also when that was never reached.
-    area_time, area_updates
+    area_time, area_gradients
         Area under the curve of accuracy, divided by its width: the mean accuracy over the time
         of the training, and over the gradients pushed.
     """
@@ -53,7 +53,7 @@ class Accuracy:
     lowest_after: float | None
     regain_seconds: float | None
     area_time: float | None
-    area_updates: float | None
+    area_gradients: float | None
 
     @property
     def drop(self) -> float | None:
@@ -73,13 +73,13 @@ class Loss:
 class Target:
     """The accuracy that the configuration names, and what it took to reach it.
 
-    `seconds` run from the start of the training, `updates` are the gradients pushed until then;
+    `seconds` run from the start of the training, `gradients` how many were pushed until then;
     both belong to the first evaluation that is at least `accuracy`, None if there is none.
     """
 
     accuracy: float | None
     seconds: float | None
-    updates: int | None
+    gradients: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,15 @@ class Step:
     ----------
     t, seconds
         When the snapshot was read, since the Unix epoch and since the start of the training.
-    updates, samples
-        Gradients that workers had been told are safe until then, and the examples in them.
+    gradients, samples
+        Those that workers had been told are safe until then, and the examples in them.
     held
-        Updates in the snapshot, mean over the shards: less than `updates` after a loss.
+        Updates in the snapshot, mean over the shards: less than `gradients` after a loss.
     """
 
     t: float
     seconds: float
-    updates: int
+    gradients: int
     samples: int
     held: float
     accuracy: float
@@ -110,17 +110,17 @@ def course(record: Record) -> list[Step]:
     span = training_span(record)
     scores = evaluations(record)
     start = span[0] if span else (scores[0].t if scores else 0.0)
-    pushed = pushed_times(record)
+    pushed = Steps(record)
     batch = _batch_size(record)
     steps = []
     for score in scores:
-        updates = bisect_right(pushed, score.t)
+        gradients = pushed.at(score.t)
         steps.append(
             Step(
                 t=score.t,
                 seconds=score.t - start,
-                updates=updates,
-                samples=updates * batch,
+                gradients=gradients,
+                samples=gradients * batch,
                 held=score.updates,
                 accuracy=score.accuracy,
                 loss=score.loss,
@@ -134,23 +134,12 @@ def evaluations(record: Record) -> list[Evaluated]:
     return sorted(record.of(Evaluated), key=lambda event: event.t)
 
 
-def pushed_times(record: Record) -> list[float]:
-    """Return when each different gradient was first acknowledged on some shard, in order."""
-    first: dict[tuple[str, int, int], float] = {}
-    for batch in record.of(Acked):
-        for t, seq, outcome in zip(batch.times, batch.seqs, batch.outcomes, strict=True):
-            key = (batch.worker, batch.incarnation, seq)
-            if outcome != "dropped":
-                first[key] = min(t, first.get(key, math.inf))
-    return sorted(first.values())
-
-
 def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
     """Return accuracy at the end, around a fault, and over the whole course.
 
     A fault that took no shard down has a before, but no after.
     """
-    steps = course(record)
+    steps, pushed = course(record), Steps(record)
     values = [step.accuracy for step in steps]
     before = [step.accuracy for step in steps if fault and step.t < fault.began]
     serving = fault.serving if fault else None
@@ -164,7 +153,7 @@ def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
         lowest_after=min((step.accuracy for step in after), default=None),
         regain_seconds=_regain(before, after, fault),
         area_time=_area_over_time(record, steps),
-        area_updates=_area([step.updates for step in steps], values, 0, len(pushed_times(record))),
+        area_gradients=_area([step.gradients for step in steps], values, pushed.first, pushed.last),
     )
 
 
@@ -187,7 +176,7 @@ def target(record: Record) -> Target:
     reached = next((step for step in course(record) if step.accuracy >= wanted), None)
     if reached is None:
         return Target(wanted, None, None)
-    return Target(wanted, max(0.0, reached.seconds), reached.updates)
+    return Target(wanted, max(0.0, reached.seconds), reached.gradients)
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dps.core.names import ROLES
 from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
 from flows.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.lineage import Ledger, applied_rows, ledger
@@ -21,7 +22,6 @@ from flows.staleness import Period, Staleness, by_period, staleness
 from flows.timeline import FaultTimes, fault_times
 from flows.usage import (
     LINKS,
-    ROLES,
     Cost,
     Storage,
     Usage,
@@ -35,19 +35,14 @@ from flows.usage import (
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.
 _OF_THE_WHOLE = frozenset(
     {
-        *("accuracy_area_time", "accuracy_area_updates", "target_seconds", "target_updates"),
+        *("accuracy_area_time", "accuracy_area_gradients", "target_seconds", "target_gradients"),
         *("evaluations", "evaluations_missed"),
         *(
             f"updates_{name}"
             for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
         ),
-        *(
-            "updates_duplicates",
-            "updates_unrecorded",
-            "updates_audit_mismatches",
-            "updates_pushed",
-            "updates_per_second",
-        ),
+        *("updates_duplicates", "updates_unrecorded", "updates_audit_mismatches"),
+        *("gradients_pushed", "gradients_per_second"),
         *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
     }
 )
@@ -189,10 +184,10 @@ class Outcome:
             "accuracy_lowest_after": self.accuracy.lowest_after,
             "regain_seconds": self.accuracy.regain_seconds,
             "accuracy_area_time": self.accuracy.area_time,
-            "accuracy_area_updates": self.accuracy.area_updates,
+            "accuracy_area_gradients": self.accuracy.area_gradients,
             "target_accuracy": self.target.accuracy,
             "target_seconds": self.target.seconds,
-            "target_updates": self.target.updates,
+            "target_gradients": self.target.gradients,
             "loss_final": self.loss.final,
             "loss_lowest": self.loss.lowest,
             "evaluations": self.evaluations,
@@ -226,8 +221,8 @@ class Outcome:
     def _pace_row(self) -> dict[str, Any]:
         return {
             "training_seconds": self.pace.seconds,
-            "updates_pushed": self.pace.pushed,
-            "updates_per_second": self.pace.updates_per_second,
+            "gradients_pushed": self.pace.pushed,
+            "gradients_per_second": self.pace.gradients_per_second,
             "goodput": self.pace.goodput,
             "idle_share": self.pace.idle_share,
         }

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dps.events import Reported, TrainingStarted
-from flows.learning import pushed_times
 from flows.lineage import Ledger
 from flows.record import Record
+from flows.steps import pushed_times
 from flows.timeline import training_span
 
 COMPUTE = "compute_seconds"
@@ -39,7 +39,7 @@ class Pace:
     idle_share: float | None
 
     @property
-    def updates_per_second(self) -> float | None:
+    def gradients_per_second(self) -> float | None:
         """Pushed gradients per second of training."""
         return self.pushed / self.seconds if self.seconds else None
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.core.faults import AtUpdates
+from dps.core.names import role_of
 from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig
 from flows.estimate import Durations, about, seconds_of
@@ -93,7 +94,7 @@ def plan_table(trials: Sequence[Trial], recorded: Sequence[Trial]) -> Table:
 def nodes_needed(trials: Sequence[Trial]) -> str:
     """Say how many nodes the largest trial needs, by what they are."""
     names = max((trial.config.node_names for trial in trials), key=len)
-    roles = Counter(name.partition("-")[0] for name in names)
+    roles = Counter(role_of(name) for name in names)
     parts = ", ".join(f"{count} {role}" for role, count in roles.items())
     return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
 

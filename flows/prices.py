@@ -10,15 +10,17 @@ from typing import Any
 
 import yaml
 
+from dps.core.names import NODE_ROLES
 from dps.errors import ConfigurationError
 
-ROLES = ("server", "replica", "spare", "store", "worker", "scheduler", "evaluator")
 WAYS_TO_RENT = ("node_hour", "spot_hour", "fixed_hour")
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
     """List prices in USD; a GB is 10^9 bytes, a month 30 days.
+
+    Scheduler and driver cost the same under every strategy, and are left out.
 
     Attributes
     ----------
@@ -55,10 +57,10 @@ def load_prices(path: Path | None = None) -> Prices:
         table = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"price table {where} cannot be read: {error}") from error
-    hours = [f"{way}.{role}" for way in WAYS_TO_RENT for role in ROLES]
+    hours = [f"{way}.{role}" for way in WAYS_TO_RENT for role in NODE_ROLES]
     keys = [*hours, "gb_moved", "gb_month_stored"]
     entries = {key: _entry(table, key, where) for key in keys}
-    hour = {way: {role: entries[f"{way}.{role}"][0] for role in ROLES} for way in WAYS_TO_RENT}
+    hour = {way: {role: entries[f"{way}.{role}"][0] for role in NODE_ROLES} for way in WAYS_TO_RENT}
     return Prices(
         **hour,
         gb_moved=entries["gb_moved"][0],

@@ -17,6 +17,7 @@ from typing import Any, TextIO, TypeVar
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
+from flows.files import write_whole
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
@@ -117,24 +118,32 @@ class Record:
 
 
 def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
-    """Note which trials make up the experiment in `folder`, as of its last run, in their order."""
+    """Note which trials make up the experiment in `folder`, as of its last run, in their order.
+
+    Raises
+    ------
+    StoreUnavailable
+        The folder cannot be written.
+    """
     text = json.dumps({"order_seed": order_seed, "trials": list(trials)}, indent=1)
-    part = folder / f".{GRID_FILE}.part"
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder / GRID_FILE)  # there whole or not at all, whenever the driver is killed
+    write_whole(folder / GRID_FILE, text, "the list of trials")
 
 
 def event_files(folder: Path) -> list[Path]:
     """The records of an experiment's trials, in the order of their names.
 
     Trials of an earlier configuration may lie in the same folder; they are not among them.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
     """
     found = sorted(folder.glob(f"*/{EVENTS_FILE}"))
     grid = folder / GRID_FILE
     if not grid.exists():
         return found
-    noted = json.loads(grid.read_text(encoding="utf-8"))
-    names = frozenset(noted["trials"] if isinstance(noted, dict) else noted)  # once just a list
+    names = _names_in(grid)
     return [path for path in found if path.parent.name in names]
 
 
@@ -173,6 +182,17 @@ def read_record(path: Path) -> Record:
         # The line after the last newline was never finished, even if it happens to be valid JSON.
         return Record(_parse(path, lines), torn=True)
     return Record(_parse(path, lines))
+
+
+def _names_in(grid: Path) -> frozenset[str]:
+    try:
+        return frozenset(json.loads(grid.read_text(encoding="utf-8"))["trials"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "
+            "Run the experiment again: what is recorded is kept. Or remove the file: then every "
+            "trial in the folder counts."
+        ) from error
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:

@@ -1,4 +1,4 @@
-"""Owns running a recorded trial again under the faults that it met, and setting both side by side.
+"""Owns running a recorded trial again under the faults that it met.
 
 Its plan follows from its configuration and seed. What was only decided while it ran, whom a fault
 hit that aims at a place in a chain or at random, is read from its record and kept.
@@ -7,21 +7,15 @@ hit that aims at a place in a chain or at random, is read from its record and ke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.table import Table
-from rich.text import Text
 
 from dps.core.faults import Among, Fault, FaultPlan, InChain
 from dps.errors import ConfigurationError
 from dps.events import Disturbed, Killed, Paused
-from flows.columns import COLUMNS
 from flows.complaints import suggest
-from flows.config import TrialConfig
 from flows.grid import Trial
-from flows.outcome import Outcome
+from flows.kept import trial_from
 from flows.record import EVENTS_FILE, Record, read_record
 from flows.results import RESULTS
 
@@ -49,11 +43,11 @@ def replay_of(name: str, here: Path) -> Replay:
     Raises
     ------
     ConfigurationError
-        There is no such record, or it is not of a trial of this version of dps.
+        There is no such record, or it is not of a trial that can run here.
     """
     original = _record_of(name, here)
     record = read_record(original)
-    trial = _trial_of(record, original)
+    trial = trial_from(record.started.settings if record.started else {}, str(original))
     again = _free_name(original.parent)
     return Replay(
         replace(trial, name=again),
@@ -76,30 +70,6 @@ def as_it_was(plan: FaultPlan, record: Record) -> FaultPlan:
     return tuple(_aimed(fault, hit.get(number, [])) for number, fault in enumerate(plan))
 
 
-def side_by_side(first: Outcome, second: Outcome) -> Table:
-    """Return a table with the figures of two trials, but for those that neither has."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("")
-    for each in (first, second):
-        table.add_column(Text(each.identity.trial), justify="right")
-    for cells in _rows(first, second):
-        table.add_row(*map(Text, cells))
-    return table
-
-
-def _rows(first: Outcome, second: Outcome) -> Iterator[tuple[str, str, str]]:
-    one, two = first.row(), second.row()
-    told_above = ("experiment", "trial", "strategy", "condition", "seed", "digest")
-    for column in COLUMNS:
-        values = one[column.key], two[column.key]
-        if column.key in told_above or all(value in (None, "") for value in values):
-            continue
-        label = (
-            f"{column.label}, {column.unit}" if column.unit not in ("", "count") else column.label
-        )
-        yield label, column.text(values[0]), column.text(values[1])
-
-
 def _aimed(fault: Fault, hit: list[str]) -> Fault:
     """The fault with those as its target whom it hit, if it aims at whoever is there."""
     if not hit or not isinstance(fault.target, Among | InChain):
@@ -118,19 +88,6 @@ def _record_of(name: str, here: Path) -> Path:
     if not known:
         raise ConfigurationError(f"{name}: no such record, and nothing is recorded in {root}")
     raise ConfigurationError(f"no trial {name!r} is recorded in {root}; {suggest(name, known)}")
-
-
-def _trial_of(record: Record, path: Path) -> Trial:
-    told = record.started.settings if record.started else {}
-    try:
-        config = TrialConfig.model_validate(told["config"])
-        return Trial(
-            told["trial"], told["experiment"], told["labels"], told["seed"], config, told["digest"]
-        )
-    except (KeyError, ValueError) as error:
-        raise ConfigurationError(
-            f"{path}: is not the record of a trial of this version of dps: {error}"
-        ) from error
 
 
 def _free_name(folder: Path) -> str:

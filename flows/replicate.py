@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -39,13 +40,11 @@ def ftps(full: Full = False) -> None:
     try:
         findings = replicate_ftps.replicate(full, here, partial(view_for, console()), store())
     except KeyboardInterrupt:
-        again = "dps replicate ftps --full" if full else "dps replicate ftps"
-        print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise _interrupted("ftps", *_full(full)) from None
     folder = replicate_ftps.folder(full, here)
     page = findings.write(folder)
     print(findings.markdown())
-    print(f"Page: {page}\nThe text above, for docs/findings.md: {folder / TEXT}")
+    print(f"Page: {page}\nThe text above: {folder / TEXT}")
 
 
 @app.command()
@@ -71,12 +70,12 @@ def ttf(
         else:
             text = replicate_ttf.replicate(full, here, view_for(console()), store(), published)
     except KeyboardInterrupt:
-        again = "dps replicate ttf --full" if full else "dps replicate ttf"
-        print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        curves = ["--published", str(published)] if published is not None else []
+        no_runs = ["--records"] if records else []
+        raise _interrupted("ttf", *_full(full), *curves, *no_runs) from None
     print(text)
-    written = replicate_ttf.folder(here) / TEXT
-    print(f"The text above, for docs/findings.md, with its figures: {written}")
+    written = replicate_ttf.folder(full, here) / TEXT
+    print(f"The text above, with its figures: {written}")
 
 
 def run_replication(config: ReplicationConfig) -> None:
@@ -86,3 +85,14 @@ def run_replication(config: ReplicationConfig) -> None:
             ttf(config.full, config.curves)
         case "ftps":
             ftps(config.full)
+
+
+def _full(full: bool) -> list[str]:
+    return ["--full"] if full else []
+
+
+def _interrupted(*words: str) -> typer.Exit:
+    """Say with which words the same goes on, and return the end of the command."""
+    again = shlex.join(["dps", "replicate", *words])
+    print(f"dps: interrupted; what was recorded is kept. To go on: {again}", file=sys.stderr)
+    return typer.Exit(130)

@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flows.compare import compare
+from flows.claims import confidence, judged
 from flows.config import load_experiment
 from flows.drivers import Drivers
+from flows.experiment import run_experiment
 from flows.findings import Findings
 from flows.ftps.claims import failure_findings, ring_findings, scaling_findings
 from flows.ftps.measures import Measured
@@ -56,10 +57,12 @@ def replicate(full: bool, here: Path, view: ViewOf, store: str | None = None) ->
     scaling, failure = (_trials(c, full, here, view, store) for c in (SCALING, FAILURE))
     used = [[trial for trial in trials if trial.comparable] for trials in (scaling, failure)]
     parts = [ring_findings(), scaling_findings(used[0]), failure_findings(used[1])]
+    claims = judged([claim for part in parts for claim in part.claims])
+    how_many = _how_many([*scaling, *failure], sum(map(len, used)), full)
     return Findings(
         TITLE,
-        [*INTRODUCTION, _how_many([*scaling, *failure], sum(map(len, used)), full)],
-        [claim for part in parts for claim in part.claims],
+        [*INTRODUCTION, f"{how_many} {reading(len(claims))}"],
+        claims,
         [table for part in parts for table in part.tables],
         [chart for part in parts for chart in part.charts],
     )
@@ -70,10 +73,19 @@ def folder(full: bool, here: Path) -> Path:
     return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
 
 
+def reading(claims: int) -> str:
+    """Say how so many claims are judged."""
+    return (
+        "Intervals are those of the mean over seeds. Shown are those of 95%; claims are judged "
+        f"by the wider ones of {confidence(claims):.1%}, for there are {claims} of them "
+        "(Bonferroni): the probability that any verdict is wrong by chance is at most 5%."
+    )
+
+
 def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
     with Drivers() as drivers:
-        compare(experiment, here, view(), drivers, store)
+        run_experiment(experiment, here, view(), drivers, store)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
     return [Measured(done.record, done.outcome) for done in recorded]
 
@@ -83,7 +95,7 @@ def _how_many(trials: Sequence[Measured], used: int, full: bool) -> str:
     left_out = len(trials) - used
     reason = "their failure did not happen, they ended in an error, or a worker was given up"
     others = f"; {left_out} more are left out, for {reason}" if left_out else ""
-    return f"{used} trials, by “{command}”{others}. Intervals are those of the mean over seeds."
+    return f"{used} trials, by “{command}”{others}."
 
 
 def _shorter(config: str) -> list[str]:

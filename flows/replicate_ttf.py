@@ -8,21 +8,22 @@ of its future work. What is recorded is not run again; claims and figures come f
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from flows.compare import compare, exclusive
+from flows.attempt import set_aside, take_back
 from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
+from flows.experiment import exclusive, run_experiment
+from flows.grid import expand
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.published.drive import run_published
 from flows.published.settings import PublishedTrial, cells, load_published
-from flows.record import EVENTS_FILE, write_grid
-from flows.results import RESULTS, is_recorded, read_experiment, read_finished
+from flows.record import EVENTS_FILE, read_start, write_grid
+from flows.results import RESULTS, Identified, is_recorded, read_finished
 from flows.ttf.figures import read_published
 from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
 from flows.workloads import load_dataset
@@ -90,12 +91,15 @@ def replicate(
     run_published_trials(full, here, view)
     with Drivers() as drivers:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            compare(experiment(name, full), here, view, drivers, store)
+            run_experiment(experiment(name, full), here, view, drivers, store)
     return findings(full, here, csv)
 
 
 def findings(full: bool, here: Path, csv: Path | None = None) -> str:
     """Return the findings as Markdown and write them with their figures, from records alone.
+
+    They go by the trials that this version consists of, whatever was run last in their folders, and
+    say how many of them are recorded.
 
     Raises
     ------
@@ -103,17 +107,17 @@ def findings(full: bool, here: Path, csv: Path | None = None) -> str:
         Nothing is recorded here, or the published curves cannot be read.
     """
     judged = {
-        title: _study(title, name, here)
+        title: _study(title, name, full, here)
         for title, name in {AS_PUBLISHED: PUBLISHED, **JUDGED}.items()
     }
-    others = [_study(title, name, here) for title, name in SHOWN.items()]
+    others = [_study(title, name, full, here) for title, name in SHOWN.items()]
     command = "dps replicate ttf --full" if full else "dps replicate ttf"
-    return write(judged, others, folder(here), csv, command)
+    return write(judged, others, folder(full, here), csv, command)
 
 
-def folder(here: Path) -> Path:
+def folder(full: bool, here: Path) -> Path:
     """Where text and figures are written."""
-    return here / RESULTS / FOLDER
+    return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
 
 
 def experiment(name: str, full: bool) -> ExperimentConfig:
@@ -143,10 +147,12 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
     with exclusive(place):
         load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
         write_grid(place, (trial.name for trial in trials), 0)
+        for trial in trials:
+            take_back(trial, place / trial.name, view.say)
         left = [trial for trial in trials if not is_recorded(trial, place)]
         view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} of them to run")
         for number, trial in enumerate(left, 1):
-            shutil.rmtree(place / trial.name, ignore_errors=True)
+            set_aside(trial, place / trial.name, view.say)
             run_published(trial, place / trial.name)
             done = read_finished(place / trial.name / EVENTS_FILE, load_prices()).outcome
             accuracy = (
@@ -155,9 +161,21 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
             view.say(f"[{number}/{len(left)}] {trial.name}: {done.status}{accuracy} {done.reason}")
 
 
-def _study(title: str, name: str, here: Path) -> Study:
-    prices = load_prices()
-    return study(title, read_experiment(here / RESULTS / name, prices), prices)
+def _study(title: str, name: str, full: bool, here: Path) -> Study:
+    planned: Sequence[Identified] = (
+        published_trials(full) if name == PUBLISHED else expand(experiment(name, full))
+    )
+    prices, place = load_prices(), here / RESULTS / name
+    in_order = sorted(planned, key=lambda trial: trial.name)
+    files = [place / trial.name / EVENTS_FILE for trial in in_order if _is_there(trial, place)]
+    return study(title, (read_finished(file, prices) for file in files), len(planned))
+
+
+def _is_there(trial: Identified, place: Path) -> bool:
+    """Whether there is a record of this very trial, be it one that failed."""
+    path = place / trial.name / EVENTS_FILE
+    started = read_start(path) if path.exists() else None
+    return started is not None and started.settings.get("digest") == trial.digest
 
 
 def _file(name: str) -> Path:

@@ -13,10 +13,10 @@ from typing import Literal
 from pydantic import ValidationError
 
 from dps.errors import ConfigurationError
-from flows.complaints import key_of, sentence
+from flows.complaints import complaints, placed
 from flows.config import find_document
 from flows.sections import Section
-from flows.source import parse_override, set_key
+from flows.source import overridden, parse_override, place_of
 
 KEY = "replication"
 
@@ -45,22 +45,15 @@ def load_replication(path_or_name: str, overrides: Sequence[str] = ()) -> Replic
     document = find_document(path_or_name)
     if KEY not in document.data:
         return None
-    data = document.data
-    for text in overrides:
-        override = parse_override(text)
-        try:
-            data = set_key(data, override.key, override.value)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--set {text}: {error}") from error
+    data, assignments = document.data, [parse_override(text) for text in overrides]
+    for assignment in assignments:
+        data = overridden(data, assignment)
     try:
         config = ReplicationConfig.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        keys = [(key_of(entry, data), sentence(entry)) for entry in found]
-        lines = [f"{document.place(key)}: {key}: {reason}" for key, reason in keys]
-        raise ConfigurationError("\n".join(lines)) from error
+        raise placed(complaints(error, data), document, assignments) from error
     if config.published is not None and config.replication != "ttf":
         raise ConfigurationError(
-            f"{document.place('published')}: published: only the curves of ttf are drawn"
+            f"{place_of('published', document, assignments)}: only the curves of ttf are drawn"
         )
     return config

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dps.errors import ConfigurationError, StoreUnavailable
+from dps.errors import ConfigurationError
 from flows import tables, words
 from flows.columns import BY_KEY, Column
 from flows.comparisons import Compared, compared, read_comparison
@@ -17,7 +17,9 @@ from flows.figures.drawing import Chapter, Drawing, write_files
 from flows.figures.gallery import chapters, drawings
 from flows.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.figures.subject import Trial, whole
+from flows.files import write_whole
 from flows.outcome import Outcome, outcome
+from flows.pages import page
 from flows.prices import Prices, load_prices
 from flows.record import event_files, read_record
 from flows.repeat import experiment_yaml, versions
@@ -103,15 +105,7 @@ def write_report(
     page = render(found, prices, read_comparison(folder), drawn)
     if figures is not None:
         write_files(drawings(drawn), figures)
-    unfinished = output.with_name(f".{output.name}.part")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(output)
-    except OSError as error:
-        raise StoreUnavailable(
-            f"the report cannot be written to {output}: {error.strerror or error}"
-        ) from error
+    write_whole(output, page, "the report")
     return output
 
 
@@ -132,17 +126,7 @@ def render(
     drawn: Sequence[Chapter],
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say by the `comparison`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("flows", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    content = _content(trials, prices, comparison, drawn)
-    return environment.get_template(TEMPLATE).render(**content)
+    return page(TEMPLATE, **_content(trials, prices, comparison, drawn))
 
 
 def _content(
@@ -174,7 +158,7 @@ def _content(
         "statistics": tables.statistics(rows),
         "chapters": _sections(drawn),
         "comparisons": [
-            tables.comparison(groups, c)
+            tables.figure_table(groups, c)
             for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
         ],
         "trial_columns": [BY_KEY[key] for key in tables.PER_TRIAL],

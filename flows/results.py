@@ -115,7 +115,7 @@ def experiment_folder(experiment: str, here: Path) -> Path:
         No trial of such an experiment is recorded in this working directory.
     """
     root = here / RESULTS
-    known = sorted(folder.name for folder in root.glob("*") if any(event_files(folder)))
+    known = sorted(folder.name for folder in root.glob("*") if _has_records(folder))
     if experiment in known:
         return root / experiment
     if not known:
@@ -126,6 +126,13 @@ def experiment_folder(experiment: str, here: Path) -> Path:
     raise ConfigurationError(
         f"no experiment {experiment!r} is recorded in {root}; {suggest(experiment, known)}"
     )
+
+
+def _has_records(folder: Path) -> bool:
+    try:
+        return any(event_files(folder))
+    except ConfigurationError:
+        return True  # damaged: whoever asks for this very experiment is told
 
 
 def is_recorded(trial: Identified, folder: Path) -> bool:

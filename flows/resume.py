@@ -14,6 +14,7 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from dps.protocol.runs import Saved, about, find_saved
 from flows.config import TrialConfig
 from flows.grid import Trial
+from flows.kept import trial_from
 from flows.record import EVENTS_FILE, read_record
 from flows.results import RESULTS
 
@@ -27,22 +28,21 @@ def trial_of(saved: Saved, path: str) -> Trial:
     Raises
     ------
     ConfigurationError
-        They are of a parameter server that was no trial.
+        They are of a parameter server that was no trial, or of a trial that cannot run or go on
+        here.
     """
     kept: dict[str, Any] = about(saved.run)
     if "config" not in kept:
         raise ConfigurationError(
             f"{path}: these checkpoints are not of a trial; go on with ParameterServer.resume"
         )
-    config = TrialConfig.model_validate(kept["config"])
-    if not can_go_on(config):
+    trial = trial_from(kept, path)
+    if not can_go_on(trial.config):
         raise ConfigurationError(
             f"{path}: the moments of this trial's faults are not all given in updates, so that "
             "nobody knows which of them are behind; run it again with dps run"
         )
-    return Trial(
-        kept["trial"], kept["experiment"], kept["labels"], kept["seed"], config, kept["digest"]
-    )
+    return trial
 
 
 def can_go_on(config: TrialConfig) -> bool:

@@ -5,10 +5,12 @@ Types are exact (a text is no number), unknown keys are refused with the nearest
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -29,12 +31,23 @@ from dps.errors import ConfigurationError
 from flows.columns import COLUMNS
 from flows.complaints import suggest
 
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
 
 def refuse(reason: str, key: str = "") -> NoReturn:
     """Refuse a value; `key` names it where the validator sees more than the one value."""
     # The reason goes in as context, for a brace in it is no placeholder.
     context = {"reason": reason, **({"key": key} if key else {})}
     raise PydanticCustomError("refused", "{reason}", context)
+
+
+def _safe(name: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        refuse(f"{name!r} names a folder: use letters, digits and . _ - only")
+    return name
+
+
+SafeName = Annotated[str, AfterValidator(_safe)]
 
 
 class Section(BaseModel):
@@ -361,7 +374,7 @@ class ComparisonSection(Section):
         "accuracy_drop",
         "rto_seconds",
         "updates_lost",
-        "updates_per_second",
+        "gradients_per_second",
         "cost_usd",
     )
     resolve: dict[str, PositiveFloat] = Field(default_factory=dict)

@@ -57,7 +57,7 @@ def _evaluation(record: Record) -> Iterator[Point]:
     for step in course(record):
         yield Point("eval/accuracy", step.t, step.accuracy)
         yield Point("eval/loss", step.t, step.loss)
-        yield Point("eval/updates", step.t, step.updates)
+        yield Point("eval/gradients", step.t, step.gradients)
         yield Point("eval/samples", step.t, step.samples)
 
 

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS, NOT_APPLICABLE
-from flows.comparisons import Compared, Rows, compare_rows, read_comparison
+from flows.comparisons import Compared, Rows, compare_rows, known, read_comparison
 from flows.complaints import suggest
+from flows.outcome import Outcome
 from flows.prices import Prices
 from flows.record import event_files
 from flows.results import RESULTS, Finished, experiment_folder, read_finished
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 # What tells trials of one run apart, or only names them.
 NO_SETTINGS = ("experiment", "seed")
+# What the heading of a trial's figures tells already.
+TOLD_ABOVE = ("experiment", "trial", "strategy", "condition", "seed", "digest")
 SHOWN_LENGTH = 40
 
 
@@ -138,9 +141,29 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
             line = f"{identity.experiment}/{identity.trial} is {done.outcome.status}"
             console.print(Text(f"{line}: {done.outcome.reason}", style="yellow"))
     if len(first.trials) == len(second.trials) == 1:
-        console.print(_figures(first, second))
+        outcomes = first.trials[0].outcome, second.trials[0].outcome
+        console.print(figures_of_two((first.name, second.name), *outcomes))
     else:
         print_verdicts(judged(first, second, rng), console)
+
+
+def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:
+    """Return the figures of two trials and what became of them.
+
+    What both lack, or is 0 in both, is left out.
+    """
+    mine, theirs = first.row(), second.row()
+    table = _table("figure", *names, "difference", numbers=True)
+    for column in COLUMNS:
+        values = mine[column.key], theirs[column.key]
+        if column.key in TOLD_ABOVE or not any(values):
+            continue
+        difference = ""
+        if column.metric is not None and None not in values:
+            difference = signed(column, values[1] - values[0])
+        cells = (figure_name(column), *map(column.text, values), difference)
+        table.add_row(*map(Text, cells))
+    return table
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -173,7 +196,7 @@ def _rows(run: Run) -> Rows:
         identity = done.outcome.identity
         if done.outcome.valid and identity.seed is not None:
             labels = " · ".join(identity.labels.values()) if run.whole else ""
-            rows.setdefault((labels, run.name), {})[identity.seed] = done.outcome.row()
+            rows.setdefault((labels, run.name), {})[identity.seed] = known(done.outcome)
     return rows
 
 
@@ -184,22 +207,6 @@ def _settings_table(first: Run, second: Run) -> Table | Text:
     table = _table("setting", first.name, second.name)
     for setting in settings:
         table.add_row(Text(setting.key), Text(setting.first), Text(setting.second))
-    return table
-
-
-def _figures(first: Run, second: Run) -> Table:
-    """The figures of two trials; those that both lack, or that are 0 in both, are left out."""
-    mine, theirs = first.trials[0].outcome.row(), second.trials[0].outcome.row()
-    table = _table("figure", first.name, second.name, "difference", numbers=True)
-    for column in COLUMNS:
-        values = mine[column.key], theirs[column.key]
-        if column.metric is None or not any(values):
-            continue
-        difference = ""
-        if None not in values:
-            difference = signed(column, values[1] - values[0])
-        cells = (figure_name(column), *map(column.text, values), difference)
-        table.add_row(*map(Text, cells))
     return table
 
 

@@ -18,6 +18,7 @@ import psutil
 
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone
 from dps.cluster.roles import resource_of
+from dps.core.names import role_of
 from flows.counting import require
 from flows.watch import eventually
 
@@ -62,7 +63,7 @@ class Pool:
 
     def replace(self, lost: str) -> str:
         """Start a fresh node of the same kind; return its name."""
-        name = self._name(kind_of(lost))
+        name = self._name(role_of(lost))
         self.cluster.start(NodeSpec(name, resource_of(name)))
         return name
 
@@ -75,7 +76,7 @@ class Pool:
         """Have as many nodes of each kind as at the start, all known to the scheduler."""
         alive = self.alive()
         for kind, number in NODES.items():
-            for _ in range(number - sum(kind_of(name) == kind for name in alive)):
+            for _ in range(number - sum(role_of(name) == kind for name in alive)):
                 self.replace(kind)
         wanted = set(self.alive())
         eventually(lambda: self._known() == wanted, "start of all nodes", START_SECONDS)
@@ -116,11 +117,6 @@ class Pool:
         client = self.cluster.client
         workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
         return {str(info["name"]) for info in workers.values()}
-
-
-def kind_of(name: str) -> str:
-    """The kind of a node with this name."""
-    return name.split("-")[0]
 
 
 def lives_long(name: str) -> bool:

@@ -25,6 +25,7 @@ from dps.cluster.roles import SERVING
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.core.consistency import ASP, Consistency
+from dps.core.names import role_of
 from dps.core.recovery import (
     Chain,
     Checkpoint,
@@ -49,13 +50,12 @@ from flows.counting import (
 )
 from flows.lineage import ledger
 from flows.record import Record
-from flows.soak_pool import Pool, kind_of, lives_long
+from flows.soak_pool import Pool, lives_long
 from flows.timeline import FaultTimes, fault_times
 from flows.watch import TookTooLong, Watch, eventually
 
 SHARDS = 2
 WORKERS = 3
-FAULTS = 8
 CELLS = 1500  # of one start of a worker: more than it pushes in a round
 THINK = 0.04
 LONGEST = 25.0
@@ -301,11 +301,11 @@ class Round:
         return options
 
     def _hurts(self, kind: str) -> bool:
-        return any(kind_of(name) == kind for name in self._hurt)
+        return any(role_of(name) == kind for name in self._hurt)
 
     def _may_lose_keeper(self) -> bool:
         """Whether states and mail are elsewhere too: what a store loses, the servers still have."""
-        return self.case.both or all(kind_of(n) == "worker" for n in self._hurt)
+        return self.case.both or all(role_of(n) == "worker" for n in self._hurt)
 
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
         if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):

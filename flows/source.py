@@ -131,6 +131,29 @@ def set_key(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return changed
 
 
+def overridden(data: dict[str, Any], override: Override) -> dict[str, Any]:
+    """Return a copy of `data` with a value that the command line sets.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no place for it.
+    """
+    try:
+        return set_key(data, override.key, override.value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--set {override.text}: {error}") from error
+
+
+def place_of(key: str, document: Document, overrides: Sequence[Override] = ()) -> str:
+    """Say where the value of a key is from: the command line, or a line of the file."""
+    for override in overrides:
+        made_by_it = key not in document.lines and override.key.startswith(f"{key}.")
+        if made_by_it or f"{key}.".startswith(f"{override.key}."):
+            return f"--set {override.text}: {key}"
+    return f"{document.place(key)}: {key}" if key else document.name
+
+
 # -- parts -------------------------------------------------------------------------------------
 
 

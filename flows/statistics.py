@@ -21,16 +21,26 @@ CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.8
 FEWEST_SEEDS = 3
-# Resampling fewer values than this covers far less than 95%: Student's t, which is exact for
-# normal values, is wider and more honest there.
-FEWEST_TO_RESAMPLE = 10
+# As few as show a difference that is the same for all seeds; see `p_of_equal`.
+FEWEST_EQUAL = 6
+# What needs more seeds than this to be shown is shown by no experiment.
+MOST_SEEDS = 1_000_000
+# Sums of floating-point numbers that should be equal differ by less than this share of them.
+ROUNDING = 1e-9
+# Of normal values, the bootstrapped "95%" interval misses the mean in 10% of cases for 10, 8%
+# for 15, 7% for 20 and at most 6.4% from 30 on; Student's t does in 5% for any number. Of values as
+# skewed as exponential ones, they miss 12% and 10% for 10, and 7% both for 30.
+FEWEST_TO_RESAMPLE = 30
 
 Verdict = Literal["better", "worse", "no difference shown", "too few seeds to tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Mean of `n` values with the 95% interval of that mean; no bounds for a single value."""
+    """Mean of `n` values with an interval of that mean, of 95% if nothing else is said.
+
+    There are no bounds for a single value.
+    """
 
     mean: float
     low: float | None
@@ -49,7 +59,8 @@ class Difference:
     sd
         Standard deviation of the differences; None for one seed.
     p
-        Of the paired t-test that the mean is 0; None for fewer than 3 seeds.
+        Of the paired t-test that the mean is 0; where all differences are equal, of the exact
+        sign-flip test (`p_of_equal`). None for fewer than 3 seeds.
     """
 
     mean: float
@@ -60,16 +71,21 @@ class Difference:
     n: int
 
 
-def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
-    """Return the mean and its 95% interval.
+def interval(
+    values: Sequence[float], rng: np.random.Generator, confidence: float = CONFIDENCE
+) -> Interval:
+    """Return the mean and its interval, at the 95% level if no other is given.
 
     Parameters
     ----------
     values
-        One or more finite numbers. From 10 on, the interval is bootstrapped (bias-corrected and
-        accelerated); for fewer it is Student's t. Where all are equal, so are the bounds.
+        One or more finite numbers. From 30 on, the interval is bootstrapped (bias-corrected and
+        accelerated) and covers the mean of normal values in 93.6% of cases or more; for fewer it
+        is Student's t, which covers it in 95%. Where all are equal, so are the bounds.
     rng
         Draws the resamples.
+    confidence
+        How often the interval is to cover the true mean.
 
     Raises
     ------
@@ -84,8 +100,17 @@ def interval(values: Sequence[float], rng: np.random.Generator) -> Interval:
         return Interval(mean, None, None, 1)
     if _constant(data):
         return Interval(mean, mean, mean, data.size)
-    low, high = _resampled(data, rng) if data.size >= FEWEST_TO_RESAMPLE else _student(data)
-    return Interval(mean, low, high, data.size)
+    if data.size >= FEWEST_TO_RESAMPLE:
+        return Interval(mean, *_resampled(data, rng, confidence), data.size)
+    reach = float(student_reach(data, confidence))
+    return Interval(mean, mean - reach, mean + reach, data.size)
+
+
+def student_reach(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
+    """Return half of Student's interval of the mean of two or more values, of each column."""
+    n = len(values)
+    quantile = stats.t.ppf((1 + confidence) / 2, n - 1)
+    return np.asarray(quantile * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
 def paired(
@@ -99,6 +124,15 @@ def paired(
     found = interval(differences.tolist(), rng)
     sd = float(differences.std(ddof=1)) if found.n > 1 else None
     return Difference(found.mean, found.low, found.high, sd, _p(differences), found.n)
+
+
+def p_of_equal(n: int) -> float:
+    """Return the p-value of `n` differences that are all equal, and not 0.
+
+    They have no variance to test against. If either sign was as likely for each, all would have
+    the same one with a probability of 2/2^n: 0.25 for 3 seeds, less than 5% from 6 on.
+    """
+    return float(min(1.0, 2.0 ** (1 - n)))
 
 
 def holm(ps: Sequence[float]) -> tuple[float, ...]:
@@ -141,7 +175,8 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
     Parameters
     ----------
     sd_of_differences
-        Standard deviation of the differences between trials with the same seed.
+        Standard deviation of the differences between trials with the same seed; if it is 0, the
+        test is that of equal differences (`p_of_equal`).
     difference
         The true mean of the differences.
     power
@@ -150,16 +185,19 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
     Returns
     -------
     int | None
-        At least 3, for fewer are never judged; None for a difference of 0, which no number shows.
+        At least 3, for fewer are never judged; None for a difference of 0 but for rounding, which
+        no number shows, and for one that a million seeds would not show.
     """
-    if difference == 0:
+    if abs(difference) <= ROUNDING * sd_of_differences:
         return None
-    if sd_of_differences == 0:
-        return FEWEST_SEEDS
+    if sd_of_differences <= ROUNDING * abs(difference):
+        return FEWEST_EQUAL
     effect = abs(difference) / sd_of_differences
     enough = FEWEST_SEEDS
     while _power(enough, effect) < power:
-        enough *= 2
+        if enough >= MOST_SEEDS:
+            return None
+        enough = min(2 * enough, MOST_SEEDS)
     too_few = enough // 2
     while enough - too_few > 1:
         middle = (enough + too_few) // 2
@@ -175,29 +213,24 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
 
 def _constant(data: np.ndarray) -> bool:
     """Whether the values are equal, but for rounding."""
-    return bool(np.ptp(data) <= 1e-9 * np.abs(data).max())
+    return bool(np.ptp(data) <= ROUNDING * np.abs(data).max())
 
 
-def _student(data: np.ndarray) -> tuple[float, float]:
-    low, high = stats.t.interval(
-        CONFIDENCE, data.size - 1, loc=data.mean(), scale=data.std(ddof=1) / math.sqrt(data.size)
-    )
-    return float(low), float(high)
-
-
-def _resampled(data: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+def _resampled(
+    data: np.ndarray, rng: np.random.Generator, confidence: float
+) -> tuple[float, float]:
     found = stats.bootstrap(
-        (data,), np.mean, confidence_level=CONFIDENCE, method="BCa", rng=rng
+        (data,), np.mean, confidence_level=confidence, method="BCa", rng=rng
     ).confidence_interval
     return float(found.low), float(found.high)
 
 
 def _p(differences: np.ndarray) -> float | None:
-    """The p-value of the paired t-test, which itself has none where all differences are equal."""
+    """The p-value of the paired t-test; that has none where all differences are equal."""
     if differences.size < FEWEST_SEEDS:
         return None
     if _constant(differences):
-        return 0.0 if differences[0] else 1.0
+        return p_of_equal(differences.size) if differences[0] else 1.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 

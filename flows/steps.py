@@ -1,4 +1,4 @@
-"""Owns the common step of a trial's series: how many gradients its workers have pushed so far.
+"""Owns the count of gradients that workers have pushed: the common step of a trial's series.
 
 Runs of different speed align on it. It counts work that was done, so it never goes back: updates
 that a failure undid stay counted.
@@ -6,10 +6,10 @@ that a failure undid stay counted.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
-from dps.events import TrialResumed
-from flows.learning import pushed_times
+from dps.events import Acked, TrialResumed
 from flows.record import Record
 
 
@@ -17,13 +17,30 @@ class Steps:
     """Tells the gradients pushed up to a moment.
 
     A trial that was resumed goes on from what its checkpoints held.
+
+    Attributes
+    ----------
+    first, last
+        The count where the record begins, and where it ends.
     """
 
     def __init__(self, record: Record) -> None:
         self._times = pushed_times(record)
         resumed = record.of(TrialResumed)
-        self._before = resumed[0].updates if resumed else 0
+        self.first = resumed[0].updates if resumed else 0
+        self.last = self.first + len(self._times)
 
     def at(self, t: float) -> int:
         """Return how many gradients workers knew to be safe at `t`, in seconds since the epoch."""
-        return self._before + bisect_right(self._times, t)
+        return self.first + bisect_right(self._times, t)
+
+
+def pushed_times(record: Record) -> list[float]:
+    """Return when each different gradient was first acknowledged on some shard, in order."""
+    first: dict[tuple[str, int, int], float] = {}
+    for batch in record.of(Acked):
+        for t, seq, outcome in zip(batch.times, batch.seqs, batch.outcomes, strict=True):
+            key = (batch.worker, batch.incarnation, seq)
+            if outcome != "dropped":
+                first[key] = min(t, first.get(key, math.inf))
+    return sorted(first.values())

@@ -5,7 +5,6 @@ Only valid trials enter; with a handful of seeds a range is all that can honestl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,12 +30,6 @@ class Group:
     condition: str
     trials: tuple[Outcome, ...]
     left_out: tuple[Outcome, ...]
-
-    @property
-    def slug(self) -> str:
-        """The group's name as part of a metric's name."""
-        parts = [part for part in (self.strategy, self.condition) if part]
-        return "/".join(re.sub(r"[^\w.\- ]", "_", part) for part in parts)
 
     @property
     def faulty(self) -> bool:

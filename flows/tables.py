@@ -23,9 +23,9 @@ COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
             "accuracy_drop",
             "regain_seconds",
             "accuracy_area_time",
-            "accuracy_area_updates",
+            "accuracy_area_gradients",
             "target_seconds",
-            "target_updates",
+            "target_gradients",
             "loss_final",
         ),
     ),
@@ -70,7 +70,7 @@ COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Time and resources",
         (
             "training_seconds",
-            "updates_per_second",
+            "gradients_per_second",
             "goodput",
             "idle_share",
             "cpu_seconds_all",
@@ -126,7 +126,7 @@ PER_TRIAL = (
     "staleness_median",
     "staleness_p99",
     "staleness_max",
-    "updates_per_second",
+    "gradients_per_second",
     "cpu_seconds_all",
     "peak_bytes_all",
     "sent_bytes_all",
@@ -160,7 +160,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FigureTable:
     """All figures under one condition, strategies side by side."""
 
     condition: str
@@ -224,10 +224,10 @@ def statistics(rows: Sequence[Compared]) -> list[Statistics]:
 def _judged(row: Compared) -> Judged:
     column, own = BY_KEY[row.metric], row.interval
     return Judged(
-        mean=column.text(own.mean),
-        interval=_bounds(column, own.low, own.high),
+        mean=column.text(own.mean if own else None),
+        interval=_bounds(column, own.low, own.high) if own else "",
         difference=_difference(column, row),
-        verdict=row.verdict or "",
+        verdict=row.said,
         tone=TONES.get(row.verdict or "", ""),
         repeats=_repeats(row),
     )
@@ -287,17 +287,17 @@ def _glance_cell(group: Group, key: str) -> Cell:
 
 def _price(group: Group | None, base: Group | None) -> Cell:
     ratio = words.ratio(group, base, "cost_usd") if group and base else None
-    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio:.2f}", "")
+    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio.mean:.2f}", "")
 
 
-def comparison(groups: Sequence[Group], condition: str) -> Comparison:
+def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     """Return every figure under a condition."""
     members = [group for group in groups if group.condition == condition]
     sections = [
         (title, tuple(line for key in keys if (line := _line(BY_KEY[key], members))))
         for title, keys in COMPARED
     ]
-    return Comparison(
+    return FigureTable(
         condition,
         strategies=tuple(group.strategy for group in members),
         counts=tuple(len(group.trials) for group in members),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from dps.core.names import replacement
 from dps.events import (
     Acked,
     Applied,
@@ -52,9 +53,9 @@ class FaultTimes:
     capacity
         A fresh node had taken the place of the lost one.
     serving
-        The shard served again; `source` says from what: "promoted", "initial", "checkpoint" or
-        "store"; "others" if the head was not the one that was lost; "resumed" for a head whose
-        pause or cut ended before anybody gave it up.
+        The shard served again; `source` says from what: "promoted", "initial", "checkpoint",
+        "store" or "worker"; "others" if the head was not the one that was lost; "resumed" for a
+        head whose pause or cut ended before anybody gave it up.
     first_applied
         The shard's head first applied an update after that.
     ended
@@ -190,7 +191,7 @@ def _detected(record: Record, fault: Struck) -> Detected | None:
 def _detected_times(record: Record, times: FaultTimes, detected: Detected) -> FaultTimes:
     """The moments of a fault by which a shard lost a node."""
     serving, source, applied = _back(record, detected)
-    fresh = f"{times.node}-b"
+    fresh = replacement(times.node)
     capacity = _first(
         [e for e in record.of(CapacityRestored) if (e.fault, e.node) == (times.fault, fresh)]
     )

@@ -22,6 +22,7 @@ from distributed import Client
 
 from dps.chaos.injector import Injector
 from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.roles import resource_of
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
@@ -39,18 +40,18 @@ from dps.events import (
     TrialStarted,
 )
 from dps.protocol.group import Timings
-from flows.attempt import settings, versions
+from flows.attempt import versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
 from flows.grid import Trial
+from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
+from flows.workload_sections import workload_of
 from flows.workloads import (
-    SHAPES,
     Dataset,
     Workload,
     batches,
-    build_workload,
     load_dataset,
     with_torch,
 )
@@ -109,10 +110,7 @@ def run_trial(
         try:
             failure = _train(trial, folder, record, path, tell, plan)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
-            failure = f"{type(error).__name__}: {error}"
-            if not isinstance(error, DpsError | OSError):
-                (folder / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
-                failure += f" (unforeseen; see {TRACEBACK_FILE} beside the record)"
+            failure = reason_of(error, folder)
         if failure is not None:
             record(TrialEnded(clock.now(), "failed", failure))
         elif missed:
@@ -120,6 +118,16 @@ def run_trial(
             record(TrialEnded(clock.now(), "invalid", reasons))
         else:
             record(TrialEnded(clock.now(), "valid", ""))
+
+
+def reason_of(error: Exception, folder: Path) -> str:
+    """Say why a trial failed; what nobody foresaw leaves its traceback beside the record."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, DpsError | OSError):
+        return reason
+    text = "".join(traceback.format_exception(error))
+    (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+    return f"{reason} (unforeseen; see {TRACEBACK_FILE} beside the record)"
 
 
 def _train(
@@ -185,7 +193,7 @@ def _server(
 
 def initial(config: TrialConfig) -> dict[str, np.ndarray]:
     """The values that the model starts from; they depend on the seed alone."""
-    return _workload(config).initial(np.random.default_rng([config.seed, 0]))
+    return workload_of(config).initial(np.random.default_rng([config.seed, 0]))
 
 
 def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
@@ -234,7 +242,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     computing is the gradient and the emulated rest of it; the time until the next gradient is
     spent waiting for the server, or for other workers.
     """
-    workload = _workload(config)
+    workload = workload_of(config)
     data = load_dataset(**config.dataset.model_dump(), part="train")
     share = shares[worker.name]
     rng = np.random.default_rng([config.seed, 1 + int(worker.name.removeprefix("worker-"))])
@@ -264,16 +272,11 @@ class Scorer:
 
     @cached_property
     def _workload(self) -> Workload:
-        return _workload(self._config)
+        return workload_of(self._config)
 
     @cached_property
     def _data(self) -> Dataset:
         return load_dataset(**self._config.dataset.model_dump(), part="test")
-
-
-def _workload(config: TrialConfig) -> Workload:
-    chosen = config.workload.model_dump()
-    return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
 
 
 def _needs_torch(config: TrialConfig) -> bool:
@@ -282,6 +285,4 @@ def _needs_torch(config: TrialConfig) -> bool:
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
-    hosting = {"server", "replica", "spare"}
-    kinds = {name: name.split("-")[0] for name in config.node_names}
-    return [NodeSpec(n, "server" if kind in hosting else kind) for n, kind in kinds.items()]
+    return [NodeSpec(name, resource_of(name)) for name in config.node_names]

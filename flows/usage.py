@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from dps.core.names import ROLES, original
 from dps.core.recovery import Checkpoint
 from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
 from flows.prices import Prices
 from flows.record import Record
 from flows.timeline import training_span
 
-ROLES = ("server", "replica", "spare", "store", "worker", "evaluator", "scheduler")
 LINKS = ("train", "replicate", "store", "control")
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
@@ -168,13 +168,13 @@ def node_seconds(record: Record) -> dict[str, float]:
 def rented_seconds(record: Record) -> dict[str, float]:
     """Return for each role the length of the training times the nodes that it needs at once.
 
-    A node that took the place of a lost one is not rented again.
+    A node that took the place of a lost one is not rented again, whatever its role is now.
     """
     span = training_span(record)
     if span is None:
         return {}
-    places = {(node.role, _place(node.node)) for node in record.of(NodeJoined)}
-    counts = Counter(role for role, _ in places)
+    roles = {original(node.node): node.role for node in reversed(record.of(NodeJoined))}
+    counts = Counter(roles.values())
     return {role: count * (span[1] - span[0]) for role, count in counts.items()}
 
 
@@ -222,16 +222,9 @@ def _largest(
 ) -> dict[str, int]:
     largest: dict[str, int] = {}
     for sample in samples:
-        place = _place(sample.node)
+        place = original(sample.node)
         largest[place] = max(largest.get(place, 0), key(sample))
     return largest
-
-
-def _place(node: str) -> str:
-    """Return the name of the node whose place this one took: "server-0" for "server-0-b"."""
-    while node.endswith("-b"):
-        node = node.removesuffix("-b")
-    return node
 
 
 def _checkpoints_kept(record: Record) -> int:

@@ -65,7 +65,7 @@ def _table(rows: Sequence[Compared]) -> Table:
         name = "" if row.metric == shown else figure_name(column)
         shown = row.metric
         cells = (name, row.strategy, _mean(row, column), _difference(row, column), _seeds(row))
-        said = Text(row.verdict or "", style=STYLES.get(row.verdict or "", ""))
+        said = Text(row.said, style=STYLES.get(row.verdict or "", ""))
         table.add_row(*map(Text, cells), said)
     return table
 
@@ -76,6 +76,8 @@ def _metrics(rows: Sequence[Compared]) -> list[str]:
 
 def _mean(row: Compared, column: Column) -> str:
     found = row.interval
+    if found is None:
+        return NOT_APPLICABLE
     return column.text(found.mean) + _bounds(column, found.low, found.high)
 
 
@@ -94,6 +96,6 @@ def _bounds(column: Column, low: float | None, high: float | None) -> str:
 
 def _seeds(row: Compared) -> str:
     if row.difference is None:
-        return str(row.interval.n)
+        return str(row.interval.n if row.interval else 0)
     needed = "" if row.repeats_needed is None else f" / {row.repeats_needed:,}"
     return f"{row.difference.n}{needed}"

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dps.core.recovery import PRESETS
 from dps.events import TrialResumed
 from flows.columns import BY_KEY
 from flows.comparisons import Compared
 from flows.outcome import Outcome
 from flows.record import Record
-from flows.statistics import FEWEST_SEEDS
+from flows.statistics import FEWEST_SEEDS, Interval, interval
 from flows.summary import Group
 from flows.timeline import FaultTimes
 
@@ -42,7 +44,7 @@ _SOURCES = {
     "store": "the shard went on from the state store",
     "worker": "the shard was rebuilt from what a worker held",
     "others": "the head went on with the replicas left",
-    "resumed": "the pause was over before the node was given up",
+    "resumed": "the pause or cut was over before the node was given up",
 }
 
 
@@ -144,12 +146,13 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
 
 
 def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
-    """Say of each metric which strategies are better or worse than the baseline, by how much."""
+    """Say of each metric which strategies are better, worse or not comparable to the baseline."""
     told = []
     for metric in dict.fromkeys(row.metric for row in rows):
         of_metric = [row for row in rows if row.metric == metric and row.verdict is not None]
         parts = [_verdict(row) for row in of_metric if row.verdict in ("better", "worse")]
         quiet = [row.strategy for row in of_metric if row.verdict == "no difference shown"]
+        parts += [f"{row.strategy} {row.said}" for row in of_metric if row.uneven]
         if quiet:
             parts.append(f"{', '.join(quiet)}: no difference shown")
         if parts:
@@ -258,7 +261,7 @@ def _updates(group: Group) -> str:
     )
     if replayed.high > 0:
         said += (
-            f"; {span(group, 'updates_replayed')} gradients computed during the outage were "
+            f"; {span(group, 'updates_replayed')} updates computed during the outage were "
             "applied after it"
         )
     return f"{said}."
@@ -283,33 +286,55 @@ def _end(group: Group, quiet: Group | None) -> str:
 def _price(group: Group, baseline: Group | None) -> str:
     if baseline is None or baseline is group:
         return _absolute_price(group)
-    ratios = [
-        f"{value:.2f} × {what}"
+    found = [
+        (value, what)
         for key, what in (
-            ("updates_per_second", "the gradients per second"),
+            ("gradients_per_second", "the gradients per second"),
             ("cpu_seconds_all", "the processor time"),
             ("sent_bytes_all", "the bytes sent"),
             ("cost_usd", "the money"),
         )
         if (value := ratio(group, baseline, key)) is not None
     ]
-    return f"Against {baseline.strategy}, on average: {', '.join(ratios)}." if ratios else ""
+    if not found:
+        return ""
+    ratios = ", ".join(f"{_factor(value)} × {what}" for value, what in found)
+    intervals = " with 95% intervals" if any(_bounded(value) for value, _ in found) else ""
+    return f"Against {baseline.strategy}, on average{intervals}: {ratios}."
+
+
+def _factor(ratio: Interval) -> str:
+    return f"{ratio.mean:.2f}" + (f" ({ratio.low:.2f}–{ratio.high:.2f})" if _bounded(ratio) else "")
+
+
+def _bounded(ratio: Interval) -> bool:
+    """Whether there are enough seeds for an interval that tells something."""
+    return ratio.n >= FEWEST_SEEDS
 
 
 def _absolute_price(group: Group) -> str:
-    if group.spread("updates_per_second") is None:
+    if group.spread("gradients_per_second") is None:
         return ""
     return (
-        f"It took {span(group, 'updates_per_second')} gradients per second, "
+        f"It took {span(group, 'gradients_per_second')} gradients per second, "
         f"{span(group, 'cpu_seconds_all', ' s')} of processor time, "
         f"{span(group, 'sent_bytes_all', ' MB')} sent, {span(group, 'cost_usd', ' USD')}."
     )
 
 
-def ratio(group: Group, baseline: Group, key: str) -> float | None:
-    """Return a figure's mean over one group's trials divided by that over another's."""
-    mine, theirs = group.spread(key), baseline.spread(key)
-    return mine.mean / theirs.mean if mine and theirs and theirs.mean else None
+def ratio(group: Group, baseline: Group, key: str) -> Interval | None:
+    """Return a figure divided by that of another group, over the seeds for which both have it."""
+    mine, theirs = _by_seed(group, key), _by_seed(baseline, key)
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds or not all(theirs[seed] for seed in seeds):
+        return None
+    # The same records always make the same page.
+    return interval([mine[seed] / theirs[seed] for seed in seeds], np.random.default_rng(0))
+
+
+def _by_seed(group: Group, key: str) -> dict[int, float]:
+    found = {trial.identity.seed: trial.row()[key] for trial in group.trials}
+    return {s: float(v) for s, v in found.items() if s is not None and v is not None}
 
 
 def _short(seconds: float) -> str:

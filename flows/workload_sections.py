@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from dps.errors import ConfigurationError
 from flows.sections import Section, refuse
+from flows.workloads import SHAPES, Workload, build_workload
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
 
@@ -19,9 +20,10 @@ class MlpSection(Section):
 
 
 class SoftmaxSection(Section):
-    """Softmax regression."""
+    """Softmax regression; its loss has `l2`/2 times the sum of squared weights added to it."""
 
     kind: Literal["softmax"]
+    l2: NonNegativeFloat = 0.0
 
 
 class LogisticSection(Section):
@@ -92,3 +94,23 @@ class FashionMnistSection(Section):
 
 
 DatasetSection = Annotated[DigitsSection | FashionMnistSection, Field(discriminator="kind")]
+
+
+class Trained(Protocol):
+    """A configuration that says what is trained."""
+
+    @property
+    def workload(self) -> WorkloadSection:
+        """The model."""
+        ...
+
+    @property
+    def dataset(self) -> DatasetSection:
+        """What it is trained on."""
+        ...
+
+
+def workload_of(config: Trained) -> Workload:
+    """Return the workload of a configuration, for the shape of its data."""
+    chosen = config.workload.model_dump()
+    return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)

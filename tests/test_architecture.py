@@ -35,7 +35,7 @@ LIBRARIES = {
     "core": {"numpy"},
     "protocol": {"numpy", "fsspec", "safetensors"},
     "sim": {"numpy", "fsspec"},
-    "cluster": {"numpy", "dask", "distributed", "dask_jobqueue", "psutil"},
+    "cluster": {"numpy", "dask", "distributed", "psutil"},
     "chaos": {"dask", "distributed", "psutil"},
 }
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from dps.chaos.disturb import Disturber
 from dps.chaos.strike import Striker
-from dps.chaos.targets import replacement
 from dps.cluster.local import LocalCluster, NodeSpec, is_stopped
 from dps.cluster.roles import resource_of
 from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
+from dps.core.names import replacement
 from dps.events import CapacityRestored, Event, NodeJoined, Sink
 from dps.protocol.transport import Clock
 

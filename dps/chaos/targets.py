@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING
 from dps.chaos.strike import Nodes
 from dps.cluster.local import is_gone
 from dps.core.faults import Among, Corrupt, Fault, InChain, Seat
+from dps.core.names import replacement
 from dps.protocol.messages import Table
 
 if TYPE_CHECKING:
     from dps.cluster.server import ParameterServer
 
 NOT_A_NODE = "scheduler"
-
-
-def replacement(name: str) -> str:
-    """The name of the node that takes a lost one's place."""
-    return f"{name}-b"
 
 
 class Targets:

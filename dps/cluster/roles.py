@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dps.core.names import role_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
 
@@ -39,8 +40,8 @@ class Node:
 
 def resource_of(name: str) -> str:
     """The Dask resource of a node with this name, on a cluster made for dps."""
-    kind = name.split("-")[0]
-    return "server" if kind in SERVING else kind
+    role = role_of(name)
+    return "server" if role in SERVING else role
 
 
 def is_assigned(workers: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 from dps.events.base import Event as Event
 from dps.events.base import Sink as Sink
 from dps.events.base import from_dict as from_dict
-from dps.events.base import from_json as from_json
 from dps.events.base import recorded as recorded
 from dps.events.base import to_dict as to_dict
 from dps.events.base import to_json as to_json

@@ -18,7 +18,7 @@ class Event:
 
 
 def recorded(cls: type[Event]) -> type[Event]:
-    """Enter an event class in the table that `from_json` reads by class name."""
+    """Enter an event class in the table that `from_dict` reads by class name."""
     Event.kinds[cls.__name__] = cls
     return cls
 
@@ -41,8 +41,3 @@ def from_dict(record: Mapping[str, Any]) -> Event:
     fields = dict(record)
     cls: Callable[..., Event] = Event.kinds[fields.pop("event")]
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-
-
-def from_json(line: str) -> Event:
-    """Rebuild an event from one line of JSON."""
-    return from_dict(json.loads(line))

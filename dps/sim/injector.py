@@ -10,6 +10,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any
 
+from dps.core.names import role_of
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SimDisk
 from dps.sim.faults import Fault, Schedule, Trigger, Whom
@@ -80,7 +81,7 @@ class Injector:
 
     def has_touched(self, *roles: str) -> bool:
         """Whether a fault has touched a node of one of these roles."""
-        return any(name.partition("-")[0] in roles for name in self._touched_names)
+        return any(role_of(name) in roles for name in self._touched_names)
 
     async def run(self) -> None:
         """Carry out one fault after the other; return when all that end have ended."""

@@ -103,10 +103,6 @@ class World:
         """Have the coordinator told that a node is lost, whether it is or not."""
         self._scheduler.run(self._notice(self._nodes[name]))
 
-    def is_up(self, name: str) -> bool:
-        """Whether there is a live node of that name."""
-        return name in self._nodes
-
     def process(self, name: str) -> Process | None:
         """The live process of that name, if there is one."""
         return self._nodes.get(name) or {"scheduler": self._scheduler}.get(name)

@@ -81,12 +81,12 @@ ACCURACY = (
         better="higher",
     ),
     Column(
-        "accuracy_area_updates",
+        "accuracy_area_gradients",
         "mean over gradients",
         "%",
         "Area under the curve of accuracy against gradients pushed, divided by their number: mean "
         "accuracy per gradient, straight between evaluations. Gradients that were lost count.",
-        "final/accuracy_area_updates",
+        "final/accuracy_area_gradients",
         better="higher",
     ),
     Column(
@@ -106,11 +106,11 @@ ACCURACY = (
         better="lower",
     ),
     Column(
-        "target_updates",
+        "target_gradients",
         "gradients to target",
         "count",
         "Gradients pushed until the first evaluation that is at least the target.",
-        "target/updates",
+        "target/gradients",
         better="lower",
     ),
     Column(

@@ -22,14 +22,22 @@ RECOVERY = (
         "Updates that the shards had applied when it was sent.",
         "recovery/fault_at_updates",
     ),
-    Column("detected_by", "detected by", "", "Who noticed the loss: scheduler or client."),
+    Column(
+        "detected_by",
+        "detected by",
+        "",
+        "Who noticed the loss: “scheduler” (a connection broke), “client” (calls failed), “lease” "
+        "(the node was not heard of in time) or “coordinator” (the node did not "
+        "answer it, or another process has its address).",
+    ),
     Column(
         "recovered_from",
         "recovered from",
         "",
         "What the shard went on from: “promoted” (a replica took over), “checkpoint”, “store”, "
-        "“initial” values, “others” (the head went on with the replicas left), or “resumed” (the "
-        "pause ended before the node was given up).",
+        "“initial” values, “worker” (rebuilt from what a worker held), “others” (the head went on "
+        "with the replicas left), or “resumed” (the pause or cut ended before the node was given "
+        "up).",
     ),
     Column(
         "detect_seconds",
@@ -68,8 +76,8 @@ RECOVERY = (
         "rto_seconds",
         "recovery time",
         "s",
-        "From SIGKILL until the first update that the shard applied after it (RTO): detect + "
-        "restore + first update.",
+        "From the fault, such as SIGKILL, until the first update that the shard applied once it "
+        "served again (RTO): detect + restore + first update.",
         "recovery/rto_seconds",
         better="lower",
     ),

@@ -163,19 +163,19 @@ SPEED = (
         better="lower",
     ),
     Column(
-        "updates_pushed",
+        "gradients_pushed",
         "gradients",
         "count",
         "Different gradients that workers were told are safe or buffered, each counted once "
         "however many shards it touches, and whatever became of it later.",
-        "updates/pushed",
+        "gradients/pushed",
     ),
     Column(
-        "updates_per_second",
+        "gradients_per_second",
         "gradients per second",
         "per second",
         "Gradients divided by the time of the training.",
-        "final/updates_per_second",
+        "final/gradients_per_second",
         better="higher",
     ),
     Column(

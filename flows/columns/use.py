@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dps.core.names import ROLES
 from flows.columns.column import Column
-from flows.usage import LINKS, ROLES
+from flows.usage import LINKS
 
 _ROLE_NAMES = {"all": "all roles", **{role: role for role in ROLES}}
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from flows.statistics import FEWEST_SEEDS, student_reach
+
 POINTS = 61
 NOTE = (
     "Thick: mean over seeds; band: 95% interval of the mean (with two seeds: their range); thin: "
@@ -70,10 +71,7 @@ def band(curves: Sequence[Curve]) -> Band | None:
 
 
 def _bounds(values: Floats, mean: Floats) -> tuple[Floats, Floats]:
-    n = len(values)
-    if n < 3:
+    if len(values) < FEWEST_SEEDS:
         return values.min(axis=0), values.max(axis=0)
-    from scipy.stats import t
-
-    reach = t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
+    reach = student_reach(values)
     return mean - reach, mean + reach

@@ -23,9 +23,9 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
     """Draw the distribution of staleness under one condition; None where nothing was applied."""
     trials = subject.under(condition)
     rows = [
-        (name, phase, values)
+        (name, period, values)
         for name in subject.among(trials)
-        for phase, values in _phases(subject.under(condition, name)).items()
+        for period, values in _periods(subject.under(condition, name)).items()
     ]
     if not rows:
         return None
@@ -49,7 +49,7 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
         axes.plot(median, place, "|", color=colour, markersize=10, markeredgewidth=2)
         axes.plot(most, place, "o", color=colour, markersize=4.5, fillstyle="none")
     colours = [subject.looks[name].colour for name, _, _ in rows]
-    row_axis(axes, [f"{name} {phase}".strip() for name, phase, _ in rows], colours)
+    row_axis(axes, [f"{name} {period}".strip() for name, period, _ in rows], colours)
     _scale(axes, max(values[-1] for values in shown))
     keys = [
         line_key("median", MUTED, "|", "none"),
@@ -67,11 +67,11 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
         else "Staleness of applied gradients",
         _note(subject.faulty(condition)),
         figure,
-        Table(("strategy", "phase", "updates", *SHARES), tuple(_table(rows, shown))),
+        Table(("strategy", "period", "updates", *SHARES), tuple(_table(rows, shown))),
     )
 
 
-def _phases(trials: Sequence[Trial]) -> dict[str, list[int]]:
+def _periods(trials: Sequence[Trial]) -> dict[str, list[int]]:
     """Return staleness by period, of all trials together; "" is that of a trial without faults."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for record, outcome in trials:
@@ -108,5 +108,5 @@ def _note(faulty: bool) -> str:
 def _table(
     rows: Sequence[tuple[str, str, Sequence[int]]], shown: Sequence[np.ndarray]
 ) -> Iterator[tuple[Any, ...]]:
-    for (name, phase, values), shares in zip(rows, shown, strict=True):
-        yield (name, phase or "whole training", len(values), *map(int, shares))
+    for (name, period, values), shares in zip(rows, shown, strict=True):
+        yield (name, period or "whole training", len(values), *map(int, shares))

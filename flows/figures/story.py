@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dps.core.names import ROLES
 from dps.events import (
     CheckpointWritten,
     Killed,
@@ -37,7 +38,6 @@ from flows.figures.subject import Subject, Trial, end, start, whole
 from flows.record import Record
 from flows.summary import Group
 from flows.timeline import FaultTimes
-from flows.usage import ROLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flows.columns import BY_KEY
-from flows.figures.bands import CONFIDENCE
 from flows.figures.drawing import Drawing, Table
 from flows.figures.style import INK, REFERENCE, legend_above, line_key, panel, strategy_keys
 from flows.figures.subject import Subject
+from flows.statistics import FEWEST_SEEDS, interval
 from flows.summary import Group
 
 COST, ACCURACY = "cost_usd", "accuracy_final"
@@ -107,16 +108,15 @@ def _means(group: Group) -> tuple[float, float]:
     return sum(x for x, _ in pairs) / len(pairs), sum(y for _, y in pairs) / len(pairs)
 
 
-def _reach(values: Sequence[float]) -> float | None:
-    """Half the 95% interval of a mean; None for fewer than 3 values, as in the bands."""
-    n = len(values)
-    if n < 3:
+def _reach(values: Sequence[float]) -> list[list[float]] | None:
+    """How far the 95% interval of a mean goes down and up; None where it would say little."""
+    if len(values) < FEWEST_SEEDS:
         return None
-    from scipy.stats import t
-
-    mean = sum(values) / n
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n))
+    # Resampling only: the same trials give the same figure.
+    found = interval(values, np.random.default_rng(0))
+    assert found.low is not None
+    assert found.high is not None
+    return [[max(0.0, found.mean - found.low)], [max(0.0, found.high - found.mean)]]
 
 
 def _scale(costs: Sequence[float]) -> float:

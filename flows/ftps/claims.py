@@ -1,21 +1,18 @@
-"""Owns what Pampari and Patel claim, and how each claim is judged by what was measured here."""
+"""Owns what Pampari and Patel claim, and what was measured here to judge each claim by."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-import numpy as np
-
 from flows.charts import Chart, Dot
-from flows.claims import Claim, Verdict, judge, told
+from flows.claims import Measurement, mean_of, told
 from flows.findings import Table
 from flows.ftps.hash_ring import dps_balance, hashes, lose_first, ring_balance
 from flows.ftps.measures import Measured
-from flows.statistics import Interval, interval
 
 VIRTUAL_NODES = (1, 5, 10, 50, 100)
 PARAMETERS = (785, 7_850, 78_500)
@@ -44,7 +41,7 @@ BySeed = Mapping[int, float]
 class Part:
     """What one part of the replication adds to its findings."""
 
-    claims: Sequence[Claim]
+    claims: Sequence[Measurement]
     tables: Sequence[Table]
     charts: Sequence[Chart]
 
@@ -65,23 +62,30 @@ def ring_findings() -> Part:
     blocks = {n: [dps_balance(f"w{i}", n, SERVERS) for i in range(NAMINGS)] for n in PARAMETERS}
     first, last = VIRTUAL_NODES[0], VIRTUAL_NODES[-1]
     few = balance[PARAMETERS[0]]
-    gain = _interval(one - many for one, many in zip(few[first], few[last], strict=True))
+    gain = [one - many for one, many in zip(few[first], few[last], strict=True)]
     moves = [lose_first(keys[PARAMETERS[0]], _servers(i), last) for i in range(NAMINGS)]
-    moved = _interval(100 * move.own / move.keys for move in moves)
+    moved = [100 * move.own / move.keys for move in moves]
     others = sum(move.others for move in moves)
     claims = [
-        Claim(
+        Measurement(
             f"More virtual nodes balance the ring: largest load over the mean, at {first} minus at "
             f"{last} of them",
             "falls",
-            told(gain, "", over="namings"),
-            judge(gain, least=0),
+            gain,
+            least=0,
+            over="namings",
         ),
-        Claim(
+        Measurement(
             "The loss of one of five servers moves its keys, about a fifth, and no others",
             "154 of 785 (19.6%)",
-            f"{told(moved, '%', 1, 'namings')}; {others} other keys",
-            "does not hold" if others else judge(moved, least=15, most=25),
+            moved,
+            least=15,
+            most=25,
+            unit="%",
+            digits=1,
+            over="namings",
+            note=f"; {others} other keys",
+            refuted=others > 0,
         ),
     ]
     return Part(claims, [_ring_table(balance, blocks)], [_ring_chart(balance, blocks)])
@@ -144,20 +148,23 @@ def scaling_findings(trials: Sequence[Measured]) -> Part:
     more = _ratio(samples[1, 4], samples[1, 1])
     servers = _ratio(seconds[1, 4], seconds[4, 1])
     claims = [
-        Claim(
+        Measurement(
             "More workers differentiate more samples a second: 1 × 4 over 1 × 1",
             "2.62",
-            *_judged(more, least=1),
+            list(more.values()),
+            least=1,
         ),
-        Claim(
+        Measurement(
             "Iterations take longer with more workers: speed of 1 × 4 over that of 1 × 1",
             "0.65",
-            *_judged(rates.get((1, 4), {}), most=1),
+            list(rates.get((1, 4), {}).values()),
+            most=1,
         ),
-        Claim(
+        Measurement(
             "The same workers are faster with more servers: speed of 4 × 1 over that of 1 × 4",
             "1.19",
-            *_judged(servers, least=1),
+            list(servers.values()),
+            least=1,
         ),
     ]
     return Part(claims, [_scaling_table(seconds, samples, rates)], [_scaling_chart(rates)])
@@ -242,35 +249,41 @@ def failure_findings(trials: Sequence[Measured]) -> Part:
     return Part(_failure_claims(found), [_failure_table(found)], [_failure_chart(found)])
 
 
-def _failure_claims(found: Losses) -> list[Claim]:
-    def judged(parts: Mapping[int, BySeed], unit: str, **bounds: float) -> tuple[str, Verdict]:
-        return _judged(_pooled(parts.values()), unit, **bounds)
-
+def _failure_claims(found: Losses) -> list[Measurement]:
     return [
-        Claim(
+        Measurement(
             "The loss costs accuracy at once: points lost, minus those without a failure",
             "0.6 to 2.9",
-            *judged(found.drops, " points", least=0),
+            _pooled(found.drops),
+            least=0,
+            unit=" points",
         ),
-        Claim(
+        Measurement(
             "A later loss costs less: points at the earliest iteration minus at the latest",
             "1.4",
-            *_judged(_first_minus_last(found.drops), " points", least=0),
+            list(_first_minus_last(found.drops).values()),
+            least=0,
+            unit=" points",
         ),
-        Claim(
+        Measurement(
             "Accuracy is regained within 5 iterations",
             "2 to 5",
-            *judged(found.each(_regain), " iterations", most=5),
+            _pooled(found.each(_regain)),
+            most=5,
+            unit=" iterations",
         ),
-        Claim(
+        Measurement(
             "The failing iteration takes longer: its time over that of a normal one",
             "3.8 (1.7 s, 0.45 s)",
-            *judged(found.each(_times_longer), "", least=1),
+            _pooled(found.each(_times_longer)),
+            least=1,
         ),
-        Claim(
+        Measurement(
             "The final accuracy is lower than without a failure: points of difference",
             "−0.5 to −0.8",
-            *judged(found.finals, " points", most=0),
+            _pooled(found.finals),
+            most=0,
+            unit=" points",
         ),
     ]
 
@@ -371,12 +384,8 @@ def _accuracy_line(trials: Sequence[Measured], last: int = 120) -> list[Dot]:
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _interval(values: Iterable[float]) -> Interval:
-    return interval(list(values), np.random.default_rng(0))
-
-
 def _dot(x: float, values: Sequence[float]) -> Dot:
-    found = _interval(values)
+    found = mean_of(values)
     return Dot(x, found.mean, found.low, found.high)
 
 
@@ -390,26 +399,16 @@ def _of(trials: Mapping[int, Measured], measure: Callable[[Measured], float | No
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _pooled(parts: Iterable[BySeed]) -> BySeed:
+def _pooled(parts: Mapping[int, BySeed]) -> list[float]:
     """The mean over parts of each seed that all of them have, so that each seed counts once."""
-    found = list(parts)
+    found = list(parts.values())
     seeds = set.intersection(*map(set, found)) if found else set()
-    return {seed: fmean(part[seed] for part in found) for seed in seeds}
+    return [fmean(part[seed] for part in found) for seed in sorted(seeds)]
 
 
 def _told(by_seed: BySeed, digits: int = 2) -> str:
-    return told(_interval(by_seed.values()), "", digits) if by_seed else "–"
+    return told(mean_of(list(by_seed.values())), "", digits) if by_seed else "–"
 
 
 def _mean(by_seed: BySeed, form: str) -> str:
     return format(fmean(by_seed.values()), form) if by_seed else "–"
-
-
-def _judged(
-    by_seed: BySeed, unit: str = "", least: float = -np.inf, most: float = np.inf
-) -> tuple[str, Verdict]:
-    """Say what was found, and whether it is between the bounds."""
-    if not by_seed:
-        return "nothing to judge by", "not resolved"
-    effect = _interval(by_seed.values())
-    return told(effect, unit), judge(effect, least, most)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
 
 from dps.events import Evaluated, Reported, Restored, WorkerLeft
 from flows.learning import evaluations
@@ -37,22 +36,22 @@ class Measured:
     @property
     def workers(self) -> int:
         """How many workers it has, which is how many updates make an iteration."""
-        return int(self._config["training"]["workers"])
+        return int(self.record.config["training"]["workers"])
 
     @property
     def servers(self) -> int:
         """How many shards, each on a server of its own."""
-        return int(self._config["server"]["shards"])
+        return int(self.record.config["server"]["shards"])
 
     @property
     def batch_size(self) -> int:
         """Examples per gradient."""
-        return int(self._config["training"]["batch_size"])
+        return int(self.record.config["training"]["batch_size"])
 
     @property
     def failure_at(self) -> int | None:
         """The iteration at which a server is to be lost; None: never."""
-        faults = self._config["faults"]
+        faults = self.record.config["faults"]
         return int(faults[0]["at_updates"]) // self.workers if faults else None
 
     @property
@@ -141,12 +140,6 @@ class Measured:
         """Return accuracy by whole iteration up to `last`; what a failure took back is replaced."""
         found = {round(self.iteration(s)): s.accuracy for s in evaluations(self.record)}
         return {iteration: found[iteration] for iteration in sorted(found) if iteration <= last}
-
-    @property
-    def _config(self) -> dict[str, Any]:
-        assert self.record.started is not None
-        config: dict[str, Any] = self.record.started.settings["config"]
-        return config
 
     def _spans(self) -> dict[str, list[tuple[float, float]]]:
         times: defaultdict[str, list[float]] = defaultdict(list)

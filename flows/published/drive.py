@@ -34,7 +34,7 @@ from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.trial import PRELOAD
+from flows.trial import PRELOAD, reason_of
 from flows.workloads import with_torch
 
 PROOF_SECONDS = 5.0
@@ -61,8 +61,8 @@ def run_published(trial: PublishedTrial, folder: Path) -> None:
             with LocalCluster(specs, preload) as cluster:
                 reason = _Run(trial, cluster, record).run()
                 status = "invalid" if reason else "valid"
-        except (DpsError, OSError, TimeoutError) as error:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 (whatever an actor raised must not stop the others)
+            status, reason = "failed", reason_of(error, folder)
         record(TrialEnded(clock.now(), status, reason))
 
 
@@ -80,6 +80,7 @@ class _Run:
         self.group = uuid.uuid4().hex
         self.actors: dict[str, Any] = {}
         self.epoch, self.kills, self.number, self.missed = 1, 0, 0, ""
+        self.version = 0  # that the server is at
 
     def run(self) -> str:
         """Train for the time of the trial; return why it is invalid, or nothing."""
@@ -105,7 +106,7 @@ class _Run:
         self._begin(server)
         while self.clock.monotonic() < self.end:
             if self._due():
-                self._kill(server)
+                self._kill(server, self.version)
                 self._notice_after(self.config.recovery)
                 # The published rule: only the last recovery restores, the others start afresh.
                 saved = self.ask(saver, "load") if self.kills == self.trial.kills else None
@@ -128,7 +129,7 @@ class _Run:
             if self._due():
                 lost = chain.pop(0)
                 joining = (self._later(self.config.recovery), f"{lost.node}-b")
-                self._kill(lost)
+                self._kill(lost, self.version)
                 self._notice_after(self.config.session)
                 self._takes_over(chain[0])
             if joining and isinstance(joining[1], str) and self.clock.monotonic() > joining[0]:
@@ -150,10 +151,11 @@ class _Run:
             if self._due():
                 self._kill(server, self.ask(store, "read").version)
                 self._notice_after(self.config.recovery)
+                version = self.ask(store, "read").version  # before the new server goes on from it
                 name = f"{server.node}-b"
                 kind = nodes.StatelessServer
                 server = self._up(name, "server", kind, self.config, self.epoch, store)
-                self._serves(server, self.ask(store, "read").version, "store")
+                self._serves(server, version, "store")
             time.sleep(LOOK_SECONDS)
         self.ask(store, "close")
         _result(working)
@@ -178,27 +180,23 @@ class _Run:
         task = self.client.submit(
             nodes.one_gradient, *arguments, resources={"worker-0": 1}, pure=False
         )
-        version, seconds = _result(task)
+        self.version, seconds = _result(task)
         now = self.clock.now()
-        self.record(nodes.acked(now, self.number, version, "applied"))
+        self.record(nodes.acked(now, self.number, self.version, "applied"))
         self.record(nodes.reported(now, self.number, seconds))
         self.number += 1
 
     def _due(self) -> bool:
         return self.kills < self.trial.kills and self.clock.monotonic() >= self.next_kill
 
-    def _kill(self, place: Place, updates: int | None = None) -> None:
-        """Kill a node with SIGKILL and see that its process is gone."""
+    def _kill(self, place: Place, version: int) -> None:
+        """Kill a node, which holds this version, with SIGKILL and see that its process is gone."""
         began, number = self.clock.now(), self.kills
         pid = self.cluster.kill(place.node)
         gone = is_gone(pid, PROOF_SECONDS)
         del self.actors[place.node]
         self.kills += 1
-        self.record(
-            Killed(
-                began, number, place.node, pid, self.number if updates is None else updates, gone
-            )
-        )
+        self.record(Killed(began, number, place.node, pid, version, gone))
         if not gone:
             self._miss(f"process {pid} was still there {PROOF_SECONDS:g} s later", place.node)
         self.lost = place.node
@@ -215,12 +213,12 @@ class _Run:
         self.record(Detected(now, 0, self.epoch, self.lost, False, "coordinator"))
 
     def _takes_over(self, successor: Place) -> None:
-        version = self.ask(successor, "promote", self.epoch)
-        self.record(Promoted(self.clock.now(), 0, self.epoch, successor.node, version))
+        self.version = self.ask(successor, "promote", self.epoch)
+        self.record(Promoted(self.clock.now(), 0, self.epoch, successor.node, self.version))
         self.next_kill = self._later(self.config.kill_after)
 
     def _serves(self, server: Place, version: int, source: str) -> None:
-        now = self.clock.now()
+        self.version, now = version, self.clock.now()
         self.record(CapacityRestored(now, self.kills - 1, server.node))
         self.record(Restored(now, 0, self.epoch, server.node, version, source))
         self.next_kill = self._later(self.config.kill_after)

@@ -26,7 +26,8 @@ from dps.cluster.transport import Meter, SystemClock
 from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined, Reported
 from flows.pace import COMPUTE
 from flows.published.settings import PublishedConfig
-from flows.workloads import SHAPES, Array, Arrays, Dataset, Workload, build_workload, load_dataset
+from flows.workload_sections import workload_of
+from flows.workloads import Array, Arrays, Dataset, load_dataset
 
 ASK_SECONDS = 20.0
 SAMPLE_SECONDS = 0.25
@@ -386,10 +387,7 @@ def _data(config: PublishedConfig, part: Any) -> Dataset:
     return load_dataset(**config.dataset.model_dump(), part=part)
 
 
-@cache
-def _workload(config: PublishedConfig) -> Workload:
-    chosen = config.workload.model_dump()
-    return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
+_workload = cache(workload_of)  # one for all tasks of a process
 
 
 def _nbytes(parts: Sequence[Arrays]) -> int:

@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from dps.errors import ConfigurationError
-from flows.complaints import key_of, sentence
-from flows.config import SAFE_NAME
+from flows.complaints import complaints, placed
 from flows.grid import DIGEST_LENGTH
-from flows.sections import Section, refuse
+from flows.sections import SafeName, Section
 from flows.source import read_document
 from flows.workload_sections import DatasetSection, WorkloadSection
 
@@ -32,6 +31,7 @@ CONFIGURATIONS = {
     "stateless": "stateless",
 }
 KILLS = (0, 1, 2)
+AS_PUBLISHED = "as published"
 
 
 class PublishedConfig(Section):
@@ -45,7 +45,7 @@ class PublishedConfig(Section):
     More than `long_queue` queued gradients are applied with a tenth of the learning rate.
     """
 
-    emulation: str
+    emulation: SafeName
     workload: WorkloadSection
     dataset: DatasetSection
     batch_size: PositiveInt = 32
@@ -61,13 +61,6 @@ class PublishedConfig(Section):
     target: PositiveFloat = 0.7
     long_queue: PositiveInt = 50
     repeats: PositiveInt
-
-    @field_validator("emulation")
-    @classmethod
-    def _is_safe(cls, name: str) -> str:
-        if not SAFE_NAME.fullmatch(name):
-            refuse(f"{name!r} names a folder: use letters, digits and . _ - only")
-        return name
 
     def scaled(self, seconds: float) -> float:
         """Return how long something that took so many seconds in the paper takes here."""
@@ -114,7 +107,7 @@ class PublishedTrial:
             "seed": self.seed,
             "config": {
                 **config,
-                "emulation": "as published",
+                "emulation": AS_PUBLISHED,
                 "evaluation": {"target": self.config.target},
                 "training": {"workers": 1},
                 "recovery": {
@@ -126,6 +119,11 @@ class PublishedTrial:
                 "seed": self.seed,
             },
         }
+
+
+def is_emulated(config: Mapping[str, Any]) -> bool:
+    """Tell by the configuration in a record whether it is of the emulation."""
+    return config.get("emulation") == AS_PUBLISHED
 
 
 def load_published(path: Path) -> PublishedConfig:
@@ -140,10 +138,7 @@ def load_published(path: Path) -> PublishedConfig:
     try:
         return PublishedConfig.model_validate(document.data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        keys = [(key_of(entry, document.data), sentence(entry)) for entry in found]
-        lines = [f"{document.place(key)}: {key}: {reason}" for key, reason in keys]
-        raise ConfigurationError("\n".join(lines)) from error
+        raise placed(complaints(error, document.data), document) from error
 
 
 def cells(config: PublishedConfig) -> tuple[PublishedTrial, ...]:

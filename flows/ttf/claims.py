@@ -1,14 +1,23 @@
 """Owns the paper's five claims: what each means in numbers, and when it holds.
 
-Each claim is two statements about a difference, measured seed by seed. A statement says which way
-the difference is to go and which size would matter to anybody:
+Each claim is two statements about a difference. Both sides of it are trials with the same number of
+kills, of workers, and seed; a seed's value is the mean over the cells that both sides have. A
+statement says which way the difference is to go and which size would matter to anybody:
 
 - it *holds* if the 95% interval lies wholly on the claimed side of 0, also after Holm's correction
   for all statements of the study;
 - it *does not hold* if the interval excludes even the smallest difference that matters;
 - else it is *not resolved*.
 
+So a claim is judged by its direction; the size that was published is told beside what was found.
+Of claims 1 and 2, that training *converges* is not judged: a trial ends long before it could be
+said to have.
+
 A claim of sameness holds if the interval lies within the margin, and fails if it lies outside.
+
+A trial that never reaches the target accuracy bounds its time from below: it would have taken
+longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
+bounds may only support the verdict that they understate (`Reach`); a pair of two says nothing.
 """
 
 from __future__ import annotations
@@ -16,61 +25,109 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
+from flows.claims import Verdict
 from flows.statistics import FEWEST_SEEDS, SIGNIFICANCE, Difference, corrected, paired
-from flows.ttf.measures import Measured, by_seed, ratios
+from flows.ttf.measures import Cells, Measured, by_cell, by_seed
 
-Verdict = Literal["holds", "does not hold", "not resolved"]
 BASES = ("checkpoint", "chain")
+HIT = (1, 2)  # numbers of kills
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
 
+BY_CONSTRUCTION: Final = "by construction"
+
 CLAIMS = {
-    1: "Stateless keeps converging through a failure and gains accuracy across it (up to 10 "
-    "points; 15 in the text)",
-    2: "Checkpoint and chain converge, but are set back by restarting from old state",
+    1: "Stateless gains accuracy across a failure (published: up to 10 points; 15 in the text)",
+    2: "Checkpoint and chain are set back by restarting from old state",
     3: "Continuing during downtime improves hardware utilisation",
     4: "Stateless costs about the same under fixed instance pricing",
-    5: "Checkpointing needs about 10% more time to 70% accuracy after two kills",
+    5: "Checkpointing takes longer to its target accuracy after two kills (published: about 10% "
+    "longer, to 70%)",
 }
 
-Values = dict[int, float]
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which trials of the pairs that a ratio of times is made of reached the target.
+
+    A ratio is at least what was found where only its numerator never reached the target, and at
+    most that where only its denominator did not.
+    """
+
+    pairs: int
+    both: int
+    mine: int
+    others: int
+
+    @property
+    def at_least(self) -> bool:
+        """Whether some ratio is a lower bound, which cannot show that there is no difference."""
+        return self.others > self.both
+
+    @property
+    def at_most(self) -> bool:
+        """Whether some ratio is an upper bound, which cannot show that there is a difference."""
+        return self.mine > self.both
+
+    def allow(self, found: Verdict) -> Verdict:
+        """Return the verdict where the bounds support it, else "not resolved"."""
+        hidden = (found == "holds" and self.at_most) or (found == "does not hold" and self.at_least)
+        return "not resolved" if hidden else found
+
+    def tell(self, effect: str) -> str:
+        """Return an effect as the bound that it is, and how many trials reached the target."""
+        if self.at_least and self.at_most:
+            effect = "–"
+        elif self.at_least or self.at_most:
+            effect = f"{'at least' if self.at_least else 'at most'} {effect}"
+        return f"{effect}; target reached by {self.mine} and {self.others} of {self.pairs}"
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One difference that a claim is about.
 
-    `of` returns its value for each seed. `margin` is the smallest difference that matters; with
-    `same`, the largest that does not.
+    `of` returns its value for each cell that both sides have. `margin` is the smallest difference
+    that matters; with `same`, the largest that does not. `reach` tells which values are bounds.
     """
 
     claim: int
     text: str
-    of: Callable[[Sequence[Measured]], Values]
+    of: Callable[[Sequence[Measured]], Cells]
     margin: float
     unit: Literal["points", "%"]
     same: bool = False
+    reach: Callable[[Sequence[Measured]], Reach] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A statement with what was found; `difference` is None where no seed could tell."""
+    """A statement with what was found; `difference` is None where no seed could tell.
+
+    The verdict is "by construction" for what was settled before anything ran.
+    """
 
     statement: Statement
     difference: Difference | None
-    verdict: Verdict
+    verdict: Verdict | Literal["by construction"]
+    reach: Reach | None = None
 
     def effect(self) -> str:
-        """Return the mean difference and its interval as text."""
+        """Return the mean difference and its interval as text, and whether it is a bound."""
+        return self.reach.tell(self._effect()) if self.reach else self._effect()
+
+    def _effect(self) -> str:
         found = self.difference
         if found is None:
             return "–"
         unit = " points" if self.statement.unit == "points" else "%"
+        if self.verdict == BY_CONSTRUCTION:
+            return f"{100 * found.mean:+.1f}{unit}"
         bounds = ""
         if found.low is not None and found.high is not None:
             bounds = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
@@ -86,68 +143,81 @@ def _select(
     return [t for t in trials if t.strategy in strategies and t.kills in kills]
 
 
-def _change(trials: Sequence[Measured], *strategies: str) -> Values:
+def _change(trials: Sequence[Measured], *strategies: str) -> Cells:
     parts = []
     for strategy in strategies:
-        hit = [t for t in _select(trials, [strategy], (1, 2)) if t.changes]
-        parts.append(by_seed(hit, lambda t: fmean(c.points for c in t.changes)))
+        hit = [t for t in _select(trials, [strategy], HIT) if t.changes]
+        parts.append(by_cell((t, fmean(c.points for c in t.changes)) for t in hit))
     return _mean(parts)
 
 
-def _minus(values: Values, base: Values) -> Values:
-    return {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
+def _lost(trials: Sequence[Measured], strategy: str) -> Cells:
+    return {cell: -value for cell, value in _change(trials, strategy).items()}
 
 
-def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Values:
-    """Pace with kills over pace without, of the same strategy and seed."""
+def _minus(values: Cells, base: Cells) -> Cells:
+    return {cell: values[cell] - base[cell] for cell in sorted(values.keys() & base.keys())}
 
-    def pace(trial: Measured) -> float:
-        return trial.pace
 
+def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """Pace with kills over pace without, of the same configuration, workers and seed."""
     parts = []
     for strategy in strategies:
-        hit = by_seed(_select(trials, [strategy], (1, 2)), pace)
-        parts.append(ratios(hit, by_seed(_select(trials, [strategy], (0,)), pace)))
+        calm = {(t.label, t.workers, t.seed): t.pace for t in _select(trials, [strategy], (0,))}
+        hit = [
+            (t, calm.get((t.label, t.workers, t.seed))) for t in _select(trials, [strategy], HIT)
+        ]
+        parts.append(by_cell((t, t.pace / base) for t, base in hit if base))
     return _mean(parts)
 
 
-def _idle(trials: Sequence[Measured], *strategies: str) -> Values:
-    parts = [
-        by_seed(
-            [t for t in _select(trials, [name], (1, 2)) if t.idle is not None],
-            lambda t: t.idle or 0.0,
-        )
-        for name in strategies
-    ]
-    return _mean(parts)
+def _idle(trials: Sequence[Measured], *strategies: str) -> Cells:
+    hit = [_select(trials, [name], HIT) for name in strategies]
+    return _mean([by_cell((t, t.idle) for t in each if t.idle is not None) for each in hit])
 
 
-def _mean(parts: Sequence[Values]) -> Values:
-    """Mean over strategies, each with the same weight, for the seeds that all have."""
+def _mean(parts: Sequence[Cells]) -> Cells:
+    """Mean over strategies, each with the same weight, for the cells that all have."""
     shared = set.intersection(*(set(part) for part in parts))
-    return {seed: fmean(part[seed] for part in parts) for seed in sorted(shared)}
+    return {cell: fmean(part[cell] for part in parts) for cell in sorted(shared)}
 
 
-def _cost(trials: Sequence[Measured], base: str) -> Values:
-    def usd(trial: Measured) -> float:
-        return trial.fixed_usd
+def _cost(trials: Sequence[Measured], base: str) -> Cells:
+    mine, others = (
+        by_cell((t, t.fixed_usd) for t in _select(trials, [name], HIT))
+        for name in ("stateless", base)
+    )
+    shared = sorted(cell for cell in mine.keys() & others.keys() if others[cell])
+    return {cell: mine[cell] / others[cell] - 1 for cell in shared}
 
-    hit = (1, 2)
-    return ratios(
-        by_seed(_select(trials, ["stateless"], hit), usd),
-        by_seed(_select(trials, [base], hit), usd),
+
+def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Cells:
+    return by_cell(
+        (mine, mine.to_target / other.to_target - 1)
+        for mine, other in _pairs(trials, base, kills)
+        if (mine.reached or other.reached) and other.to_target
     )
 
 
-def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Values:
-    def seconds(trial: Measured) -> float:
-        return trial.to_target
+def _reach(trials: Sequence[Measured], base: str, kills: int) -> Reach:
+    reached = [(mine.reached, other.reached) for mine, other in _pairs(trials, base, kills)]
+    return Reach(
+        pairs=len(reached),
+        both=sum(mine and other for mine, other in reached),
+        mine=sum(mine for mine, _ in reached),
+        others=sum(other for _, other in reached),
+    )
 
-    mine, others = _select(trials, ["checkpoint"], (2,)), _select(trials, [base], (kills,))
-    # Where none got there, both have the length of the trial, which says nothing.
-    told = {t.seed for t in mine if t.reached} | {t.seed for t in others if t.reached}
-    found = ratios(by_seed(mine, seconds), by_seed(others, seconds))
-    return {seed: value for seed, value in found.items() if seed in told}
+
+def _pairs(trials: Sequence[Measured], base: str, kills: int) -> list[tuple[Measured, Measured]]:
+    """Checkpoint with two kills beside the trials of `base` with as many workers and that seed."""
+    return [
+        (mine, other)
+        for mine in _select(trials, ["checkpoint"], (2,))
+        for other in _select(trials, [base], (kills,))
+        if (mine.workers, mine.seed) == (other.workers, other.seed)
+        and (base != "checkpoint" or mine.label == other.label)
+    ]
 
 
 STATEMENTS = (
@@ -168,14 +238,14 @@ STATEMENTS = (
     Statement(
         2,
         "checkpoint: accuracy lost across a kill",
-        lambda trials: {s: -v for s, v in _change(trials, "checkpoint").items()},
+        lambda trials: _lost(trials, "checkpoint"),
         POINT,
         "points",
     ),
     Statement(
         2,
         "chain: accuracy lost across a kill",
-        lambda trials: {s: -v for s, v in _change(trials, "chain").items()},
+        lambda trials: _lost(trials, "chain"),
         POINT,
         "points",
     ),
@@ -215,6 +285,7 @@ STATEMENTS = (
         lambda trials: _to_target(trials, "stateless", 2),
         SHARE,
         "%",
+        reach=lambda trials: _reach(trials, "stateless", 2),
     ),
     Statement(
         5,
@@ -222,6 +293,7 @@ STATEMENTS = (
         lambda trials: _to_target(trials, "checkpoint", 0),
         SHARE,
         "%",
+        reach=lambda trials: _reach(trials, "checkpoint", 0),
     ),
 )
 
@@ -229,15 +301,31 @@ STATEMENTS = (
 # -- judging -----------------------------------------------------------------------------------
 
 
-def judge(trials: Sequence[Measured]) -> tuple[Judged, ...]:
-    """Judge every statement on the trials of one study."""
+def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, ...]:
+    """Judge every statement on the trials of one study.
+
+    Where trials are `timed`, all take as long as they were told to: what their nodes cost is known
+    before they run, and there is nothing to judge.
+    """
     rng = np.random.default_rng(0)  # resampling only: the same records give the same intervals
     found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
     ps = corrected([d if not s.same else None for s, d in zip(STATEMENTS, found, strict=True)])
     return tuple(
-        Judged(statement, difference, verdict(statement, difference, p))
+        Judged(statement, difference, BY_CONSTRUCTION)
+        if timed and statement.same
+        else _judged(statement, difference, p, trials)
         for statement, difference, p in zip(STATEMENTS, found, ps, strict=True)
     )
+
+
+def _judged(
+    statement: Statement, found: Difference | None, p: float | None, trials: Sequence[Measured]
+) -> Judged:
+    said = verdict(statement, found, p)
+    if statement.reach is None:
+        return Judged(statement, found, said)
+    reach = statement.reach(trials)
+    return Judged(statement, found, reach.allow(said), reach)
 
 
 def verdict(statement: Statement, found: Difference | None, p: float | None) -> Verdict:
@@ -256,5 +344,6 @@ def verdict(statement: Statement, found: Difference | None, p: float | None) -> 
     return "not resolved"
 
 
-def _difference(values: Values, rng: np.random.Generator) -> Difference | None:
+def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:
+    values = by_seed(cells)
     return paired(values, dict.fromkeys(values, 0.0), rng)

@@ -17,22 +17,17 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from dps.events import ResourceSampled
+from flows.figures.style import looks
+from flows.figures.subject import end, start
 from flows.learning import evaluations
 from flows.results import Finished
-from flows.timeline import fault_times, training_span
+from flows.timeline import fault_times
 from flows.ttf.measures import delivered, strategy_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which readers with colour-blindness can tell apart.
-COLOURS = {
-    "none": "#7a6a53",
-    "checkpoint": "#0072b2",
-    "chain": "#009e73",
-    "stateless": "#d55e00",
-}
 PUBLISHED_LABELS = {
     "SYNC_CHECKPOINTING": "sync checkpoint",
     "ASYNC_CHECKPOINTING": "async checkpoint",
@@ -44,7 +39,7 @@ PUBLISHED_LABELS = {
 RECORDING = "kill30_recover20"
 COLUMNS = ("recording", "configuration", "kills", "seconds_since_first_evaluation", "accuracy")
 MEGABYTE = 1e6
-_STYLE: Any = {"axes.spines.right": False, "axes.spines.top": False, "svg.fonttype": "none"}
+_STYLE: Any = {"axes.spines.right": False, "axes.spines.top": False}
 
 Curve = tuple[list[float], list[float]]
 Shown = tuple[Finished, str]  # with its label
@@ -122,13 +117,13 @@ def accuracy_panel(title: str, shown: Iterable[Shown]) -> Panel:
     """Return accuracy against seconds since the training started, a curve for each trial."""
     curves, moments = [], []
     for done, label in shown:
-        start = _start(done)
+        began = start(done.record)
         scores = evaluations(done.record)
-        curves.append((label, ([s.t - start for s in scores], [s.accuracy for s in scores])))
+        curves.append((label, ([s.t - began for s in scores], [s.accuracy for s in scores])))
         for fault in fault_times(done.record):
-            moments.append(fault.began - start)
+            moments.append(fault.began - began)
             if fault.serving is not None:
-                moments.append(fault.serving - start)
+                moments.append(fault.serving - began)
     return Panel(title, curves, moments)
 
 
@@ -169,14 +164,6 @@ def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
     return figure
 
 
-def write_svg(figure: Figure, path: Path) -> None:
-    """Write a figure; the same records give the same file."""
-    import matplotlib
-
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": path.stem}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
-
-
 # -- parts -------------------------------------------------------------------------------------
 
 
@@ -187,22 +174,22 @@ def _gradients(done: Finished) -> Curve:
 
 def _cpu(done: Finished) -> Curve:
     """CPU of all processes together, between samples of each, on a grid of seconds."""
-    start, end = _start(done), (training_span(done.record) or (0.0, 0.0))[1]
-    edges = np.arange(0.0, end - start, max(0.5, (end - start) / 40))
-    used = sum(
-        np.interp(edges, [s.t - start for s in mine], [s.cpu_seconds for s in mine])
-        for mine in _samples(done).values()
-    )
+    began = start(done.record)
+    seconds = end(done.record) - began
+    edges = np.arange(0.0, seconds, max(0.5, seconds / 40))
+    used = np.zeros(len(edges))  # also of a trial that was over before anything was sampled
+    for mine in _samples(done).values():
+        used += np.interp(edges, [s.t - began for s in mine], [s.cpu_seconds for s in mine])
     rate = 100 * np.diff(used) / np.diff(edges) if len(edges) > 1 else np.zeros(0)
     return edges[1:].tolist(), np.asarray(rate).tolist()
 
 
 def _memory(done: Finished) -> Curve:
     """Largest resident sets so far of all processes that had been started."""
-    start, latest, times, values = _start(done), dict[int, int](), [], []
+    began, latest, times, values = start(done.record), dict[int, int](), [], []
     for sample in sorted(done.record.of(ResourceSampled), key=lambda s: s.t):
         latest[sample.pid] = sample.peak_bytes
-        times.append(sample.t - start)
+        times.append(sample.t - began)
         values.append(sum(latest.values()) / MEGABYTE)
     return times, values
 
@@ -214,13 +201,10 @@ def _samples(done: Finished) -> dict[int, list[ResourceSampled]]:
     return {pid: sorted(mine, key=lambda s: s.t) for pid, mine in found.items()}
 
 
-def _start(done: Finished) -> float:
-    return (training_span(done.record) or (done.record.events[0].t, 0.0))[0]
-
-
 def _line(label: str) -> dict[str, Any]:
+    strategy = strategy_of(label)
     return {
-        "color": COLOURS.get(strategy_of(label), "#5d6773"),
+        "color": looks([strategy])[strategy].colour,
         "linestyle": ":" if label.startswith("async ") else "-",
         "linewidth": 1.0,
         "alpha": 0.85,

@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from dps.errors import ConfigurationError
+from flows.claims import markdown_table
+from flows.figures.style import to_svg
+from flows.files import write_whole
 from flows.outcome import Outcome
-from flows.prices import Prices
 from flows.results import Finished
-from flows.statistics import FEWEST_SEEDS
+from flows.statistics import FEWEST_SEEDS, FEWEST_TO_RESAMPLE
 from flows.ttf.claims import CLAIMS, judge
 from flows.ttf.figures import (
     accuracy_figure,
@@ -22,9 +25,11 @@ from flows.ttf.figures import (
     published_panel,
     read_published,
     use_figure,
-    write_svg,
 )
-from flows.ttf.measures import Measured, measure
+from flows.ttf.measures import Measured, measure, why_not
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
@@ -46,23 +51,28 @@ PUBLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The trials of one part of the replication; those that cannot be measured are `left_out`."""
+    """The recorded ones of the `planned` trials of one part of the replication.
+
+    Those that cannot be measured are `left_out`.
+    """
 
     title: str
     finished: tuple[Finished, ...]
     trials: tuple[Measured, ...]
     left_out: tuple[Outcome, ...]
+    planned: int
 
 
-def study(title: str, finished: Iterable[Finished], prices: Prices) -> Study:
+def study(title: str, finished: Iterable[Finished], planned: int) -> Study:
     """Measure the trials of one part."""
     done = tuple(finished)
-    found = [(each, measure(each.record, each.outcome, prices)) for each in done]
+    found = [(each, measure(each.record, each.outcome)) for each in done]
     return Study(
         title,
         done,
         tuple(measured for _, measured in found if measured is not None),
         tuple(each.outcome for each, measured in found if measured is None),
+        planned,
     )
 
 
@@ -90,6 +100,8 @@ def write(
     ------
     ConfigurationError
         Nothing is recorded, or the published curves cannot be read.
+    StoreUnavailable
+        The folder cannot be written.
     """
     studies = {title: each for title, each in judged.items() if each.trials}
     shown = [each for each in (*studies.values(), *others) if each.finished]
@@ -97,10 +109,9 @@ def write(
         raise ConfigurationError(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     parts = [
         "## Training Through Failure",
-        f"From the records of `{command}`. {_sizes(shown)}",
+        f"From the records of `{command}`. {_sizes([*judged.values(), *others])}",
         "### Claims",
         claims_table(studies),
         _reading(),
@@ -109,7 +120,7 @@ def write(
     for each in shown:
         parts += [f"### {each.title}", cells_table(each), *_left_out(each)]
     text = "\n\n".join(parts) + "\n"
-    (folder / TEXT).write_text(text, encoding="utf-8")
+    write_whole(folder / TEXT, text, "the findings")
     return text
 
 
@@ -118,14 +129,16 @@ def write(
 
 def claims_table(studies: Mapping[str, Study]) -> str:
     """Return the claims as Markdown, with effect, interval and verdict for each study."""
-    judged = {title: judge(each.trials) for title, each in studies.items()}
+    judged = {
+        title: judge(each.trials, timed=title == AS_PUBLISHED) for title, each in studies.items()
+    }
     headings = ["claim", "measured as", *(h for title in judged for h in (title, "verdict"))]
     rows = []
     for places in zip(*judged.values(), strict=True):
         statement = places[0].statement
         cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
         rows.append([f"{statement.claim}. {CLAIMS[statement.claim]}", statement.text, *cells])
-    return _markdown(headings, rows)
+    return markdown_table(headings, rows)
 
 
 def cells_table(each: Study) -> str:
@@ -140,12 +153,12 @@ def cells_table(each: Study) -> str:
         "final",
         "gradients",
         "per s",
-        "acked, lost",
+        "lost" if published else "acked, lost",
         "s to target",
         "USD, fixed",
         *(("published: before→after", "at 165–175 s") if published else ()),
     ]
-    return _markdown(headings, [_row(cell, published) for cell in _cells(each)])
+    return markdown_table(headings, [_row(cell, published) for cell in _cells(each)])
 
 
 def _cells(each: Study) -> list[list[Measured]]:
@@ -164,7 +177,8 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
     )
     gaps = [change.gap for trial in cell for change in trial.changes]
     reached = sum(trial.reached for trial in cell)
-    of_all = "" if reached == len(cell) else f" ({reached} of {len(cell)} reached it)"
+    all_did = reached == len(cell)
+    of_all = "" if all_did else f" ({reached} of {len(cell)} reached it)"
     row = [
         first.label,
         first.condition,
@@ -175,45 +189,51 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
         f"{fmean(t.pushed for t in cell):.0f}",
         f"{fmean(t.pace for t in cell):.1f}",
         f"{fmean(t.lost for t in cell):.1f}",
-        f"{fmean(t.to_target for t in cell):.2f}{of_all}",
+        f"{'' if all_did else '≥'}{fmean(t.to_target for t in cell):.2f}{of_all}",
         f"{fmean(t.fixed_usd for t in cell):.2e}",
     ]
     return [*row, *PUBLISHED.get((first.label, first.kills), ("–", "–"))] if published else row
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
 
 
 # -- text --------------------------------------------------------------------------------------
 
 
 def _sizes(studies: Iterable[Study]) -> str:
-    told = [f"{each.title}: {len(each.trials)} valid trials" for each in studies]
-    return "; ".join(told) + "."
+    parts = list(studies)
+    recorded, planned = (sum(n) for n in zip(*map(_counts, parts), strict=True))
+    missing = f"**Only {recorded} of {planned} trials are recorded.** "
+    return (missing if recorded < planned else "") + "; ".join(map(_size, parts)) + "."
+
+
+def _counts(each: Study) -> tuple[int, int]:
+    return len(each.finished), each.planned
+
+
+def _size(each: Study) -> str:
+    recorded, planned = _counts(each)
+    left_out = f", {len(each.left_out)} left out" if each.left_out else ""
+    return f"{each.title}: {recorded} of {planned} trials{left_out}"
 
 
 def _reading() -> str:
     return (
-        "Differences are means over seeds with 95% intervals (bootstrap from 10 seeds on, else "
-        "Student's t); points are percentage points. A statement holds if its interval lies on "
-        "the claimed side of 0, also after Holm's correction for the statements of its study; it "
-        "does not hold if the interval excludes 1 point of accuracy, or 2% of time or pace; "
-        f"sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. The price "
-        "counts every node for the whole time."
+        "Differences are means over seeds with 95% intervals (Student's t, bootstrap from "
+        f"{FEWEST_TO_RESAMPLE} seeds on); points are percentage points. A statement holds if its "
+        "interval lies on the claimed side of 0, also after Holm's correction for the statements "
+        "of its study; it does not hold if the interval excludes 1 point of accuracy, or 2% of "
+        f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
+        "The price counts every node for the whole time. Judged is the direction of a claim; its "
+        "size is to be compared with the published one. Not measured is that training converges "
+        "(claims 1 and 2): a trial ends long before that."
     )
 
 
 def _left_out(each: Study) -> list[str]:
     if not each.left_out:
         return []
-    told = (
-        f"{o.identity.trial} ({o.status}: {o.reason or 'not evaluated'})" for o in each.left_out
-    )
-    return ["Left out: " + "; ".join(told)]
+    told = (f"{outcome.identity.trial} ({why_not(outcome)})" for outcome in each.left_out)
+    of_all = f"{len(each.left_out)} of {len(each.finished)}"
+    return [f"Left out, {of_all}: " + "; ".join(told)]
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -226,15 +246,19 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
         panels = [published_panel(curves, kills)] if curves else []
         for title, each in studies.items():
             panels.append(accuracy_panel(title, _shown(each, kills)))
-        write_svg(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
+        _save(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
         parts.append(
             f"![Test accuracy against time, k={kills}; a curve for each trial, dashed lines at "
             f"kill and recovery](accuracy-{kills}.svg)"
         )
     columns = [(title, _shown(each, 1, one_seed=True)) for title, each in studies.items()]
-    write_svg(use_figure(columns), folder / "use.svg")
+    _save(use_figure(columns), folder / "use.svg")
     parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
     return parts
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_whole(path, to_svg(figure, path.stem), "a figure")
 
 
 def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finished, str]]:
@@ -242,7 +266,8 @@ def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finish
     chosen = [
         (done, done.outcome.identity)
         for done in each.finished
-        if done.outcome.valid and f"k={kills}" in done.outcome.identity.condition.split(" · ")
+        if not why_not(done.outcome)
+        and f"k={kills}" in done.outcome.identity.condition.split(" · ")
     ]
     seen: set[str] = set()
     shown = []

@@ -7,20 +7,24 @@ judged on both by one yardstick.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-from dps.events import Killed, NodeJoined
 from flows.learning import evaluations
 from flows.lineage import applied_rows
 from flows.outcome import Outcome
-from flows.prices import Prices
+from flows.published.losses import lost_gradients
+from flows.published.settings import is_emulated
 from flows.record import Record
 from flows.timeline import fault_times, training_span
 
 LAST_BEFORE = 3
-SECONDS_PER_HOUR = 3600.0
+
+# Kills, workers and seed: what trials of two strategies must share to be set beside each other.
+Cell = tuple[int, int, int]
+Cells = dict[Cell, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,14 @@ class Measured:
     label, strategy
         The configuration as it was run, and the strategy that it counts for.
     kills
-        How many times a node was killed.
+        How many kills its configuration asks for.
     changes
         Accuracy across each kill.
     pushed, seconds
         Gradients that workers delivered, and for how long they trained.
     applied, lost
-        Gradients in the final weights, and acked ones that a recovery left out.
+        Gradients in the final weights, and those that a failure left out of them: of the real dps
+        such as were acked, of the emulation all that a server had been given.
     final
         Mean of the last 3 evaluations.
     to_target
@@ -65,7 +70,7 @@ class Measured:
     idle
         Share of the workers' time in which they did not compute.
     fixed_usd
-        Price of all nodes for the whole time, whether they were up or not.
+        Price of all nodes for the whole time, whether they were up or not: `Cost.fixed`.
     """
 
     label: str
@@ -91,10 +96,10 @@ class Measured:
         return self.pushed / self.seconds
 
 
-def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None:
-    """Return the quantities of a trial; None for one that is not valid or was never evaluated."""
+def measure(record: Record, outcome: Outcome) -> Measured | None:
+    """Return the quantities of a trial; None for one that cannot tell them (see `why_not`)."""
     seconds, label = outcome.training_seconds, outcome.identity.strategy
-    if not outcome.valid or not seconds or outcome.accuracy.final is None:
+    if why_not(outcome) or not seconds or outcome.accuracy.final is None:
         return None
     reached = outcome.target.seconds
     return Measured(
@@ -102,19 +107,41 @@ def measure(record: Record, outcome: Outcome, prices: Prices) -> Measured | None
         strategy=strategy_of(label),
         condition=outcome.identity.condition,
         workers=record.config.get("training", {}).get("workers", 1),
-        kills=len(record.of(Killed)),
+        kills=planned_kills(record.config),
         seed=outcome.identity.seed or 0,
         changes=changes(record),
         pushed=outcome.pace.pushed,
         seconds=seconds,
         applied=outcome.ledger.applied,
-        lost=outcome.ledger.lost,
+        lost=lost_gradients(record) if is_emulated(record.config) else outcome.ledger.lost,
         final=outcome.accuracy.final,
         to_target=seconds if reached is None else reached,
         reached=reached is not None,
         idle=outcome.pace.idle_share,
-        fixed_usd=fixed_price(record, prices),
+        fixed_usd=outcome.cost.fixed,
     )
+
+
+def why_not(outcome: Outcome) -> str:
+    """Return why a trial cannot be measured, or nothing.
+
+    The record of a resumed trial begins in the middle: times, gradients and kills before are not in
+    it, so that it would count as a faster trial with fewer kills.
+    """
+    if not outcome.valid:
+        return f"{outcome.status}: {outcome.reason}"
+    if not outcome.whole:
+        return "resumed: its record begins in the middle"
+    return (
+        "" if outcome.training_seconds and outcome.accuracy.final is not None else "not evaluated"
+    )
+
+
+def planned_kills(config: Mapping[str, Any]) -> int:
+    """Return how many kills a trial's configuration asks for, that of the emulation as well."""
+    if "kills" in config:
+        return int(config["kills"])
+    return sum(fault["kind"] == "kill" for fault in config.get("faults", ()))
 
 
 def strategy_of(label: str) -> str:
@@ -134,17 +161,6 @@ def changes(record: Record) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def fixed_price(record: Record, prices: Prices) -> float:
-    """Return what the training costs if every node is paid for from its start to its end.
-
-    A node that took the place of a lost one is the same instance.
-    """
-    span = training_span(record)
-    hours = (span[1] - span[0]) / SECONDS_PER_HOUR if span else 0.0
-    places = {_place(node.node): node.role for node in reversed(record.of(NodeJoined))}
-    return hours * sum(prices.node_hour[role] for role in places.values())
-
-
 def delivered(record: Record) -> tuple[list[float], list[int]]:
     """Return when gradients were applied, and how many had been by then."""
     start = (training_span(record) or (0.0, 0.0))[0]
@@ -152,21 +168,17 @@ def delivered(record: Record) -> tuple[list[float], list[int]]:
     return times, list(range(1, len(times) + 1))
 
 
-def by_seed(trials: Iterable[Measured], value: Callable[[Measured], float]) -> dict[int, float]:
-    """Return the mean of a quantity for each seed, over whatever else the trials differ in."""
+def by_cell(values: Iterable[tuple[Measured, float]]) -> Cells:
+    """Return the mean of a quantity for each cell, over the configurations of its strategy."""
+    found: defaultdict[Cell, list[float]] = defaultdict(list)
+    for trial, value in values:
+        found[trial.kills, trial.workers, trial.seed].append(value)
+    return {cell: fmean(each) for cell, each in found.items()}
+
+
+def by_seed(cells: Cells) -> dict[int, float]:
+    """Return the mean over the cells of each seed."""
     found: defaultdict[int, list[float]] = defaultdict(list)
-    for trial in trials:
-        found[trial.seed].append(value(trial))
+    for (_, _, seed), value in cells.items():
+        found[seed].append(value)
     return {seed: fmean(values) for seed, values in found.items()}
-
-
-def ratios(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """Return value over baseline, minus 1, for each seed that both have."""
-    shared = values.keys() & base.keys()
-    return {seed: values[seed] / base[seed] - 1 for seed in sorted(shared) if base[seed]}
-
-
-def _place(node: str) -> str:
-    while node.endswith("-b"):
-        node = node.removesuffix("-b")
-    return node

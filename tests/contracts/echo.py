@@ -10,23 +10,40 @@ import numpy as np
 from dps.cluster.transport import Meter, answer
 from dps.errors import StaleEpoch
 from dps.protocol import wire
-from dps.protocol.messages import Audit, Flush, GetTable
+from dps.protocol.messages import Audit, Flush, GetTable, Waiting
 
 
-async def reply_to(message: Any) -> Any:
-    """Refuse an `Audit`, take a `GetTable`'s patience, and send anything else back."""
-    match message:
-        case Audit():
-            raise StaleEpoch(f"shard {message.shard} is in another epoch")
-        case GetTable():
-            await asyncio.sleep(message.patience)
-            return Flush()
-        case _:
-            return message
+class Echo:
+    """What answers: wherever it is, a test can wait until it has begun on something slow."""
+
+    def __init__(self) -> None:
+        self._busy = asyncio.Event()
+
+    async def reply_to(self, message: Any) -> Any:
+        """Answer a message.
+
+        It refuses an `Audit`, takes a `GetTable`'s patience, answers a `Waiting` once a `GetTable`
+        is here, and sends anything else back.
+        """
+        match message:
+            case Audit():
+                raise StaleEpoch(f"shard {message.shard} is in another epoch")
+            case GetTable():
+                self._busy.set()
+                await asyncio.sleep(message.patience)
+                return Flush()
+            case Waiting():
+                await self._busy.wait()
+                return message
+            case _:
+                return message
 
 
 class EchoActor:
-    """`reply_to` as a Dask actor."""
+    """An echo as a Dask actor."""
+
+    def __init__(self) -> None:
+        self._echo = Echo()
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
-        return await answer(reply_to, Meter(), link, list(frames))
+        return await answer(self._echo.reply_to, Meter(), link, list(frames))

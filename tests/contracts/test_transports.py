@@ -13,11 +13,11 @@ import pytest
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone
 from dps.cluster.transport import DaskTransport, Meter
 from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
-from dps.protocol.messages import Audit, Flush, GetTable, Weights
+from dps.protocol.messages import Audit, Flush, GetTable, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport
 from dps.sim.loop import run
 from dps.sim.network import Network, SimTransport, Weather
-from tests.contracts.echo import EchoActor, reply_to
+from tests.contracts.echo import Echo, EchoActor
 
 SECONDS = 10.0
 
@@ -44,7 +44,7 @@ def on_simulation(check: Check) -> None:
         random = Random(0)
         network = Network(random, Weather())
         here, there = network.process("here"), network.process("there")
-        there.services["echo"] = reply_to
+        there.services["echo"] = Echo().reply_to
 
         async def kill() -> None:
             network.crash(there)
@@ -144,7 +144,7 @@ def test_a_process_that_has_ended_is_gone_and_calls_to_it_end(carry_out: Carry) 
         assert await line.call(Flush()) == Flush()
         assert not await line.transport.gone(line.echo.address)
         waiting = asyncio.ensure_future(line.call(GetTable(-1, 60.0), deadline=5.0))
-        await asyncio.sleep(0.1)
+        assert await line.call(Waiting()) == Waiting()  # by now the echo has the call in hand
         await line.kill()
         with pytest.raises(TransportError):
             await waiting

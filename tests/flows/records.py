@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from dps.core.names import ROLES
 from dps.events import (
     Acked,
     Applied,
@@ -16,7 +17,6 @@ from dps.events import (
 )
 from flows.prices import Prices
 from flows.record import Record
-from flows.usage import ROLES
 
 PRICES = Prices(
     node_hour=dict.fromkeys(ROLES, 3600.0),

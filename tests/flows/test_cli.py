@@ -13,14 +13,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from dps import __version__
 from dps.events import TrialStarted
-from flows.cli import main
+from flows.cli import app, main
 from tests.flows.synthetic import toy_events, write_events, write_experiment
 
 CONFIG = {
@@ -110,10 +112,19 @@ def test_version(dps: Command) -> None:
     assert dps("--version") == Ended(0, f"dps {__version__}\n", "")
 
 
-def test_every_command_has_help(dps: Command) -> None:
-    for command in ("run", "plan", "report", "results", "ui", "doctor", "bench", "soak"):
-        ended = dps(command, "--help")
-        assert (ended.code, ended.err) == (0, "")
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command that is registered, and of every group of them."""
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, TyperGroup):
+            yield from commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("words", list(commands(get_command(app))), ids=" ".join)
+def test_every_command_has_help(dps: Command, words: tuple[str, ...]) -> None:
+    ended = dps(*words, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"dps {' '.join(words)} " in ended.out
 
 
 def test_a_soak_of_an_unknown_strategy_is_refused(dps: Command) -> None:
@@ -243,6 +254,14 @@ def test_an_unknown_experiment_is_refused(dps: Command, tmp_path: Path, command:
     assert "nothing is recorded in" in refused(dps(command, "demo"))
     write_experiment(tmp_path / "results" / "demo")
     assert "did you mean 'demo'?" in refused(dps(command, "dmo"))
+
+
+@pytest.mark.parametrize("command", ["report", "results", "compare"])
+def test_a_damaged_list_of_trials_is_refused(dps: Command, tmp_path: Path, command: str) -> None:
+    folder = write_experiment(tmp_path / "results" / "demo")
+    (folder / "grid.json").write_text('{"trials": [')
+    names = ["demo", "demo/chain.kill"] if command == "compare" else ["demo"]
+    assert f"dps: {folder / 'grid.json'} does not name the trials" in refused(dps(command, *names))
 
 
 def test_ui_without_a_store_is_refused(dps: Command) -> None:

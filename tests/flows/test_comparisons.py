@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from dps.errors import ConfigurationError
+from flows import words
 from flows.comparisons import (
     COMPARISON_FILE,
     Compared,
@@ -22,11 +23,13 @@ from flows.comparisons import (
     write_comparison,
 )
 from flows.config import load_experiment
+from flows.learning import Target
 from flows.outcome import Outcome, outcome
 from flows.prices import load_prices
 from flows.record import Record
 from flows.sections import ComparisonSection
 from flows.side_by_side import find_run, print_side_by_side, settings_that_differ
+from flows.summary import Group
 from flows.verdicts import print_verdicts
 from tests.flows.synthetic import missed, toy_events, write_experiment
 
@@ -49,16 +52,16 @@ def judge(outcomes: Iterable[Outcome], **choices: object) -> dict[tuple[str, str
 
 
 @pytest.fixture(scope="module")
-def four_seeds() -> list[Outcome]:
-    return [trial(strategy, seed) for strategy in ("none", "chain") for seed in range(4)]
+def ten_seeds() -> list[Outcome]:
+    return [trial(strategy, seed) for strategy in ("none", "chain") for seed in range(10)]
 
 
-def test_strategies_are_judged_against_the_baseline(four_seeds: list[Outcome]) -> None:
-    rows = judge(four_seeds, metrics=["rto_seconds", "updates_lost"])
+def test_strategies_are_judged_against_the_baseline(ten_seeds: list[Outcome]) -> None:
+    rows = judge(ten_seeds, metrics=["rto_seconds", "updates_lost"])
     assert rows["chain", "updates_lost"].verdict == "better"
     assert rows["chain", "rto_seconds"].verdict == "better"
     assert rows["none", "updates_lost"].verdict is None
-    other = judge(four_seeds, metrics=["updates_lost"], baseline="chain")
+    other = judge(ten_seeds, metrics=["updates_lost"], baseline="chain")
     assert other["none", "updates_lost"].verdict == "worse"
 
 
@@ -68,35 +71,105 @@ def test_figures_that_no_trial_has_are_not_compared() -> None:
     assert rows["chain", "accuracy_final"].verdict == "too few seeds to tell"
 
 
-def test_only_valid_trials_enter(four_seeds: list[Outcome]) -> None:
+def test_only_valid_trials_enter(ten_seeds: list[Outcome]) -> None:
     bad = outcome(Record(tuple(missed(toy_events("chain", "kill", 0)))), PRICES)
-    rest = [o for o in four_seeds if (o.identity.strategy, o.identity.seed) != ("chain", 0)]
+    rest = [o for o in ten_seeds if (o.identity.strategy, o.identity.seed) != ("chain", 0)]
     row = judge([bad, *rest])["chain", "updates_lost"]
-    assert row.interval.n == 3
+    assert row.interval.n == 9
     assert row.difference is not None
-    assert row.difference.n == 3
+    assert row.difference.n == 9
 
 
-def test_repeats_are_for_the_difference_that_is_worth_finding(four_seeds: list[Outcome]) -> None:
-    seen = judge(four_seeds, metrics=["accuracy_final"])["chain", "accuracy_final"]
-    wanted = judge(four_seeds, metrics=["accuracy_final"], resolve={"accuracy_final": 0.0005})
+def reached(strategy: str, in_time: int, seconds: float) -> list[Outcome]:
+    """Ten trials, of which this many reach the target."""
+    return [
+        dataclasses.replace(
+            trial(strategy, seed),
+            target=Target(0.9, seconds + 0.1 * seed, 100)
+            if seed < in_time
+            else Target(0.9, None, None),
+        )
+        for seed in range(10)
+    ]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(4, 10), (10, 4), (0, 10), (10, 0)])
+def test_what_only_some_reach_is_not_judged_by_those(mine: int, theirs: int) -> None:
+    trials = [*reached("none", theirs, 9.0), *reached("chain", mine, 2.0)]
+    row = judge(trials, metrics=["target_seconds", "updates_lost"])["chain", "target_seconds"]
+    assert (row.verdict, row.difference, row.p) == ("not comparable", None, None)
+    assert row.said == f"not comparable: a value in {mine} of 10 seeds against {theirs} of 10"
+    assert words.judged([row]) == (f"Time to target: chain {row.said}.",)
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_verdicts(list(judge(trials, metrics=["target_seconds"]).values()), console)
+    assert row.said in text_of(console)
+    lost = judge(trials, metrics=["target_seconds", "updates_lost"])["chain", "updates_lost"]
+    assert lost.verdict == "better"
+
+
+def test_what_nobody_reaches_for_a_seed_is_compared_over_the_others() -> None:
+    trials = [*reached("none", 8, 9.0), *reached("chain", 8, 2.0)]
+    row = judge(trials, metrics=["target_seconds"])["chain", "target_seconds"]
+    assert (row.verdict, row.difference and row.difference.n) == ("better", 8)
+    nobody = [*reached("none", 0, 9.0), *reached("chain", 0, 2.0)]
+    assert judge(nobody, metrics=["target_seconds"]) == {}
+
+
+def test_what_a_resumed_trial_cannot_tell_does_not_count_as_missing(
+    ten_seeds: list[Outcome],
+) -> None:
+    resumed = [dataclasses.replace(ten_seeds[0], whole=False), *ten_seeds[1:]]
+    row = judge(resumed, metrics=["updates_lost"])["chain", "updates_lost"]
+    assert (row.verdict, row.difference and row.difference.n) == ("better", 9)
+
+
+def priced(strategy: str, usd: dict[int, float]) -> Group:
+    trials = [(trial(strategy, seed), nodes) for seed, nodes in usd.items()]
+    return Group(
+        strategy,
+        "",
+        tuple(
+            dataclasses.replace(
+                each, cost=dataclasses.replace(each.cost, nodes=nodes, moved=0.0, stored=0.0)
+            )
+            for each, nodes in trials
+        ),
+        (),
+    )
+
+
+def test_what_a_strategy_costs_against_another_is_told_over_the_seeds_of_both() -> None:
+    none = priced("none", {0: 1.0, 1: 2.0, 2: 4.0, 9: 100.0})
+    chain = priced("chain", {0: 1.1, 1: 2.4, 2: 5.2, 8: 0.01})
+    # 1.1, 1.2 and 1.3: standard error 0.0577, and 4.303 of them at 2 degrees of freedom.
+    assert "1.20 (0.95–1.45) × the money" in words.without_fault(chain, none).text
+    few = words.without_fault(priced("chain", {0: 1.5}), none).text
+    assert few.endswith("1.50 × the money.")
+    assert "intervals" not in few
+    assert words.ratio(chain, priced("none", {7: 1.0}), "cost_usd") is None
+    assert words.ratio(chain, priced("none", {0: 0.0}), "cost_usd") is None
+
+
+def test_repeats_are_for_the_difference_that_is_worth_finding(ten_seeds: list[Outcome]) -> None:
+    seen = judge(ten_seeds, metrics=["accuracy_final"])["chain", "accuracy_final"]
+    wanted = judge(ten_seeds, metrics=["accuracy_final"], resolve={"accuracy_final": 0.0005})
     many = wanted["chain", "accuracy_final"].repeats_needed
     assert seen.repeats_needed is not None
     assert many is not None
     assert many > seen.repeats_needed
 
 
-def test_the_baseline_is_none_or_else_the_first(four_seeds: list[Outcome]) -> None:
-    assert baseline_of(four_seeds, ComparisonSection()) == "none"
-    chains = [o for o in four_seeds if o.identity.strategy == "chain"]
+def test_the_baseline_is_none_or_else_the_first(ten_seeds: list[Outcome]) -> None:
+    assert baseline_of(ten_seeds, ComparisonSection()) == "none"
+    chains = [o for o in ten_seeds if o.identity.strategy == "chain"]
     assert baseline_of(chains, ComparisonSection()) == "chain"
     with pytest.raises(ConfigurationError, match="did you mean 'chain'"):
-        baseline_of(four_seeds, ComparisonSection(baseline="chian"))
+        baseline_of(ten_seeds, ComparisonSection(baseline="chian"))
     assert compared([], ComparisonSection(), np.random.default_rng(0)) == ()
 
 
-def test_the_same_records_give_the_same_comparison(four_seeds: list[Outcome]) -> None:
-    assert judge(four_seeds) == judge(list(reversed(four_seeds)))
+def test_the_same_records_give_the_same_comparison(ten_seeds: list[Outcome]) -> None:
+    assert judge(ten_seeds) == judge(list(reversed(ten_seeds)))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +227,12 @@ def side_by_side(here: Path, first: str, second: str) -> str:
     return text_of(console)
 
 
-def test_verdicts_are_printed_with_intervals(four_seeds: list[Outcome]) -> None:
+def test_verdicts_are_printed_with_intervals(ten_seeds: list[Outcome]) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
-    print_verdicts(list(judge(four_seeds).values()), console)
+    print_verdicts(list(judge(ten_seeds).values()), console)
     text = text_of(console)
     assert "lost none 317 [317, 317]" in text
-    assert "chain 0 [0, 0] −317 [−317, −317] 4 / 3 better" in text
+    assert "chain 0 [0, 0] −317 [−317, −317] 10 / 6 better" in text
     assert "corrected (Holm) for 6 tests" in text
 
 
@@ -168,6 +241,7 @@ def test_two_trials_are_shown_setting_by_setting_and_figure_by_figure(here: Path
     assert "recovery.durability.kind none chain" in text
     assert "training.updates" not in text
     assert "lost 317 0 −317" in text
+    assert "status valid valid" in text
 
 
 def test_trials_of_several_seeds_are_judged(here: Path) -> None:

@@ -15,6 +15,8 @@ from dps.core.faults import AtUpdates, Kill, Pause
 from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
 from dps.errors import ConfigurationError
 from flows.config import TrialConfig, load_experiment, packaged_names
+from flows.workload_sections import workload_of
+from flows.workloads import SHAPES, SoftmaxRegression
 
 SMALL: dict[str, Any] = {
     "experiment": "small",
@@ -81,6 +83,14 @@ def test_every_preset_builds_the_recovery_of_its_name(config: Path, name: str) -
 )
 def test_optimizers(config: Path, settings: str, built: object) -> None:
     assert only(config, f"optimizer={settings}").build_optimizer() == built
+
+
+def test_a_workload_may_be_regularised(config: Path) -> None:
+    assert workload_of(only(config)) == SoftmaxRegression(SHAPES["digits"])
+    assert workload_of(only(config, "workload.l2=0.01")) == SoftmaxRegression(
+        SHAPES["digits"], l2=0.01
+    )
+    assert "workload.l2: expected at least 0" in complaint(config, "workload.l2=-1.0")
 
 
 def test_consistency_models(config: Path) -> None:

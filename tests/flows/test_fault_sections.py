@@ -27,6 +27,7 @@ from dps.core.faults import (
     Slow,
 )
 from dps.errors import ConfigurationError
+from dps.sim.disk import SCHEME
 from flows.config import TrialConfig, load_experiment
 
 BASE: dict[str, Any] = {
@@ -215,6 +216,23 @@ def test_what_needs_checkpoints_is_refused_without(
     config: Path, fault: dict[str, Any], told: str
 ) -> None:
     assert told in complaint(config, fault, recovery="chain")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"kind": "corrupt", "shard": 0, **NOW}, "faults.0.shard: only checkpoints in files of"),
+        ({**PAUSE, "kind": "disk_full", **NOW}, "faults.0.kind: only writes to files of this"),
+        ({**PAUSE, "phase": "checkpoint"}, "faults.0.phase: only checkpoints in files of this"),
+    ],
+)
+def test_what_needs_files_is_refused_where_there_are_none(
+    config: Path, fault: dict[str, Any], told: str
+) -> None:
+    elsewhere = f"{{durability: {{kind: checkpoint, every: 10, path: '{SCHEME}://far/away'}}}}"
+    said = complaint(config, fault, recovery=elsewhere)
+    assert told in said
+    assert "expected a folder as recovery.durability.path" in said
 
 
 def test_stores_may_be_full_and_unreachable(config: Path) -> None:

@@ -21,13 +21,14 @@ from dps.events import (
     TrialEnded,
     TrialStarted,
 )
+from flows.claims import judged
 from flows.config import load_experiment
 from flows.ftps.claims import failure_findings, scaling_findings
 from flows.ftps.measures import Measured
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record
-from flows.replicate_ftps import FAILURE, SCALING, _shorter
+from flows.replicate_ftps import FAILURE, SCALING, _shorter, reading
 
 STEP, WORKERS = 0.1, 2
 
@@ -113,9 +114,9 @@ def test_accuracy_by_iteration_is_that_of_the_way_that_counts() -> None:
 
 
 def test_failures_are_compared_with_trials_of_the_same_seed() -> None:
-    trials = [measured(seed, at=at) for seed in range(3) for at in (None, 40, 60)]
+    trials = [measured(seed, at=at) for seed in range(8) for at in (None, 40, 60)]
     part = failure_findings(trials)
-    found = {claim.claim.split(":")[0]: claim for claim in part.claims}
+    found = {claim.claim.split(":")[0]: claim for claim in judged(part.claims)}
     assert found["The loss costs accuracy at once"].found.startswith("0.40 points (95% interval")
     assert found["The loss costs accuracy at once"].verdict == "holds"
     assert found["A later loss costs less"].verdict == "does not hold"
@@ -128,12 +129,13 @@ def test_failures_are_compared_with_trials_of_the_same_seed() -> None:
 def test_iterations_are_compared_with_one_server_and_one_worker() -> None:
     trials = [
         measured(seed, servers, workers, step=step * (1 + seed / 10))
-        for seed in range(3)
+        for seed in range(8)
         for servers, workers, step in ((1, 1, 0.1), (1, 4, 0.2), (4, 4, 0.16), (4, 1, 0.1))
     ]
     part = scaling_findings(trials)
-    assert [claim.found.split()[0] for claim in part.claims] == ["2.00", "0.50", "1.25"]
-    assert {claim.verdict for claim in part.claims} == {"holds"}
+    claims = judged(part.claims)
+    assert [claim.found.split()[0] for claim in claims] == ["2.00", "0.50", "1.25"]
+    assert {claim.verdict for claim in claims} == {"holds"}
     cells = [row[0].replace("\u00a0", " ") for row in part.tables[0].rows]
     assert cells == ["1 × 1", "1 × 4", "4 × 1"]
 
@@ -148,6 +150,10 @@ def test_the_short_version_is_a_smaller_one_of_the_same_grid(config: str) -> Non
     for _, trial in short.trial_configs():
         assert not trial.late_faults
     assert len(short.seeds) < len(whole.seeds)
+
+
+def test_how_claims_are_judged_is_said() -> None:
+    assert "of 99.5%, for there are 10 of them (Bonferroni)" in reading(10)
 
 
 def test_the_command_says_what_it_repeats() -> None:

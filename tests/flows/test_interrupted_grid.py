@@ -64,9 +64,11 @@ def children(here: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(tmp_path: Path) -> None:
-    chance = random.Random(seed := random.randrange(1 << 32))
-    print(f"the moments are drawn from {seed}")
+@pytest.mark.parametrize("seed", [0])  # of the moments: a failure can be repeated
+def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
+    seed: int, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(CONFIG))
     (tmp_path / "tmp").mkdir()
     for part in range(1, 4):

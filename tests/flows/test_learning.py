@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import Detected, Evaluated, Event, Killed, Restored, TrainingStarted, TrialStarted
+from dps.events import (
+    Detected,
+    Evaluated,
+    Event,
+    Killed,
+    Restored,
+    TrainingStarted,
+    TrialResumed,
+    TrialStarted,
+)
 from flows.learning import Loss, Target, course
 from flows.outcome import outcome
 from flows.ranks import nearest_rank
 from flows.record import Record
+from flows.steps import Steps
 from tests.flows.records import PRICES, acked, fault, scores
 
 
@@ -83,7 +93,7 @@ def scored(t: float, accuracy: float, loss: float = 1.0) -> Evaluated:
 def test_the_course_is_told_in_time_gradients_and_samples() -> None:
     steps = course(trained(scored(99.0, 0.1), scored(102.5, 0.5), scored(110.0, 0.9)))
     assert [s.seconds for s in steps] == [-1.0, 2.5, 10.0]
-    assert [s.updates for s in steps] == [0, 2, 4]
+    assert [s.gradients for s in steps] == [0, 2, 4]
     assert [s.samples for s in steps] == [0, 16, 32]
 
 
@@ -94,19 +104,28 @@ def test_what_was_refused_or_sent_again_is_no_gradient_more() -> None:
         acked([9], t=103.0, outcome="dropped"),
         scored(120.0, 0.5),
     )
-    assert [s.updates for s in course(record)] == [4]
+    assert [s.gradients for s in course(record)] == [4]
+
+
+def test_a_resumed_training_goes_on_from_what_its_checkpoints_held() -> None:
+    record = trained(TrialResumed(100.0, "somewhere", 50), scored(102.5, 0.5), scored(110.0, 0.9))
+    steps, pushed = course(record), Steps(record)
+    assert [s.gradients for s in steps] == [pushed.at(s.t) for s in steps] == [52, 54]
+    assert [s.samples for s in steps] == [52 * 8, 54 * 8]
+    found = outcome(record, PRICES).accuracy.area_gradients  # 0.5 from 50 to 52, up to 0.9 at 54
+    assert found == pytest.approx((0.5 * 2 + 0.7 * 2) / 4)
 
 
 def test_areas_are_means_of_the_curve_over_its_width() -> None:
     # From 100 to 104: 0 to 0.4 within 2 s, 0.4 for 2 s. Over gradients: at 0, at 2, at 4.
     found = outcome(trained(scored(100.0, 0.0), scored(102.0, 0.4), scored(104.0, 0.4)), PRICES)
     assert found.accuracy.area_time == pytest.approx((0.2 * 2 + 0.4 * 2) / 4)
-    assert found.accuracy.area_updates == pytest.approx((0.2 * 2 + 0.4 * 2) / 4)
+    assert found.accuracy.area_gradients == pytest.approx((0.2 * 2 + 0.4 * 2) / 4)
 
 
 def test_a_curve_is_level_beyond_its_points_and_cut_at_the_edges() -> None:
     level = outcome(trained(scored(102.0, 0.5)), PRICES).accuracy
-    assert (level.area_time, level.area_updates) == (0.5, 0.5)
+    assert (level.area_time, level.area_gradients) == (0.5, 0.5)
     cut = outcome(trained(scored(98.0, 0.0), scored(108.0, 1.0)), PRICES).accuracy
     assert cut.area_time == pytest.approx(0.4)  # from 0.2 at 100 to 0.6 at 104
     assert outcome(trained(), PRICES).accuracy.area_time is None

@@ -49,7 +49,7 @@ def test_goodput_counts_what_survives() -> None:
         )
     )
     found = outcome(record, PRICES)
-    assert found.pace.updates_per_second == pytest.approx(1.0)
+    assert found.pace.gradients_per_second == pytest.approx(1.0)
     assert found.pace.goodput == pytest.approx(0.5)
 
 

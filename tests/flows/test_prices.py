@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dps.core.names import NODE_ROLES
 from dps.errors import ConfigurationError
-from flows.prices import ROLES, WAYS_TO_RENT, load_prices
-from flows.usage import ROLES as USED_ROLES
+from flows.prices import WAYS_TO_RENT, load_prices
 
 ENTRY = {"usd": 1, "source": "somewhere", "date": "2026-01-01"}
 TABLE = {
-    **{way: dict.fromkeys(ROLES, ENTRY) for way in WAYS_TO_RENT},
+    **{way: dict.fromkeys(NODE_ROLES, ENTRY) for way in WAYS_TO_RENT},
     "gb_moved": {**ENTRY, "usd": 0.5},
     "gb_month_stored": ENTRY,
 }
@@ -22,7 +22,7 @@ TABLE = {
 def test_packaged_table_prices_every_role_with_a_dated_source() -> None:
     prices = load_prices()
     for hour in (prices.node_hour, prices.spot_hour, prices.fixed_hour):
-        assert set(hour) == set(USED_ROLES)
+        assert set(hour) == set(NODE_ROLES)
         assert hour["server"] > 0
         assert hour["evaluator"] == 0
     assert prices.gb_moved > 0

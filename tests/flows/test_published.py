@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from dps.events import Applied, CheckpointWritten, Killed, Promoted, Restored
+from dps.events import Acked, Applied, CheckpointWritten, Killed, Promoted, Restored
+from flows.outcome import outcome
 from flows.prices import load_prices
+from flows.published import drive, nodes
 from flows.published.drive import run_published
+from flows.published.losses import lost_gradients
 from flows.published.settings import PublishedConfig, PublishedTrial, cells, load_published
 from flows.record import EVENTS_FILE, Record, read_record
 from flows.replicate_ttf import JUDGED, PUBLISHED, SHOWN, experiment, findings, published_trials
-from flows.results import RESULTS, is_recorded, read_finished
+from flows.results import RESULTS, Finished, is_recorded, read_finished
+from flows.ttf.findings import AS_PUBLISHED, study, write
 from flows.ttf.measures import measure
+from tests.flows.records import acked, applied, restored, start
 
 TINY = {
     "emulation": "ttf-published",
@@ -45,6 +50,10 @@ def test_only_the_last_recovery_restores_the_checkpoint(tmp_path: Path) -> None:
     assert [event.source for event in record.of(Restored)] == ["initial", "initial", "checkpoint"]
     saved = [event.version for event in record.of(CheckpointWritten)]
     assert record.of(Restored)[-1].version in saved
+    told = [ack for ack in record.of(Acked) if ack.t < record.of(Killed)[-1].t]
+    at_kill = max(told, key=lambda ack: ack.t)
+    assert record.of(Killed)[-1].updates == at_kill.versions[0]
+    assert at_kill.versions[0] < at_kill.seqs[0], "it started afresh after the first kill"
 
 
 @pytest.mark.cluster
@@ -54,26 +63,77 @@ def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: P
     (kill,) = record.of(Killed)
     assert taken_over.version % 50 == 0
     assert taken_over.version <= kill.updates
-    written = findings(False, tmp_path)
+    done = Finished(tmp_path, record, outcome(record, load_prices()))
+    judged = study(AS_PUBLISHED, [done], 1)
+    written = write({AS_PUBLISHED: judged}, [], tmp_path / "text", None, "dps replicate ttf")
     assert "| async chain | k=1 | 1 |" in written
     assert "**not resolved**" in written
-    assert (tmp_path / RESULTS / "replicate-ttf" / "accuracy-1.svg").stat().st_size > 1000
+    assert (tmp_path / "text" / "accuracy-1.svg").stat().st_size > 1000
 
 
 @pytest.mark.cluster
 def test_the_stateless_server_sums_what_was_queued_while_it_was_down(tmp_path: Path) -> None:
     record = ran("stateless", 1, tmp_path)
     (kill,) = record.of(Killed)
-    restored = record.of(Restored)[-1]
-    assert restored.source == "store"
-    after = next(e for e in record.of(Applied) if e.epoch == restored.epoch)
+    back = record.of(Restored)[-1]
+    assert back.source == "store"
+    after = next(e for e in record.of(Applied) if e.epoch == back.epoch)
     assert len(after.times) > 1
     place = tmp_path / RESULTS / "ttf-published" / "stateless.kills-1.seed-0" / EVENTS_FILE
     done = read_finished(place, load_prices())
-    found = measure(done.record, done.outcome, load_prices())
+    found = measure(done.record, done.outcome)
     assert found is not None
-    assert (found.kills, len(found.changes), found.lost) == (1, 1, 0)
-    assert kill.updates < restored.version + len(after.times)
+    assert (found.kills, len(found.changes)) == (1, 1)
+    assert found.lost == after.seqs[0] - back.version, "what the killed server had taken"
+    assert kill.updates <= back.version
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+
+def test_gradients_that_a_killed_server_had_taken_are_lost() -> None:
+    """The stateless server had taken 3, 4 and 5 out of the queue; 8 and 9 are still in it."""
+    record = Record(
+        (
+            start(),
+            applied([0, 1, 2], [1, 2, 3]),
+            restored(3),
+            applied([6, 7], [4, 5], epoch=2, t=21.0),
+            acked(list(range(10)), outcome="buffered", t=30.0),
+        )
+    )
+    assert lost_gradients(record) == 3
+
+
+def test_gradients_after_the_last_copy_are_lost_by_the_same_rule() -> None:
+    """The server had been given 0 to 4, and could not report 3 and 4; a copy held 0 and 1."""
+    before = (start(), applied([0, 1, 2], [1, 2, 3]), acked(list(range(5)), t=15.0))
+    assert lost_gradients(Record((*before, restored(2)))) == 3
+    went_on = (restored(2), applied([5, 6], [3, 4], epoch=2, t=21.0), acked([5, 6], [3, 4], t=21.0))
+    assert lost_gradients(Record((*before, *went_on))) == 3
+
+
+def test_nothing_is_lost_without_a_failure() -> None:
+    record = Record((start(), applied([0, 1], [1, 2]), acked([0, 1, 2], outcome="buffered")))
+    assert lost_gradients(record) == 0
+
+
+@pytest.mark.cluster
+def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_nonsense(run: drive._Run) -> None:
+        run.ask(run._up("store-0", "store", nodes.Saver), "save", "no state")
+
+    monkeypatch.setattr(drive._Run, "_checkpoint", save_nonsense)
+    trial = PublishedTrial("sync checkpoint", 0, 0, PublishedConfig.model_validate(TINY))
+    run_published(trial, tmp_path)
+    ended = read_record(tmp_path / EVENTS_FILE).ended
+    assert ended is not None
+    assert ended.status == "failed"
+    assert "AttributeError: 'str' object has no attribute 'version'" in ended.reason
+    assert "see traceback.txt beside the record" in ended.reason
+    assert "in save" in (tmp_path / "traceback.txt").read_text()
 
 
 # -- cells and configurations ------------------------------------------------------------------
@@ -117,6 +177,8 @@ def test_a_wrong_key_is_refused_with_its_line(tmp_path: Path) -> None:
         load_published(path)
 
 
+@pytest.mark.torch
 def test_findings_without_records_say_what_to_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     with pytest.raises(ConfigurationError, match="dps replicate ttf"):
         findings(False, tmp_path)

@@ -9,7 +9,14 @@ import pytest
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Evaluated, Reported, TrialEnded, to_json
-from flows.record import EVENTS_FILE, EventWriter, event_files, read_record, write_grid
+from flows.record import (
+    EVENTS_FILE,
+    GRID_FILE,
+    EventWriter,
+    event_files,
+    read_record,
+    write_grid,
+)
 from tests.flows.synthetic import toy_events, write_events
 
 
@@ -111,3 +118,10 @@ def test_trials_of_an_earlier_configuration_are_not_read(tmp_path: Path) -> None
             pass
     write_grid(tmp_path, ["new.seed-0"], order_seed=0)
     assert [path.parent.name for path in event_files(tmp_path)] == ["new.seed-0"]
+
+
+@pytest.mark.parametrize("text", [b"", b'{"trials": ["a', b"[]", b"{}", b'{"trials": 3}', b"\xff"])
+def test_a_damaged_list_of_trials_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / GRID_FILE).write_bytes(text)
+    with pytest.raises(ConfigurationError, match=r"grid\.json does not name .* Run the experiment"):
+        event_files(tmp_path)

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from dps.events import TrialStarted
-from flows.attempt import settings
 from flows.config import ExperimentConfig
 from flows.grid import Trial, expand
+from flows.kept import settings
 from flows.record import Record
 from flows.repeat import experiment_yaml
 

@@ -71,7 +71,9 @@ def test_what_is_not_recorded_is_told(tmp_path: Path) -> None:
     (folder / EVENTS_FILE).write_text("")
     with pytest.raises(ConfigurationError, match="did you mean 'small/seed-0'"):
         replay_of("small/seed-1", tmp_path)
-    with pytest.raises(ConfigurationError, match="is not the record of a trial"):
+    with pytest.raises(
+        ConfigurationError, match="is not of a trial of this version of dps: 'trial' is missing"
+    ):
         replay_of("small/seed-0", tmp_path)
 
 
@@ -98,6 +100,6 @@ def test_a_trial_runs_again_under_the_faults_that_it_met(tmp_path: Path) -> None
         assert len(hit[0]) == 1
         assert hit[0] == hit[1]
     cells = [line.split() for line in ended.stdout.splitlines()]
-    assert ["seed-0", "seed-0.replay-1"] in cells
+    assert ["figure", "seed-0", "seed-0.replay-1", "difference"] in cells
     assert ["status", "valid", "valid"] in cells
     assert replay_of(f"small/{trial.name}", tmp_path).trial.name == "seed-0.replay-2"

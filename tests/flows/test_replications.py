@@ -33,7 +33,7 @@ def test_it_can_be_told_more(tmp_path: Path) -> None:
     [
         ("replicate/ftps", "full=3", r"full: expected true or false, got 3"),
         ("replicate/ttf", "ful=true", r"ful: unknown key; did you mean 'full'"),
-        ("replicate/ttf", "replication=tff", r"line \d+: replication: .*ttf"),
+        ("replicate/ttf", "replication=tff", r"--set replication=tff: replication: .*ttf"),
         ("replicate/ftps", "published=a.csv", r"only the curves of ttf"),
         ("replicate/ttf", "replication.full=true", r"--set replication.full=true"),
     ],

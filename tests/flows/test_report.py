@@ -246,7 +246,7 @@ def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
     assert "Test accuracy fell from" in said["none"]
     assert "lost 17 of 1,600" in said["checkpoint"]
     assert "lost no acked update" in said["chain"]
-    assert "32 gradients computed during the outage were applied after it" in said["stateless"]
+    assert "32 updates computed during the outage were applied after it" in said["stateless"]
     assert "significant" not in " ".join(said.values())
 
 

@@ -18,7 +18,7 @@ from flows.config import load_experiment
 from flows.grid import Trial, expand
 from flows.outcome import Outcome
 from flows.prices import load_prices
-from flows.record import EVENTS_FILE
+from flows.record import EVENTS_FILE, GRID_FILE
 from flows.results import (
     experiment_folder,
     is_recorded,
@@ -135,6 +135,13 @@ def test_an_unknown_experiment_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="There are: demo"):
         experiment_folder("../results/demo", tmp_path)
     assert (experiment_folder("demo", tmp_path) / "one" / EVENTS_FILE).exists()
+
+
+def test_a_damaged_experiment_holds_up_no_other(tmp_path: Path) -> None:
+    for name in ("demo", "damaged"):
+        write_events(tmp_path / "results" / name / "one", toy_events())
+    (tmp_path / "results" / "damaged" / GRID_FILE).write_text("")
+    assert experiment_folder("demo", tmp_path).name == "demo"
 
 
 def test_the_demo_is_what_the_toy_records_are_of() -> None:

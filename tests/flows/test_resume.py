@@ -15,7 +15,7 @@ import pytest
 from dps.events import Event, TrialEnded
 from flows import resume
 from flows.cli import main
-from flows.compare import exclusive
+from flows.experiment import exclusive
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import interrupted

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dps.errors import ConfigurationError
 from flows.statistics import Difference
-from flows.ttf.claims import STATEMENTS, Judged, judge, verdict
+from flows.ttf.claims import CLAIMS, STATEMENTS, Judged, judge, verdict
 from flows.ttf.figures import read_published
+from flows.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
 from flows.ttf.measures import Change, Measured
 
-SEEDS = range(6)
+SEEDS = range(10)
 
 
 def trial(strategy: str, kills: int, seed: int, **given: object) -> Measured:
@@ -73,10 +75,29 @@ def test_what_is_true_by_construction_holds() -> None:
     assert by_claim(judge(trials)) == {claim: ["holds", "holds"] for claim in range(1, 6)}
 
 
+def test_a_claim_is_worded_as_the_direction_that_it_is_judged_by() -> None:
+    """Whatever the size, as long as it goes the way that is claimed."""
+    far = judge(study(checkpoint={"to_target": 50.0}))
+    assert by_claim(far)[5] == ["holds", "holds"]
+    assert "takes longer" in CLAIMS[5]
+    sizes = [text for text in CLAIMS.values() if "10" in text]
+    assert all("published: " in text.partition("10")[0] for text in sizes)
+    assert not any("converge" in text for text in CLAIMS.values()), "that is not measured"
+
+
 def test_what_makes_no_difference_does_not_hold() -> None:
     verdicts = by_claim(judge(study()))
     assert verdicts.pop(4) == ["holds", "holds"], "the same price is what is claimed there"
     assert verdicts == {claim: ["does not hold"] * 2 for claim in (1, 2, 3, 5)}
+
+
+def test_the_price_of_trials_that_take_a_given_time_is_no_finding() -> None:
+    priced = [each for each in judge(study(), timed=True) if each.statement.claim == 4]
+    told = [(each.verdict, each.effect()) for each in priced]
+    assert told == [("by construction", "+0.0%")] * 2
+    published = Study(AS_PUBLISHED, (), tuple(study()), (), 54)
+    assert claims_table({AS_PUBLISHED: published}).count("**by construction**") == 2
+    assert "by construction" not in claims_table({CORRECTED: published})
 
 
 def test_a_price_far_from_the_others_is_not_the_same() -> None:
@@ -88,6 +109,61 @@ def test_a_time_that_nobody_reached_tells_nothing() -> None:
     never = {"reached": False, "to_target": 10.0}
     verdicts = by_claim(judge(study(checkpoint=never, stateless=never)))
     assert verdicts[5][0] == "not resolved"
+
+
+def test_a_side_that_never_reaches_the_target_is_not_the_faster_one() -> None:
+    """Its trials just end sooner."""
+    trials = study(stateless={"reached": False, "to_target": 6.0}, checkpoint={"to_target": 7.2})
+    found = next(each for each in judge(trials) if each.statement.claim == 5)
+    assert found.verdict == "not resolved"
+    assert found.effect() == "at most +20.0 [+20.0, +20.0]%, n=6; target reached by 6 and 0 of 6"
+
+
+def test_bounds_support_what_they_understate() -> None:
+    late = study(checkpoint={"reached": False, "to_target": 7.2})
+    early = study(stateless={"reached": False, "to_target": 6.0}, checkpoint={"to_target": 5.0})
+    for trials, expected in ((late, "holds"), (early, "does not hold")):
+        found = next(each for each in judge(trials) if each.statement.claim == 5)
+        assert found.verdict == expected
+
+
+def test_bounds_of_both_kinds_resolve_nothing() -> None:
+    trials = study(checkpoint={"to_target": 7.2})
+    odd = [
+        replace(t, reached=(t.strategy == "checkpoint") == (t.seed == 0)) if t.seed < 2 else t
+        for t in trials
+    ]
+    found = next(each for each in judge(odd) if each.statement.claim == 5)
+    assert found.verdict == "not resolved"
+    assert found.effect() == "–; target reached by 5 and 5 of 6"
+
+
+def test_only_trials_that_share_kills_workers_and_seed_are_set_beside_each_other() -> None:
+    """Price and pace depend on workers and kills alone, but each side lacks another cell."""
+    trials = [
+        trial(
+            name,
+            kills,
+            seed,
+            workers=w,
+            fixed_usd=w * (1 + kills),
+            pushed=100 * w,
+            seconds=1 + kills,
+        )
+        for name in ("checkpoint", "chain", "stateless")
+        for kills in (0, 1, 2)
+        for w in (1, 4)
+        for seed in SEEDS
+        if (name, kills, w) not in {("stateless", 1, 4), ("checkpoint", 2, 1)}
+    ]
+    judged = [each for each in judge(trials) if each.statement.claim in (3, 4)]
+    means = [each.difference and each.difference.mean for each in judged]
+    assert means == [pytest.approx(0), 0, 0, 0]
+
+
+def test_there_is_no_ratio_to_nothing() -> None:
+    free = [replace(each, fixed_usd=0.0, to_target=0.0) for each in study()]
+    assert {each.difference for each in judge(free) if each.statement.claim in (4, 5)} == {None}
 
 
 def test_two_seeds_resolve_nothing() -> None:
@@ -113,7 +189,7 @@ def test_intervals_decide(low: float, high: float, p: float, expected: str) -> N
 
 def test_an_effect_is_told_with_its_interval_and_number_of_seeds() -> None:
     (first, *_) = judge(study(stateless={"changes": (Change(0.5, 0.6, 1.0),)}))
-    assert first.effect() == "+10.0 [+10.0, +10.0] points, n=6"
+    assert first.effect() == "+10.0 [+10.0, +10.0] points, n=10"
 
 
 # -- the published curves ----------------------------------------------------------------------

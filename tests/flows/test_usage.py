@@ -15,7 +15,7 @@ from dps.events import (
 )
 from flows.outcome import outcome
 from flows.record import Record
-from flows.usage import storage, usage_by_role
+from flows.usage import rented_seconds, storage, usage_by_role
 from tests.flows.records import PRICES
 
 
@@ -72,3 +72,19 @@ def test_money_counts_nodes_only_while_they_are_up_during_the_training() -> None
     assert cost.nodes == pytest.approx((20 - 10) + (110 - 30) + (110 - 10))
     assert cost.moved == pytest.approx(1.0)
     assert cost.total == pytest.approx(191.0)
+    # For a fixed term, at 3/4 of that: one server, whoever has its place, and one worker.
+    assert cost.fixed == pytest.approx(2 * 100 * 0.75)
+
+
+def test_a_lost_head_that_comes_back_as_a_replica_is_rented_once() -> None:
+    record = Record(
+        (
+            NodeJoined(0.0, "server-0", "server", 1, "h"),
+            NodeJoined(0.0, "replica-0-1", "replica", 2, "h"),
+            TrainingStarted(10.0, 1, 1, 100),
+            Killed(20.0, 0, "server-0", 1, 5, True),
+            NodeJoined(30.0, "server-0-b", "replica", 3, "h"),
+            Acked(110.0, "worker-0", 1, (110.0,), (0,), (1,), (1,), ("applied",)),
+        )
+    )
+    assert rented_seconds(record) == {"server": 100.0, "replica": 100.0}

@@ -14,8 +14,8 @@ from rich.console import Console
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted
 from flows.attempt import Attempt
-from flows.compare import Comparison, compare
 from flows.config import ExperimentConfig
+from flows.experiment import Ran, run_experiment
 from flows.progress import PlainView
 from flows.record import EARLIER, EVENTS_FILE, event_files
 from flows.results import print_comparison
@@ -76,9 +76,9 @@ NAMES = ["none.no-fault.seed-0", "none.kill.seed-0", "chain.no-fault.seed-0", "c
 ORDER = [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
 
 
-def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Comparison, str]:
+def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Ran, str]:
     out = io.StringIO()
-    done = compare(experiment, here, PlainView(Console(file=out)), run)
+    done = run_experiment(experiment, here, PlainView(Console(file=out)), run)
     return done, out.getvalue()
 
 

@@ -44,8 +44,8 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """What `compare` leaves behind: an outcome for every trial of the grid, and a report."""
+class Ran:
+    """What `run_experiment` leaves behind: an outcome for every trial of the grid, and a report."""
 
     outcomes: tuple[Outcome, ...]
     report: Path
@@ -56,13 +56,13 @@ class Comparison:
         return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
 
 
-def compare(
+def run_experiment(
     experiment: ExperimentConfig,
     here: Path,
     view: PlainView,
     runner: Runner,
     store: str | None = None,
-) -> Comparison:
+) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
     Parameters
@@ -138,14 +138,14 @@ class _Books:
         self._tracker.track_trial(done.record, done.outcome, done.events_file, dataset)
         self._entered[trial.name] = done
 
-    def close(self) -> Comparison:
+    def close(self) -> Ran:
         """Write the report, and track the experiment as a whole."""
         done = [self._entered[trial.name] for trial in self._trials]
         figures = self._folder / FIGURES
         report = write_report(self._folder, self._folder / REPORT, figures=figures)
         trials = [(each.record, each.outcome) for each in done]
         self._tracker.track_experiment(trials, report, figures)
-        return Comparison(tuple(each.outcome for each in done), report)
+        return Ran(tuple(each.outcome for each in done), report)
 
 
 def _attempts(

@@ -1,0 +1,33 @@
+"""Owns what the name of a node tells: its role, and whose place it took.
+
+A node is called by its role and numbers, such as "replica-0-1"; the node that takes the place of a
+lost one has that one's name and a suffix more.
+"""
+
+from __future__ import annotations
+
+NODE_ROLES = ("server", "replica", "spare", "store", "worker", "evaluator")
+ROLES = (*NODE_ROLES, "scheduler")  # of all processes whose use is measured
+_SUFFIX = "-b"
+
+
+def role_of(name: str) -> str:
+    """Return the role of a node with this name: "replica" for "replica-0-1"."""
+    return name.partition("-")[0]
+
+
+def replacement(name: str) -> str:
+    """Return the name of the node that takes a lost one's place."""
+    return f"{name}{_SUFFIX}"
+
+
+def predecessor(name: str) -> str:
+    """Return the name of the node whose place this one took; its own if it took none."""
+    return name.removesuffix(_SUFFIX)
+
+
+def original(name: str) -> str:
+    """Return the name of the first node in this one's place: "server-0" for "server-0-b-b"."""
+    while (before := predecessor(name)) != name:
+        name = before
+    return name

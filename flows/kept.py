@@ -1,0 +1,62 @@
+"""Owns what is kept of a trial in its record and beside its checkpoints: written, and read back.
+
+What is read may be of another version of dps, or of a machine that had more than this one: torch,
+or a module of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dps.errors import ConfigurationError
+from flows.complaints import key_of, sentence
+from flows.config import TrialConfig
+from flows.grid import Trial
+
+
+def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
+    """Everything that the trial depends on, and its circumstances, for its record."""
+    return {
+        "trial": trial.name,
+        "experiment": trial.experiment,
+        "labels": trial.labels,
+        "seed": trial.seed,
+        "digest": trial.digest,
+        "config": trial.config.model_dump(mode="json"),
+        "circumstances": dict(circumstances),
+    }
+
+
+def trial_from(kept: Mapping[str, Any], place: str) -> Trial:
+    """Return the trial whose `settings` were kept in `place`.
+
+    Raises
+    ------
+    ConfigurationError
+        They are not of a trial, or of one that cannot run here.
+    """
+    try:
+        name, experiment, labels = kept["trial"], kept["experiment"], kept["labels"]
+        seed, written, digest = kept["seed"], kept["config"], kept["digest"]
+    except KeyError as error:
+        raise ConfigurationError(
+            f"{place} is not of a trial of this version of dps: {error} is missing; run the trial "
+            "again with dps run"
+        ) from error
+    return Trial(name, experiment, labels, seed, _config_from(written, place), digest)
+
+
+def _config_from(written: Any, place: str) -> TrialConfig:
+    try:
+        return TrialConfig.model_validate(written)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        lines = [f"{place}: config.{key_of(e, written)}: {sentence(e)}" for e in found]
+        advice = (
+            "this trial cannot run here; use the version of dps that it is of and install what it "
+            "needs, or run it again with dps run"
+        )
+        raise ConfigurationError("\n".join([*lines, advice])) from error

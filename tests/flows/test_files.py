@@ -1,0 +1,75 @@
+"""Files with results: there whole or not at all, and a message where they cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dps.errors import StoreUnavailable
+from flows.charts import Chart, Dot
+from flows.comparisons import COMPARISON_FILE, read_comparison, write_comparison
+from flows.files import write_whole
+from flows.findings import TEXT, Findings
+from flows.record import GRID_FILE, write_grid
+from flows.sections import ComparisonSection
+from flows.ttf import findings as ttf
+from tests.flows.test_ttf_claims import study
+
+CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
+STUDY = ttf.Study(ttf.CORRECTED, (), tuple(study()), (), 1)
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "the list of trials": lambda folder: write_grid(folder, ["t"], 0),
+    "what is compared by": lambda folder: write_comparison(folder, ComparisonSection()),
+    "a chart": CHART.write,
+    "findings": Findings("A paper", [], [], [], []).write,
+    "findings with charts": Findings("A paper", [], [], [], [CHART]).write,
+    "findings of the first paper": lambda folder: ttf.write(
+        {STUDY.title: STUDY}, [], folder, None, "dps replicate ttf"
+    ),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_results_that_cannot_be_written_are_said_so(tmp_path: Path, writer: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnavailable, match=r"cannot be written to .*/file/.*what is recorded"):
+        WRITERS[writer](tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize("name", [TEXT, "accuracy-2.svg"])
+def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(StoreUnavailable, match=f"cannot be written to .*/{name}"):
+        ttf.write({STUDY.title: STUDY}, [], tmp_path, None, "dps replicate ttf")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        (GRID_FILE, lambda folder: write_grid(folder, ["t"], 0)),
+        (COMPARISON_FILE, lambda folder: write_comparison(folder, ComparisonSection())),
+    ],
+)
+def test_an_older_file_stays_until_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], None]
+) -> None:
+    def torn(path: Path, text: str, encoding: str) -> int:
+        with path.open("w", encoding=encoding) as file:
+            file.write(text[:5])
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / name).write_text("older")
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(StoreUnavailable, match="No space left on device"):
+        write(tmp_path)
+    assert (tmp_path / name).read_text() == "older"
+
+
+def test_what_was_written_is_all_that_is_there(tmp_path: Path) -> None:
+    write_comparison(tmp_path, ComparisonSection(baseline="chain"))
+    assert read_comparison(tmp_path).baseline == "chain"
+    write_whole(tmp_path / "deep" / "file", "text", "a text")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [COMPARISON_FILE, "deep", "file"]

@@ -1,0 +1,92 @@
+"""Which records the replication of the first paper goes by, and what becomes of others."""
+
+from __future__ import annotations
+
+import shutil
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+
+from dps.events import Evaluated, ResourceSampled, TrainingStarted, TrialEnded, TrialStarted
+from flows import replicate, replicate_ttf
+from flows.attempt import EARLIER
+from flows.progress import PlainView
+from flows.published.settings import PublishedConfig, PublishedTrial
+from flows.record import EVENTS_FILE, EventWriter, write_grid
+from flows.replicate_ttf import PUBLISHED, findings, published_trials, run_published_trials
+from flows.results import RESULTS, is_recorded
+from tests.flows.records import acked
+
+SMALL = {
+    "emulation": PUBLISHED,
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "scale": 60,
+    "repeats": 1,
+}
+
+
+def small(**changes: object) -> PublishedTrial:
+    config = PublishedConfig.model_validate({**SMALL, **changes})
+    return PublishedTrial("stateless", 0, 0, config)
+
+
+def recorded(trial: PublishedTrial, folder: Path) -> None:
+    with EventWriter(folder / EVENTS_FILE) as write:
+        write(TrialStarted(1.0, trial.name, trial.settings(), {}))
+        write(TrainingStarted(1.0, 1, 1, 10))
+        write(ResourceSampled(1.5, "server-0", "server", 1, 0.5, 100, {}, {}, 0))
+        write(acked([1], t=2.0))
+        write(Evaluated(2.0, 1.0, 1.0, 0.5))
+        write(TrialEnded(2.0, "valid", ""))
+
+
+def test_a_record_of_another_configuration_is_kept_and_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicate_ttf, "run_published", recorded)
+    first, other = small(), small(target=0.9)
+    place = tmp_path / RESULTS / PUBLISHED
+    for trial, aside in ((first, None), (other, first), (first, other)):
+        monkeypatch.setattr(replicate_ttf, "published_trials", lambda full, only=trial: (only,))
+        run_published_trials(False, tmp_path, PlainView(Console(file=StringIO())))
+        assert is_recorded(trial, place)
+        kept = [each.name for each in place.glob(f"{EARLIER}/*")]
+        assert kept == ([f"{trial.name}.{aside.digest}"] if aside else [])
+
+
+@pytest.mark.torch
+def test_findings_go_by_the_trials_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
+    """A short run after a full one notes only its own trials as those of the experiment."""
+    pytest.importorskip("torch")
+    place = tmp_path / RESULTS / PUBLISHED
+    short = published_trials(False)
+    for trial in published_trials(True):
+        recorded(trial, place / trial.name)
+    write_grid(place, [trial.name for trial in short], 0)
+    assert "(a) as published: 90 of 90 trials;" in findings(True, tmp_path)
+    assert "(a) as published: 27 of 27 trials;" in findings(False, tmp_path)
+    shutil.rmtree(place / short[0].name)
+    recorded(small(), place / short[0].name)  # another configuration under the same name
+    text = findings(False, tmp_path)
+    assert "(a) as published: 26 of 27 trials;" in text
+    assert "**Only 26 of" in text
+    assert {path.name for path in (tmp_path / RESULTS).glob("replicate-*")} == {
+        "replicate-ttf",
+        "replicate-ttf-short",
+    }
+
+
+def test_the_way_to_go_on_after_an_interruption_has_all_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replicate_ttf, "replicate", interrupted)
+    with pytest.raises(typer.Exit):
+        replicate.ttf(full=True, published=Path("my curves.csv"))
+    assert "dps replicate ttf --full --published 'my curves.csv'\n" in capsys.readouterr().err
