@@ -1,7 +1,8 @@
 """Owns an attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
 
 Nothing that was recorded under another configuration is lost: it is moved aside, and taken back
-when its configuration is asked for again.
+when its configuration is asked for again. Nor is that an attempt failed, which its trial would hide
+when it goes well at last: its record is kept, and the next attempt tells how many failed before.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from dps.errors import ConfigurationError
 from dps.events import TrialEnded, TrialStarted
 from flows.grid import Trial
 from flows.kept import settings
-from flows.record import EVENTS_FILE, EventWriter, Record, read_record, read_start
+from flows.record import (
+    EARLIER,
+    EVENTS_FILE,
+    FAILED_ATTEMPTS,
+    EventWriter,
+    Record,
+    read_record,
+    read_start,
+)
 from flows.results import Identified
-from flows.resume import interrupted, keep_record
+from flows.resume import CHECKPOINTS, interrupted, keep_record
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
-EARLIER = "earlier"
+FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Attempt:
         Checkpoints to go on from; None: from the start of the trial.
     circumstances
         What the trial does not depend on but its times may: how many ran at once, and which in the
-        order it was. Recorded, and no part of the digest.
+        order it was; and how many attempts failed before. Recorded, and no part of the digest.
     """
 
     trial: Trial
@@ -50,17 +59,22 @@ class Attempt:
 def prepare(
     trial: Trial, folder: Path, circumstances: Mapping[str, int], say: Callable[[str], None]
 ) -> Attempt:
-    """Make the folder of a trial ready for an attempt: go on with the last one, or start again."""
-    set_aside(trial, folder, say)
+    """Make the folder of a trial ready for an attempt: go on with the last one, or start again.
+
+    What is in it must be of this trial: see `set_aside`.
+    """
     path = interrupted(trial, folder)
     if path is not None:
         keep_record(folder)
-        return Attempt(trial, folder, path, circumstances)
-    if (folder / EVENTS_FILE).exists():
+    elif _failed(folder):
+        _keep_failed(trial, folder, say)
+    elif (folder / EVENTS_FILE).exists():
         say(f"{trial.name}: an earlier attempt left nothing to go on from: it starts again")
-    # What an interrupted attempt left, checkpoints too, must not reach this one.
-    shutil.rmtree(folder, ignore_errors=True)
-    return Attempt(trial, folder, None, circumstances)
+    if path is None:
+        # What an interrupted attempt left, checkpoints too, must not reach this one.
+        shutil.rmtree(folder, ignore_errors=True)
+    failed = {FAILED_ATTEMPTS: len(_failures(trial, folder))}
+    return Attempt(trial, folder, path, {**circumstances, **failed})
 
 
 def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
@@ -86,6 +100,30 @@ def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> No
         shutil.rmtree(folder, ignore_errors=True)  # nothing that was recorded is in it
         kept.rename(folder)
         say(f"{trial.name}: its record under this configuration is back from {kept.parent}")
+
+
+def _failed(folder: Path) -> bool:
+    """Whether what is recorded in a folder is an attempt that failed."""
+    path = folder / EVENTS_FILE
+    try:
+        ended = read_record(path).ended if path.exists() else None
+    except ConfigurationError:  # damaged
+        return False
+    return ended is not None and ended.status == "failed"
+
+
+def _keep_failed(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
+    """Keep the record of an attempt that failed, but not its checkpoints, which may be large."""
+    kept = _earlier(folder, f"{trial.digest}.{FAILED}-{len(_failures(trial, folder)) + 1}")
+    kept.parent.mkdir(exist_ok=True)
+    folder.rename(kept)
+    shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)
+    say(f"{trial.name}: it failed and is tried again; the record of that is kept in {kept}")
+
+
+def _failures(trial: Trial, folder: Path) -> list[Path]:
+    """The attempts at a trial, under this very configuration, that are known to have failed."""
+    return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{FAILED}-*"))
 
 
 def end_unfinished(attempt: Attempt, reason: str) -> None:

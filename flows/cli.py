@@ -163,18 +163,20 @@ def resume(
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
     from dps.protocol.runs import find_saved
+    from flows.experiment import exclusive
     from flows.prices import load_prices
     from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
     from flows.results import print_comparison, read_finished
-    from flows.resume import keep_record, trial_folder, trial_of
+    from flows.resume import keep_record, must_not_have_ended, trial_folder, trial_of
     from flows.trial import run_trial
 
     trial = trial_of(find_saved(path), path)
     folder = trial_folder(trial, path, Path.cwd())
-    keep_record(folder)
     console = _console()
-    with view_for(console) as view:
+    with exclusive(folder.parent), view_for(console) as view:
+        must_not_have_ended(folder)
+        keep_record(folder)
         view.begin(trial.experiment, [trial], [])
         view.started(trial)
         told, moved = partial(view.told, trial), partial(view.moved, trial)
@@ -277,7 +279,14 @@ def results(
 
     from flows.comparisons import compared, read_comparison
     from flows.prices import load_prices
-    from flows.results import experiment_folder, read_experiment, to_csv, to_json, to_table
+    from flows.results import (
+        experiment_folder,
+        print_failed_before,
+        read_experiment,
+        to_csv,
+        to_json,
+        to_table,
+    )
     from flows.verdicts import print_verdicts
 
     folder = experiment_folder(experiment, Path.cwd())
@@ -290,6 +299,7 @@ def results(
         case Format.table:
             console = _console()
             console.print(to_table(outcomes))
+            print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))
             print_verdicts(rows, console)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from flows.attempt import Attempt, prepare, take_back
+from flows.attempt import Attempt, prepare, set_aside, take_back
 from flows.comparisons import write_comparison
 from flows.config import ExperimentConfig
 from flows.grid import Trial, expand, in_blocks
@@ -98,7 +98,11 @@ def run_experiment(
             runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
             books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
-            # What belongs to the experiment is noted when nothing can refuse it any more.
+            # What belongs to the experiment is noted when nothing can refuse it any more. Records
+            # of other configurations go first: nobody must find them among the new ones, on the
+            # way or after an interruption.
+            for trial in trials:
+                set_aside(trial, folder / trial.name, view.say)
             write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
             write_comparison(folder, experiment.comparison)
             for trial in recorded:
@@ -173,7 +177,15 @@ def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold an experiment's folder, so that two runs cannot write into the same records."""
+    """Hold an experiment's folder, so that no two commands write into the same records.
+
+    Raises
+    ------
+    ConfigurationError
+        Another command holds it.
+    StoreUnavailable
+        It cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -187,6 +199,6 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"another `dps run` is writing to {folder}; wait for it to end"
+                f"another `dps run` or `dps resume` is writing to {folder}; wait for it to end"
             ) from error
         yield

@@ -32,7 +32,7 @@ class Accuracy:
     best
         The highest evaluation.
     before, before_mean
-        The last evaluation before the first fault, and the mean of the last 3 before it.
+        The last evaluation before the fault, and the mean of the last 3 before it.
     after
         The first evaluation after the shard served again.
     lowest_after
@@ -135,7 +135,10 @@ def evaluations(record: Record) -> list[Evaluated]:
 
 
 def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
-    """Return accuracy at the end, around the first fault, and over the whole course."""
+    """Return accuracy at the end, around a fault, and over the whole course.
+
+    A fault that took no shard down has a before, but no after.
+    """
     steps, pushed = course(record), Steps(record)
     values = [step.accuracy for step in steps]
     before = [step.accuracy for step in steps if fault and step.t < fault.began]

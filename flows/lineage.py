@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from dps.core.updates import UpdateId
 from dps.events import Acked, Applied, Audited, Promoted, Replayed, Restored
+from flows.buffered import lost_buffered
 from flows.record import Record
 from flows.timeline import fault_times
 
@@ -72,10 +73,12 @@ class Ledger:
     applied
         Updates in the final state: the shards' last versions.
     lost
-        Acked updates that a restore or promotion left out and that no later application brought
-        back.
+        Updates that a worker took for safe and that are not in the final state: acked ones that a
+        restore or promotion left out and that no later application brought back, and buffered
+        ones that are neither applied nor dropped, because the mailbox, or the worker, that kept
+        them was lost.
     buffered
-        Different updates that were kept in a mailbox or worker during an outage.
+        Different updates that were kept in a mailbox or worker during an outage. Not in `acked`.
     replayed
         Buffered updates that were applied after the outage.
     dropped
@@ -91,7 +94,7 @@ class Ledger:
     audit_mismatches
         Audits of final states that contradict the events. Must be 0.
     lost_per_fault
-        The most acked updates that one fault lost: what recovery points were worth (RPO). None
+        The most updates that one fault lost: what recovery points were worth (RPO). None
         without a fault.
     unrecorded
         Versions of the final state whose application is not in the record, because the node that
@@ -123,10 +126,16 @@ def ledger(record: Record) -> Ledger:
     final = final_versions(record, surviving)
     lost = lost_updates(rows, surviving, durable, cuts)
     faults = [fault.began for fault in fault_times(record)]
-    seen = {(row.shard, row.version) for row in surviving}
+    unrecorded = _unrecorded(final, surviving)
+    kept = {(row.shard, row.id) for row in surviving}
+    known = {(ack.shard, ack.id) for ack in acks if ack.outcome != "buffered"}
+    acked = {(ack.shard, ack.id) for ack in durable}
+    # Acked updates that nobody reported and that are not lost are in versions not reported either.
+    room = unrecorded - Counter(shard for shard, _ in acked - kept - lost.keys())
+    lost |= lost_buffered(acks, rows, cuts, replays, kept | known, room)
     return Ledger(
         attempted=len({(r.shard, r.id) for r in rows} | {(a.shard, a.id) for a in acks}),
-        acked=len({(ack.shard, ack.id) for ack in durable}),
+        acked=len(acked),
         applied=sum(final.values()),
         lost=len(lost),
         buffered=len({(ack.shard, ack.id) for ack in acks if ack.outcome == "buffered"}),
@@ -139,7 +148,7 @@ def ledger(record: Record) -> Ledger:
         replica_conflicts=len(replica_conflicts(surviving)),
         audit_mismatches=len(audit_mismatches(record, surviving, acks)),
         lost_per_fault=max(lost_by_fault(lost.values(), faults), default=None),
-        unrecorded=sum(final.values()) - len(seen),
+        unrecorded=unrecorded.total(),
     )
 
 
@@ -288,6 +297,14 @@ def final_versions(record: Record, surviving: Iterable[Row]) -> dict[int, int]:
     for audit in sorted(record.of(Audited), key=lambda audit: audit.epoch):
         final[audit.shard] = audit.version
     return final
+
+
+def _unrecorded(final: Mapping[int, int], surviving: Iterable[Row]) -> Counter[int]:
+    """Count, by shard, the versions of the final state whose application is not in the record."""
+    seen = {(row.shard, row.version) for row in surviving}
+    counts = Counter(final)
+    counts.subtract(shard for shard, _ in seen)
+    return counts
 
 
 def audit_mismatches(

@@ -7,6 +7,7 @@ what each figure means to a reader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,6 +81,8 @@ class Outcome:
     ----------
     status, reason
         "valid", "invalid" (a planned fault did not happen) or "failed", and why.
+    failed_before
+        How many attempts at the trial failed before this one.
     faults
         The moments of each fault.
     accuracy, loss, target
@@ -103,6 +106,7 @@ class Outcome:
     identity: Identity
     status: str
     reason: str
+    failed_before: int
     faults: tuple[FaultTimes, ...]
     accuracy: Accuracy
     loss: Loss
@@ -137,14 +141,14 @@ class Outcome:
     @property
     def first_loss(self) -> FaultTimes | None:
         """The first fault by which a shard was not served for a time, else the first of all."""
-        felt = (fault for fault in self.faults if fault.shard is not None)
-        return next(felt, self.faults[0] if self.faults else None)
+        return _first_loss(self.faults)
 
     def row(self) -> dict[str, Any]:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
-        Recovery times are those of `first_loss`. `flows.columns` defines each name. What adds up
-        from the start of the training is None for a trial that was resumed.
+        Recovery times and accuracy before and after are those of `first_loss`. `flows.columns`
+        defines each name. What adds up from the start of the training is None for a trial that was
+        resumed.
         """
         row = self._row()
         return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
@@ -159,6 +163,7 @@ class Outcome:
             "digest": self.identity.digest,
             "status": self.status,
             "reason": self.reason,
+            "failed_before": self.failed_before,
             **self._accuracy_row(),
             **self._recovery_row(),
             **{f"updates_{name}": count for name, count in asdict(self.ledger).items()},
@@ -256,8 +261,9 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         identity=identity(record),
         status=status,
         reason=reason,
+        failed_before=record.failed_before,
         faults=faults,
-        accuracy=accuracy(record, faults[0] if faults else None),
+        accuracy=accuracy(record, _first_loss(faults)),
         loss=loss(record),
         target=target(record),
         staleness=staleness(heads),
@@ -284,6 +290,11 @@ def identity(record: Record) -> Identity:
         seed=settings.get("seed"),
         digest=settings.get("digest", ""),
     )
+
+
+def _first_loss(faults: Sequence[FaultTimes]) -> FaultTimes | None:
+    felt = (fault for fault in faults if fault.shard is not None)
+    return next(felt, faults[0] if faults else None)
 
 
 def _adds_up(key: str) -> bool:

@@ -24,7 +24,8 @@ class Pace:
     seconds
         From the start of the workers until one of them last got an answer.
     pushed
-        Different gradients that workers were told are safe, however many shards each touches.
+        Different gradients that workers were told are safe or buffered, however many shards each
+        touches, and whether or not they were lost or dropped later.
     goodput
         Gradients per second of training that are in the final state: the mean over the shards.
     idle_share

@@ -21,6 +21,8 @@ from flows.files import write_whole
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
+EARLIER = "earlier"  # beside the trials: the records that others took the place of
+FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
 E = TypeVar("E", bound=Event)
 
@@ -103,6 +105,12 @@ class Record:
         """The trial's whole configuration; empty where the record has no start."""
         config = self.started.settings.get("config") if self.started else None
         return config if isinstance(config, dict) else {}
+
+    @property
+    def failed_before(self) -> int:
+        """How many attempts at this trial failed before this one."""
+        settings = self.started.settings if self.started else {}
+        return int(settings.get("circumstances", {}).get(FAILED_ATTEMPTS, 0))
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """Return the events of one class, in order."""

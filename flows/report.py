@@ -23,6 +23,7 @@ from flows.pages import page
 from flows.prices import Prices, load_prices
 from flows.record import event_files, read_record
 from flows.repeat import experiment_yaml, versions
+from flows.results import failed_before
 from flows.sections import ComparisonSection
 from flows.summary import Group, conditions, strategies, summarize
 from flows.words import Sentence
@@ -149,6 +150,7 @@ def _content(
         "told": _told(groups, rows),
         "caution": words.caution(groups, rows),
         "left_out": [outcome for outcome in outcomes if not outcome.valid],
+        "failed_before": [failed_before(o) for o in outcomes if o.failed_before],
         "resumed": [words.resumed(record, o) for record, o in trials if not whole(record)],
         "checks": _checks(outcomes),
         "looks": looks(names),

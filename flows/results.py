@@ -18,7 +18,7 @@ from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
 from flows.outcome import Outcome, outcome
 from flows.prices import Prices
-from flows.record import EVENTS_FILE, Record, event_files, read_record
+from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_record
 from flows.summary import Group, summarize
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ USE = (
 LEGEND = (
     "Means over seeds. final, before→after: test accuracy. detect, restore, first: from the fault "
     "to its detection, from there until the shard served, from there to its first update. lost: "
-    "acked updates. refused: as duplicates. stale: versions, median/p99/max. The report says more."
+    "acked or buffered updates. refused: as duplicates. stale: versions, median/p99/max. The "
+    "report says more."
 )
 PER_TRIAL = {
     "\ntrial": "trial",
@@ -212,6 +213,22 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
     for each in outcomes:
         if not each.valid:
             line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
+            console.print(Text(line, style="yellow"))
+    print_failed_before(outcomes, console)
+
+
+def failed_before(outcome: Outcome) -> str:
+    """Say how often a trial failed before the attempt that its figures are of."""
+    count = outcome.failed_before
+    attempts = "1 failed attempt" if count == 1 else f"{count} failed attempts"
+    return f"{outcome.identity.trial}: {attempts} before"
+
+
+def print_failed_before(outcomes: Iterable[Outcome], console: Console) -> None:
+    """Name the trials that failed before: what is left of them looks as if nothing had happened."""
+    for each in outcomes:
+        if each.failed_before:
+            line = f"{failed_before(each)}; the records are kept in {EARLIER}/"
             console.print(Text(line, style="yellow"))
 
 

@@ -15,7 +15,7 @@ from dps.protocol.runs import Saved, about, find_saved
 from flows.config import TrialConfig
 from flows.grid import Trial
 from flows.kept import trial_from
-from flows.record import EVENTS_FILE
+from flows.record import EVENTS_FILE, read_record
 from flows.results import RESULTS
 
 CHECKPOINTS = "checkpoints"
@@ -58,6 +58,23 @@ def trial_folder(trial: Trial, path: str, here: Path) -> Path:
     return here / RESULTS / trial.experiment / trial.name
 
 
+def must_not_have_ended(folder: Path) -> None:
+    """Make sure that the record in a folder, if there is one, is of an interrupted trial.
+
+    Raises
+    ------
+    ConfigurationError
+        The trial has ended, well or badly, or the record cannot be read.
+    """
+    path = folder / EVENTS_FILE
+    ended = read_record(path).ended if path.exists() else None
+    if ended is not None:
+        raise ConfigurationError(
+            f"the trial that is recorded in {folder} was not interrupted, it ended already "
+            f"({ended.status}); to run it again, delete that folder and use `dps run`"
+        )
+
+
 def keep_record(folder: Path) -> None:
     """Put the record of the interrupted part aside; what follows is recorded anew."""
     if not (folder / EVENTS_FILE).exists():
@@ -70,9 +87,13 @@ def keep_record(folder: Path) -> None:
 
 
 def interrupted(trial: Trial, folder: Path) -> str | None:
-    """Return the path from which a trial that did not end can go on; None: it starts again."""
+    """Return the path from which a trial that did not end can go on; None: it starts again.
+
+    One that failed did end: going on from its last checkpoint would give it another time limit, and
+    leave the faults that it failed under out of its record.
+    """
     durability = trial.config.recovery.durability
-    if durability.kind != "checkpoint" or not can_go_on(trial.config):
+    if durability.kind != "checkpoint" or not can_go_on(trial.config) or _over(folder):
         return None
     path = durability.path or str((folder / CHECKPOINTS).absolute())
     try:
@@ -81,3 +102,13 @@ def interrupted(trial: Trial, folder: Path) -> str | None:
         return None
     same = about(saved.run).get("digest") == trial.digest
     return path if same and saved.updates else None
+
+
+def _over(folder: Path) -> bool:
+    """Whether the trial that is recorded in a folder has ended, or nobody can tell."""
+    try:
+        return (folder / EVENTS_FILE).exists() and read_record(
+            folder / EVENTS_FILE
+        ).ended is not None
+    except ConfigurationError:
+        return True

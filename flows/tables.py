@@ -137,7 +137,7 @@ GLANCE: tuple[tuple[str, str], ...] = (
     ("rto_seconds", "until the next update was applied"),
     ("accuracy_drop", "drop in accuracy"),
     ("regain_seconds", "until the accuracy was back"),
-    ("updates_lost", "acked updates lost"),
+    ("updates_lost", "updates lost"),
     ("updates_replayed", "gradients of the outage applied after it"),
     ("accuracy_final", "final accuracy"),
 )

@@ -255,7 +255,7 @@ def _updates(group: Group) -> str:
     if lost is None or replayed is None:
         return ""
     said = (
-        f"It lost {span(group, 'updates_lost')} of {span(group, 'updates_acked')} acked updates"
+        f"It lost {span(group, 'updates_lost')} of {_safe(group)} updates"
         if lost.high > 0
         else "It lost no acked update"
     )
@@ -265,6 +265,14 @@ def _updates(group: Group) -> str:
             "applied after it"
         )
     return f"{said}."
+
+
+def _safe(group: Group) -> str:
+    """The updates that workers took for safe."""
+    acked, buffered = f"{span(group, 'updates_acked')} acked", group.spread("updates_buffered")
+    if buffered is None or buffered.high == 0:
+        return acked
+    return f"{acked} and {span(group, 'updates_buffered')} buffered"
 
 
 def _end(group: Group, quiet: Group | None) -> str:

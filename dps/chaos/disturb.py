@@ -95,7 +95,7 @@ class Disturber:
             seen = effect.end()
         except (LookupError, OSError, DpsError) as error:
             if is_gone(self._cluster.pids[node], 0.0):
-                seen = Seen("its process has ended meanwhile", True)
+                seen = _ended_meanwhile(effect)
             else:
                 seen = Seen(f"it could not be taken back: {_told(error)}", False)
         self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
@@ -141,6 +141,13 @@ class Disturber:
     def _miss(self, fault: int, node: str, reason: str) -> bool:
         self._emit(FaultMissed(self._clock.now(), fault, node, reason))
         return False
+
+
+def _ended_meanwhile(effect: Effect) -> Seen:
+    ended = "its process has ended meanwhile"
+    return Seen(
+        ended if effect.proven else f"{ended}, and no effect was seen before", effect.proven
+    )
 
 
 def _told(error: Exception) -> str:

@@ -16,11 +16,19 @@ class Effect(Protocol):
     """One disturbance of one node. `begin` is called once, then `end` once, perhaps by another
     thread.
 
+    Attributes
+    ----------
+    proven
+        Whether what was seen since `begin` proves the effect, should its process have ended before
+        `end` could look.
+
     Raises
     ------
     LookupError, OSError, DpsError
         It cannot be carried out: there is no such node or process (any more), or no answer.
     """
+
+    proven: bool
 
     def begin(self) -> Seen:
         """Carry it out, and see what it does."""

@@ -57,6 +57,8 @@ class FullDisk:
         Returns the shards that the node serves now.
     """
 
+    proven = False  # only a checkpoint that failed shows it, and `end` looks for that
+
     def __init__(
         self, pid: int, shards: Callable[[], Set[int]], failures: Failures, clock: Clock
     ) -> None:

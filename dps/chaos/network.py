@@ -7,14 +7,16 @@ are. The probe itself is a message of dps like any other: from the node to the c
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dps.chaos.effect import Seen
 from dps.cluster.links import Closed, Condition, Full, Late, links_of
 from dps.cluster.transport import DaskTransport, Meter
-from dps.errors import DeadlineExceeded
+from dps.errors import DeadlineExceeded, DpsError
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Endpoint
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 CONTROL_SECONDS = 10.0
 PROBE_SECONDS = 2.0
 PROBE_OF_CLOSED = 0.25
+LOOK_SECONDS = 0.1
 
 
 class Remote:
@@ -71,6 +74,8 @@ class Remote:
 class Interference:
     """Holds back or delays every message of dps that a node sends or is sent, or one way only."""
 
+    proven = True  # a probe has felt it
+
     def __init__(
         self, remote: Remote, number: int, condition: Closed | Late, seconds: float
     ) -> None:
@@ -110,24 +115,39 @@ class Interference:
 
 
 class FullStore:
-    """Has a store refuse whatever it is asked to keep: states and mail."""
+    """Has a store refuse whatever it is asked to keep: states and mail.
+
+    It is asked now and then whether it has refused anything, for a store that is killed while it is
+    full takes its count with it.
+    """
 
     def __init__(self, remote: Remote, number: int, seconds: float) -> None:
         self._remote = remote
         self._number = number
         self._seconds = seconds
+        self.proven = False
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._look, name="dps-full-store", daemon=True)
 
     def begin(self) -> Seen:
         """Begin to refuse."""
         self._remote.impose(self._number, Full(), self._seconds)
+        self._watch.start()
         return Seen("it refuses to keep anything", True)
 
     def end(self) -> Seen:
         """Keep things again; it had no effect if nobody asked for anything to be kept."""
+        self._over.set()
+        self._watch.join()
         refused = self._remote.lift(self._number)
         if not refused:
             return Seen("no write was tried", False)
         return Seen(f"{refused} requests to keep something were refused", True)
+
+    def _look(self) -> None:
+        with suppress(LookupError, OSError, DpsError):  # it is gone, and so is what it counted
+            while not self.proven and not self._over.wait(LOOK_SECONDS):
+                self.proven = self._remote.affected(self._number) > 0
 
 
 def _told(seconds: float | None, deadline: float) -> str:

@@ -33,6 +33,8 @@ class Slowdown:
         How long a process may be silent before it is given up.
     """
 
+    proven = True  # `begin` has seen it stopped
+
     def __init__(
         self, nodes: Nodes, node: str, factor: float, seconds: float, lease: float
     ) -> None:

@@ -25,6 +25,13 @@ IDENTITY = (
         "an error or has no end. Only valid trials enter statistics.",
     ),
     Column("reason", "reason", "", "Why a trial is invalid or failed."),
+    Column(
+        "failed_before",
+        "failed before",
+        "count",
+        "Attempts at the trial that failed before this one, after which `dps run` tried it again; "
+        "their records are kept in `earlier`.",
+    ),
 )
 
 COLUMNS: tuple[Column, ...] = (

@@ -25,7 +25,8 @@ ACCURACY = (
         "accuracy_before",
         "before fault",
         "%",
-        "Last evaluation whose snapshot was read before the fault.",
+        "Last evaluation whose snapshot was read before the fault: the first by which a shard was "
+        "not served for a time, else the first of all.",
         "fault/accuracy_before",
     ),
     Column(
@@ -39,7 +40,7 @@ ACCURACY = (
         "accuracy_after",
         "after fault",
         "%",
-        "First evaluation after the shard served again.",
+        "First evaluation after the shard served again; empty when no fault took one down.",
         "fault/accuracy_after",
         better="higher",
     ),

@@ -35,8 +35,9 @@ UPDATES = (
         "updates_lost",
         "lost",
         "count",
-        "Acked updates that are missing from the state that the shard went on from, and that "
-        "nothing brought back.",
+        "Updates that a worker took for safe and that are not in the final state: acked ones that "
+        "the state that a shard went on from did not have and nothing brought back, and buffered "
+        "ones that were lost with their mailbox or worker.",
         "updates/lost",
         better="lower",
     ),
@@ -44,7 +45,8 @@ UPDATES = (
         "updates_buffered",
         "buffered",
         "count",
-        "Updates computed during the outage and kept in a mailbox or in the worker.",
+        "Updates computed during the outage and kept in a mailbox or in the worker; not among the "
+        "acked.",
         "updates/buffered",
     ),
     Column(
@@ -96,7 +98,7 @@ UPDATES = (
         "updates_lost_per_fault",
         "lost by a fault",
         "count",
-        "The most acked updates that one fault lost, on all shards together (RPO).",
+        "The most updates that one fault lost, acked and buffered, on all shards together (RPO).",
         "recovery/rpo_updates",
         better="lower",
     ),
@@ -164,8 +166,8 @@ SPEED = (
         "gradients_pushed",
         "gradients",
         "count",
-        "Different gradients that workers were told are safe, each counted once however many "
-        "shards it touches.",
+        "Different gradients that workers were told are safe or buffered, each counted once "
+        "however many shards it touches, and whatever became of it later.",
         "gradients/pushed",
     ),
     Column(

@@ -15,7 +15,8 @@ import pytest
 
 from dps import Chain, Checkpoint, ParameterServer, Recovery
 from dps.chaos.disturb import Disturber
-from dps.cluster.local import LocalCluster, is_gone, is_running
+from dps.chaos.network import LOOK_SECONDS
+from dps.cluster.local import LocalCluster, NodeSpec, is_gone, is_running
 from dps.cluster.transport import SystemClock
 from dps.core.faults import (
     AtUpdates,
@@ -336,6 +337,30 @@ def test_a_full_store_that_is_asked_for_nothing_is_missed(
 ) -> None:
     with training(cluster, tmp_path, "stateless", workers=0) as t:
         assert t.misses(DiskFull("store-0", NOW), "store-0") == "no write was tried"
+
+
+def test_a_full_store_that_is_killed_before_it_refused_anything_is_missed(
+    own_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with training(own_cluster, tmp_path, "stateless", workers=0) as t:
+        assert t.disturber.begin(7, DiskFull("store-0", NOW, seconds=1e3), "store-0", 3)
+        assert is_gone(own_cluster.kill("store-0"), SECONDS)
+        t.disturber.end(7)
+        (missed,) = t.events.of(FaultMissed)
+        assert missed.reason == "its process has ended meanwhile, and no effect was seen before"
+
+
+def test_a_full_store_that_is_killed_after_it_refused_something_had_its_effect(
+    own_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with training(own_cluster, tmp_path, "stateless", workers=1) as t:
+        t.begin(DiskFull("store-0", NOW, seconds=1e3), "store-0")
+        eventually(t.stands_still, SECONDS)
+        time.sleep(5 * LOOK_SECONDS)
+        assert is_gone(own_cluster.kill("store-0"), SECONDS)
+        assert t.end() == "its process has ended meanwhile"
+        own_cluster.start(NodeSpec("store-0-b", "store"))
+        t.advances()
 
 
 def test_a_damaged_checkpoint_is_not_restored(own_cluster: LocalCluster, tmp_path: Path) -> None:

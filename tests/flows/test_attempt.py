@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dps.events import TrialEnded, TrialStarted
-from flows.attempt import EARLIER, Attempt, end_unfinished, prepare, take_back
-from flows.record import EVENTS_FILE, read_record, read_start
+from flows.attempt import Attempt, end_unfinished, prepare, set_aside, take_back
+from flows.record import EARLIER, EVENTS_FILE, read_record, read_start
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
 TRIAL = next(trial for trial in demo_trials() if trial.name == "chain.kill.seed-0")
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_record_under_another_configuration_is_kept_and_taken_back(folder: Path) -> None:
     said: list[str] = []
     before = (folder / EVENTS_FILE).read_bytes()
-    prepare(CHANGED, folder, {}, said.append)
+    set_aside(CHANGED, folder, said.append)
     kept = folder.parent / EARLIER / f"{TRIAL.name}.{TRIAL.digest}"
     assert (kept / EVENTS_FILE).read_bytes() == before
     assert not folder.exists()
@@ -44,16 +44,33 @@ def test_a_record_under_another_configuration_is_kept_and_taken_back(folder: Pat
 def test_records_of_one_digest_that_are_set_aside_twice_are_both_kept(folder: Path) -> None:
     kept = folder.parent / EARLIER
     (kept / f"{TRIAL.name}.{TRIAL.digest}").mkdir(parents=True)
-    prepare(CHANGED, folder, {}, list[str]().append)
+    set_aside(CHANGED, folder, list[str]().append)
     assert (kept / f"{TRIAL.name}.{TRIAL.digest}.2" / EVENTS_FILE).exists()
 
 
 def test_the_same_trial_starts_again(folder: Path) -> None:
     said: list[str] = []
     attempt = prepare(TRIAL, folder, {"parallel": 2}, said.append)
-    assert (attempt.path, attempt.circumstances) == (None, {"parallel": 2})
+    assert attempt.path is None
+    assert attempt.circumstances == {"parallel": 2, "failed_attempts": 0}
     assert not folder.exists()
     assert said == [f"{TRIAL.name}: an earlier attempt left nothing to go on from: it starts again"]
+
+
+def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
+    folder, said = tmp_path / TRIAL.name, list[str]()
+    for number in (1, 2):
+        end_unfinished(Attempt(TRIAL, folder), "it hangs")
+        (folder / "checkpoints").mkdir()
+        before = (folder / EVENTS_FILE).read_bytes()
+        attempt = prepare(TRIAL, folder, {}, said.append)
+        assert attempt.circumstances == {"failed_attempts": number}
+        kept = tmp_path / EARLIER / f"{TRIAL.name}.{TRIAL.digest}.failed-{number}"
+        assert [path.name for path in kept.iterdir()] == [EVENTS_FILE]
+        assert (kept / EVENTS_FILE).read_bytes() == before
+        assert not folder.exists()
+        assert said[-1].endswith(f"the record of that is kept in {kept}")
+    assert prepare(CHANGED, folder, {}, said.append).circumstances == {"failed_attempts": 0}
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"event":"Appl'])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dps import __version__
+from dps.events import TrialStarted
 from flows.cli import app, main
-from tests.flows.synthetic import write_experiment
+from tests.flows.synthetic import toy_events, write_events, write_experiment
 
 CONFIG = {
     "experiment": "small",
@@ -227,6 +229,15 @@ def test_results_in_every_format(dps: Command, tmp_path: Path) -> None:
     table = dps("results", "demo").out
     assert all(row["trial"] in table for row in rows)
     assert dps("results", "demo", "--format", "xml").code == 2
+
+
+def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "results" / "demo") / "chain.kill.seed-0"
+    events = toy_events("chain", "kill", 0)
+    assert isinstance(events[0], TrialStarted)
+    told = {**events[0].settings, "circumstances": {"failed_attempts": 2}}
+    write_events(folder, [replace(events[0], settings=told), *events[1:]])
+    assert "chain.kill.seed-0: 2 failed attempts before" in dps("results", "demo").out
 
 
 def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:

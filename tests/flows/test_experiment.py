@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Event, TrialEnded
+from dps.events import Event, TrialEnded, TrialStarted
 from flows.attempt import Attempt
 from flows.config import ExperimentConfig
 from flows.experiment import Ran, run_experiment
 from flows.progress import PlainView
-from flows.record import EVENTS_FILE
+from flows.record import EARLIER, EVENTS_FILE, event_files
+from flows.results import print_comparison
 from flows.tracking import default_uri
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
@@ -46,6 +48,9 @@ class ToyRunner:
         self.ran.append(trial.name)
         events = toy_events(trial.labels["recovery"], trial.labels["faults"], trial.seed)
         events = self.edit.get(trial.name, list)(events)
+        assert isinstance(events[0], TrialStarted)
+        told = {**events[0].settings, "circumstances": dict(attempt.circumstances)}
+        events[0] = replace(events[0], settings=told)
         if trial.name == self.interrupt:
             write_events(folder, events[:40])
             raise KeyboardInterrupt
@@ -131,6 +136,19 @@ def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_pa
     assert runner.ran == ORDER
 
 
+def test_records_of_another_configuration_do_not_mix_with_those_of_a_run_that_is_interrupted(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    go(experiment, tmp_path, ToyRunner())
+    changed = experiment.model_copy(update={"time_limit": 61.0})
+    with pytest.raises(KeyboardInterrupt):
+        go(changed, tmp_path, ToyRunner(interrupt=ORDER[1]))
+    found = event_files(tmp_path / "results" / "demo")
+    assert {path.parent.name for path in found} == set(ORDER[:2])
+    kept = tmp_path / "results" / "demo" / EARLIER
+    assert len(list(kept.glob(f"*/{EVENTS_FILE}"))) == len(ORDER)
+
+
 def test_after_a_failed_trial_the_others_go_on(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -146,6 +164,13 @@ def test_after_a_failed_trial_the_others_go_on(
     done, _ = go(experiment, tmp_path, retry)
     assert retry.ran == NAMES[:1]
     assert done.failed == ()
+    assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
+    assert f"<li>{NAMES[0]}: 1 failed attempt before</li>" in done.report.read_text()
+    out = io.StringIO()
+    print_comparison(done.outcomes, Console(file=out, width=200))
+    assert (
+        f"{NAMES[0]}: 1 failed attempt before; the records are kept in earlier/" in out.getvalue()
+    )
 
 
 def test_an_unwritable_results_folder_stops_it_first(
@@ -182,5 +207,5 @@ def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Pa
         def write(self, attempt: Attempt) -> None:
             go(experiment, tmp_path, ToyRunner())
 
-    with pytest.raises(ConfigurationError, match="another `dps run` is writing"):
+    with pytest.raises(ConfigurationError, match="another `dps run` or `dps resume` is writing"):
         go(experiment, tmp_path, Nested())

@@ -86,7 +86,7 @@ def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
     second = start(tmp_path)
     _, refused = second.communicate()
     assert second.returncode == 2
-    assert "another `dps run` is writing to" in refused
+    assert "another `dps run` or `dps resume` is writing to" in refused
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     eventually(lambda: not alive_in_session(process.pid), 10)

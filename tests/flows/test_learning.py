@@ -8,6 +8,7 @@ from dps.events import (
     Detected,
     Evaluated,
     Event,
+    Killed,
     Restored,
     TrainingStarted,
     TrialResumed,
@@ -44,6 +45,25 @@ def test_an_accuracy_that_is_not_regained_has_no_time() -> None:
         Restored(100.75, 0, 2, "server-0-b", 0, "initial"),
     )
     assert outcome(record, PRICES).accuracy.regain_seconds is None
+
+
+@pytest.mark.parametrize("struck", [99.5, 100.0])
+def test_accuracy_is_around_the_fault_that_recovery_times_are_of(struck: float) -> None:
+    took_nothing_down = Killed(struck, 0, "store-0", 8, 50, True)
+    record = fault(
+        *scores(0.6, 0.7, 0.2, 0.3, 0.5, 0.65, 0.7, 0.8),
+        Detected(100.5, 0, 2, "server-0", False, "client"),
+        Restored(100.75, 0, 2, "server-0-b", 0, "initial"),
+    )
+    row = outcome(Record((took_nothing_down, *record.events)), PRICES).row()
+    assert (row["fault_node"], row["restore_seconds"]) == ("server-0", 0.25)
+    assert (row["accuracy_before"], row["accuracy_after"], row["regain_seconds"]) == (0.7, 0.3, 4.0)
+
+
+def test_a_fault_that_took_no_shard_down_has_an_accuracy_before_it_and_none_after() -> None:
+    record = Record((Killed(100.0, 0, "store-0", 8, 50, True), *scores(0.6, 0.7, 0.2)))
+    accuracy = outcome(record, PRICES).accuracy
+    assert (accuracy.before, accuracy.after, accuracy.regain_seconds) == (0.7, None, None)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from dps.events import (
     Event,
+    Killed,
     Promoted,
     Replayed,
 )
@@ -200,6 +201,67 @@ def test_buffered_updates_are_replayed_not_lost() -> None:
     )
     assert (result.buffered, result.replayed, result.dropped) == (3, 2, 1)
     assert (result.acked, result.lost, result.duplicates) == (1, 0, 1)
+
+
+def test_buffered_updates_that_are_lost_with_their_mailbox_are_lost_by_that_fault() -> None:
+    # The server is killed at 19.0, the store with the mailbox at 19.5, and nothing is replayed.
+    result = of(
+        start(),
+        applied([1]),
+        acked([1]),
+        Killed(19.0, 0, "server-0", 7, 1, True),
+        acked([2, 3, 4], [0, 0, 0], t=19.2, outcome="buffered"),
+        Killed(19.5, 1, "store-0", 8, 1, True),
+        restored(1),
+        applied([5], [2], epoch=2, t=21.0),
+        acked([5], [2], t=21.0),
+        audited(2),
+    )
+    assert (result.acked, result.buffered, result.lost) == (2, 3, 3)
+    assert (result.lost_per_fault, result.replayed, result.dropped) == (3, 0, 0)
+
+
+def test_replayed_updates_that_a_later_fault_undoes_are_lost() -> None:
+    result = of(
+        start(),
+        acked([1, 2], [0, 0], outcome="buffered"),
+        restored(0),
+        applied([1, 2], epoch=2, t=21.0, replayed=True),
+        Replayed(21.0, 0, 2, "mean", 2, 1, 0, 0, 2),
+        restored(1, epoch=3, t=30.0),
+    )
+    assert (result.replayed, result.lost, result.dropped) == (2, 1, 0)
+
+
+def test_what_a_policy_left_out_is_dropped_and_the_rest_of_the_mailbox_lost() -> None:
+    result = of(
+        start(),
+        acked([1, 2, 3], [0, 0, 0], t=11.0, outcome="buffered"),  # lost with a store
+        restored(0, epoch=2, t=12.0),
+        acked([4, 5], [0, 0], t=19.0, outcome="buffered"),
+        restored(0, epoch=3, t=20.0),
+        applied([5], [1], epoch=3, t=21.0, replayed=True),
+        Replayed(21.0, 0, 3, "drop_older", 1, 1, 0, 1, 1),
+        audited(1),
+    )
+    assert (result.buffered, result.replayed, result.dropped, result.lost) == (5, 1, 1, 3)
+
+
+def test_a_buffered_update_that_its_shard_refused_is_dropped_and_not_lost() -> None:
+    result = of(start(), acked([1], [0], outcome="buffered"), acked([1], [0], outcome="dropped"))
+    assert (result.buffered, result.dropped, result.lost) == (1, 1, 0)
+
+
+def test_a_buffered_update_may_be_in_a_version_that_nobody_reported() -> None:
+    # Versions 2 to 4 were not reported: 2 is acked, 3 and 4 may be the buffered updates 3 and 4.
+    result = of(
+        start(),
+        applied([1]),
+        acked([1, 2]),
+        acked([3, 4, 5], [0, 0, 0], outcome="buffered"),
+        audited(4),
+    )
+    assert (result.unrecorded, result.lost) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""Which trials go on from their checkpoints, and which start again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from dps.events import Event, TrialEnded
+from flows import resume
+from flows.cli import main
+from flows.experiment import exclusive
+from flows.grid import Trial
+from flows.record import EVENTS_FILE, EventWriter
+from flows.resume import interrupted
+from tests.flows.synthetic import demo_trials, toy_events
+
+TRIAL = next(trial for trial in demo_trials() if trial.name == "checkpoint.kill.seed-0")
+
+
+@pytest.fixture(autouse=True)
+def saved(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Checkpoints of the trial are wherever they are looked for."""
+    about = json.dumps({"digest": TRIAL.digest})
+    found = SimpleNamespace(run=SimpleNamespace(about=about), updates=300)
+    monkeypatch.setattr(resume, "find_saved", lambda path: found)
+    monkeypatch.setattr("dps.protocol.runs.find_saved", lambda path: found)
+    monkeypatch.setattr(resume, "trial_of", lambda saved, path: TRIAL)
+    return found
+
+
+def recorded(folder: Path, events: list[Event]) -> Path:
+    with EventWriter(folder / EVENTS_FILE) as write:
+        for event in events:
+            write(event)
+    return folder
+
+
+def goes_on(trial: Trial, folder: Path) -> bool:
+    return interrupted(trial, folder) is not None
+
+
+def test_a_trial_whose_record_has_no_end_goes_on(tmp_path: Path) -> None:
+    events = toy_events("checkpoint", "kill")
+    assert goes_on(TRIAL, recorded(tmp_path, events[:-1]))
+    assert goes_on(TRIAL, tmp_path / "no record")
+    assert not goes_on(replace(TRIAL, digest="0123456789ab"), tmp_path)
+
+
+def test_a_trial_that_failed_starts_again(tmp_path: Path) -> None:
+    events = toy_events("checkpoint", "kill")
+    failed = TrialEnded(events[-1].t, "failed", "it took too long")
+    assert not goes_on(TRIAL, recorded(tmp_path, [*events[:-1], failed]))
+
+
+def test_a_trial_whose_record_is_damaged_starts_again(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, toy_events("checkpoint", "kill")[:5])
+    with (folder / EVENTS_FILE).open("a") as file:
+        file.write("no event\n{}\n")
+    assert not goes_on(TRIAL, folder)
+
+
+class Refused(NamedTuple):
+    code: object
+    message: str
+
+
+@pytest.fixture
+def dps_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Path], Refused]:
+    def call(folder: Path) -> Refused:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["dps", "resume", str(folder / "checkpoints")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Refused(ended.value.code, capsys.readouterr().err)
+
+    return call
+
+
+@pytest.mark.parametrize("status", ["valid", "invalid", "failed"])
+def test_a_trial_that_has_ended_is_not_resumed_and_keeps_its_record(
+    tmp_path: Path, dps_resume: Callable[[Path], Refused], status: str
+) -> None:
+    events = [*toy_events("checkpoint", "kill")[:-1], TrialEnded(1e9, status, "")]
+    folder = recorded(tmp_path / "demo" / TRIAL.name, events)
+    before = (folder / EVENTS_FILE).read_bytes()
+    code, message = dps_resume(folder)
+    assert code == 2
+    assert f"it ended already ({status}); to run it again, delete that folder" in message
+    assert [path.name for path in folder.iterdir()] == [EVENTS_FILE]
+    assert (folder / EVENTS_FILE).read_bytes() == before
+
+
+def test_a_trial_that_a_run_is_at_work_on_is_not_resumed(
+    tmp_path: Path, dps_resume: Callable[[Path], Refused]
+) -> None:
+    folder = recorded(tmp_path / "demo" / TRIAL.name, toy_events("checkpoint", "kill")[:5])
+    with exclusive(folder.parent):
+        code, message = dps_resume(folder)
+    assert code == 2
+    assert "another `dps run` or `dps resume` is writing to" in message
+    assert [path.name for path in folder.iterdir()] == [EVENTS_FILE]
