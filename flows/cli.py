@@ -282,6 +282,7 @@ def results(
     from flows.results import (
         experiment_folder,
         print_failed_before,
+        print_left_out,
         read_experiment,
         to_csv,
         to_json,
@@ -299,6 +300,7 @@ def results(
         case Format.table:
             console = _console()
             console.print(to_table(outcomes))
+            print_left_out(outcomes, console)
             print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))
             print_verdicts(rows, console)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -164,13 +164,20 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:
     """Read one trial's record and compute its figures."""
-    record = read_record(events_file)
-    return Finished(events_file, record, outcome(record, prices))
+    return _finished(events_file, read_record(events_file), prices)
 
 
 def read_experiment(folder: Path, prices: Prices) -> list[Finished]:
     """Read all records of an experiment, in the order of their names."""
     return [read_finished(path, prices) for path in event_files(folder)]
+
+
+def _finished(events_file: Path, record: Record, prices: Prices) -> Finished:
+    figures = outcome(record, prices)
+    if record.started is None:  # its folder is all that tells whose record it is
+        named = replace(figures.identity, trial=events_file.parent.name)
+        figures = replace(figures, identity=named)
+    return Finished(events_file, record, figures)
 
 
 # -- showing -----------------------------------------------------------------------------------
@@ -210,11 +217,16 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
     console.print(Text(LEGEND, style="dim"))
+    print_left_out(outcomes, console)
+    print_failed_before(outcomes, console)
+
+
+def print_left_out(outcomes: Iterable[Outcome], console: Console) -> None:
+    """Name the trials that enter no statistics, and say why."""
     for each in outcomes:
         if not each.valid:
             line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
             console.print(Text(line, style="yellow"))
-    print_failed_before(outcomes, console)
 
 
 def failed_before(outcome: Outcome) -> str:

@@ -240,6 +240,12 @@ def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path
     assert "chain.kill.seed-0: 2 failed attempts before" in dps("results", "demo").out
 
 
+def test_results_say_why_a_trial_is_left_out(dps: Command, tmp_path: Path) -> None:
+    write_events(tmp_path / "results" / "demo" / "one", toy_events("chain", "kill", 0)[:-1])
+    shown = " ".join(dps("results", "demo").out.split())
+    assert "is failed and left out: its record has no end: it is running" in shown
+
+
 def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:
     write_experiment(tmp_path / "results" / "demo")
     ended = dps("report", "demo", "--output", "mine.html")
