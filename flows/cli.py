@@ -71,6 +71,10 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _warn(text: str) -> None:
+    print(f"dps: warning: {text}", file=sys.stderr)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from dps import __version__
@@ -266,7 +270,8 @@ def report(
     from flows.results import REPORT, experiment_folder
 
     folder = experiment_folder(experiment, Path.cwd())
-    print(write_report(folder, output or folder / REPORT, figures=folder / FIGURES))
+    path = write_report(folder, output or folder / REPORT, figures=folder / FIGURES, warn=_warn)
+    print(path)
 
 
 @app.command()
@@ -291,7 +296,7 @@ def results(
     from flows.verdicts import print_verdicts
 
     folder = experiment_folder(experiment, Path.cwd())
-    outcomes = [done.outcome for done in read_experiment(folder, load_prices())]
+    outcomes = [done.outcome for done in read_experiment(folder, load_prices(), _warn)]
     match format:
         case Format.json:
             print(to_json(outcomes))

@@ -303,7 +303,9 @@ def _adds_up(key: str) -> bool:
 
 def _without_end(record: Record) -> str:
     if not record.events:
-        return "its record was cut short in its first line" if record.torn else "its record is empty"
+        return (
+            "its record was cut short in its first line" if record.torn else "its record is empty"
+        )
     cut = "; its last line is not whole and left out" if record.torn else ""
     return f"its record has no end: it is running, or was cut short{cut}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from rich.table import Table
 from rich.text import Text
 
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, RecordDamaged
 from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
 from flows.outcome import Outcome, outcome
 from flows.prices import Prices
-from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_record
+from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_all, read_trial
 from flows.summary import Group, summarize
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
     if not events_file.exists():
         return None
     try:
-        record = read_record(events_file)
+        record = read_trial(events_file)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
         return None
     ended, started = record.ended, record.started
@@ -164,12 +164,25 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:
     """Read one trial's record and compute its figures."""
-    return _finished(events_file, read_record(events_file), prices)
+    return _finished(events_file, read_trial(events_file), prices)
 
 
-def read_experiment(folder: Path, prices: Prices) -> list[Finished]:
-    """Read all records of an experiment, in the order of their names."""
-    return [read_finished(path, prices) for path in event_files(folder)]
+def read_experiment(
+    folder: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
+) -> list[Finished]:
+    """Read all records of an experiment, in the order of their names.
+
+    Damaged ones are left out; `warn` is told of each of them.
+    """
+    found = read_all(folder)
+    for path, error in found.damaged.items():
+        warn(damaged(path, error))
+    return [_finished(path, record, prices) for path, record in found.records.items()]
+
+
+def damaged(events_file: Path, error: RecordDamaged) -> str:
+    """Say that a trial is left out because of what its record holds."""
+    return f"{events_file.parent.name} is left out, its record is damaged: {error}"
 
 
 def _finished(events_file: Path, record: Record, prices: Prices) -> Finished:

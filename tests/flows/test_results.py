@@ -109,7 +109,7 @@ def test_a_record_without_its_end_is_named_with_the_reason(
     file = write_events(tmp_path / "chain.kill.seed-0", toy_events("chain", "kill", 0))
     lines = file.read_text().splitlines(keepends=True)
     whole = lines[: int(kept)] if kept < 0 else []
-    cut = {-0.5: lines[:-1] + [lines[-1][:9]], 0.5: [lines[0][:9]]}.get(kept, whole)
+    cut = {-0.5: [*lines[:-1], lines[-1][:9]], 0.5: [lines[0][:9]]}.get(kept, whole)
     file.write_text("".join(cut))
     [done] = read_experiment(tmp_path, load_prices())
     assert done.outcome.identity.trial == "chain.kill.seed-0"
