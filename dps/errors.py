@@ -15,6 +15,10 @@ class ConfigurationError(DpsError):
     """What was asked for cannot work as asked: a wrong value, name or combination of choices."""
 
 
+class RecordDamaged(ConfigurationError):
+    """The record of a trial holds what no trial of this version of dps has written."""
+
+
 class CapacityError(ConfigurationError):
     """The cluster has too few nodes for the servers, replicas, stores and workers asked for."""
 

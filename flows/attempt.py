@@ -28,12 +28,14 @@ from flows.record import (
     Record,
     read_record,
     read_start,
+    read_trial,
 )
 from flows.results import Identified
 from flows.resume import CHECKPOINTS, interrupted, keep_record
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
 FAILED = "failed"
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,9 @@ def prepare(
 
 
 def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
-    """Keep a record of this name that is of another configuration, in another folder."""
-    digest = _digest(folder)
+    """Keep a record of this name that is damaged or of another configuration, in another folder."""
+    damage = _damage(folder)
+    digest = _digest(folder) if damage is None else DAMAGED
     if digest in (None, trial.digest):
         return
     kept = _earlier(folder, str(digest))
@@ -90,7 +93,10 @@ def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> No
         kept = _earlier(folder, f"{digest}.{number}")
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
-    say(f"{trial.name}: its record under another configuration is kept in {kept}")
+    if damage is None:
+        say(f"{trial.name}: its record under another configuration is kept in {kept}")
+    else:
+        say(f"{trial.name}: its record is kept in {kept}, for it is damaged: {damage}")
 
 
 def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
@@ -151,11 +157,22 @@ def _earlier(folder: Path, name: str) -> Path:
     return folder.parent / EARLIER / f"{folder.name}.{name}"
 
 
+def _damage(folder: Path) -> ConfigurationError | None:
+    """What is wrong with the record in a folder, if it is there and nobody can read it."""
+    path = folder / EVENTS_FILE
+    try:
+        if path.exists():
+            read_trial(path)
+    except ConfigurationError as error:
+        return error
+    return None
+
+
 def _digest(folder: Path) -> str | None:
     """The digest of the trial that is recorded in a folder; None if none is."""
     path = folder / EVENTS_FILE
     try:
         started = read_start(path) if path.exists() else None
-    except ConfigurationError:  # of another version of dps, or damaged
-        return "unreadable"
+    except ConfigurationError:
+        return DAMAGED
     return str(started.settings.get("digest")) if started is not None else None

@@ -71,6 +71,10 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _warn(text: str) -> None:
+    print(f"dps: warning: {text}", file=sys.stderr)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from dps import __version__
@@ -281,7 +285,8 @@ def report(
     from flows.results import REPORT, experiment_folder
 
     folder = experiment_folder(experiment, Path.cwd())
-    print(write_report(folder, output or folder / REPORT, figures=folder / FIGURES))
+    path = write_report(folder, output or folder / REPORT, figures=folder / FIGURES, warn=_warn)
+    print(path)
 
 
 @app.command()
@@ -297,6 +302,7 @@ def results(
     from flows.results import (
         experiment_folder,
         print_failed_before,
+        print_left_out,
         read_experiment,
         to_csv,
         to_json,
@@ -305,7 +311,7 @@ def results(
     from flows.verdicts import print_verdicts
 
     folder = experiment_folder(experiment, Path.cwd())
-    outcomes = [done.outcome for done in read_experiment(folder, load_prices())]
+    outcomes = [done.outcome for done in read_experiment(folder, load_prices(), _warn)]
     match format:
         case Format.json:
             print(to_json(outcomes))
@@ -314,6 +320,7 @@ def results(
         case Format.table:
             console = _console()
             console.print(to_table(outcomes))
+            print_left_out(outcomes, console)
             print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))
             print_verdicts(rows, console)

@@ -107,8 +107,10 @@ def run_experiment(
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
             # of other configurations go first: nobody must find them among the new ones, on the
             # way or after an interruption.
+            whole = {trial.name for trial in recorded}
             for trial in trials:
-                set_aside(trial, folder / trial.name, view.say)
+                if trial.name not in whole:
+                    set_aside(trial, folder / trial.name, view.say)
             write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
             write_comparison(folder, experiment.comparison)
             for trial in recorded:

@@ -302,12 +302,19 @@ def _adds_up(key: str) -> bool:
     return key in _OF_THE_WHOLE or key.startswith(_SUMS)
 
 
+def _without_end(record: Record) -> str:
+    if not record.events:
+        return (
+            "its record was cut short in its first line" if record.torn else "its record is empty"
+        )
+    cut = "; its last line is not whole and left out" if record.torn else ""
+    return f"its record has no end: it is running, or was cut short{cut}"
+
+
 def _status(record: Record) -> tuple[str, str]:
     ended, missed = record.ended, record.of(FaultMissed)
     if ended is None:
-        cut = "; its last line was cut short and is left out" if record.torn else ""
-        no_end = "the record has no end: the trial was interrupted or is still running"
-        return "failed", no_end + cut
+        return "failed", _without_end(record)
     if ended.status == "valid" and missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
     if ended.status == "valid" and (lost := first_unplanned(record)) is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
-from dps.errors import ConfigurationError, StoreUnavailable
+from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
 from flows.files import write_whole
 
@@ -23,6 +23,24 @@ EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
 EARLIER = "earlier"  # beside the trials: the records that others took the place of
 FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
+
+# What is computed with, and of which type it must be; a damaged record may hold anything.
+_SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
+    ("labels",): (dict,),
+    ("seed",): (int, type(None)),
+    ("circumstances",): (dict,),
+    ("config",): (dict,),
+    ("config", "training"): (dict,),
+    ("config", "training", "workers"): (int,),
+    ("config", "training", "updates"): (int,),
+    ("config", "training", "batch_size"): (int,),
+    ("config", "server"): (dict,),
+    ("config", "server", "shards"): (int,),
+    ("config", "evaluation"): (dict,),
+    ("config", "evaluation", "target"): (int, float, type(None)),
+}
+
+_NOT_GIVEN = object()
 
 E = TypeVar("E", bound=Event)
 
@@ -117,6 +135,14 @@ class Record:
         return tuple(event for event in self.events if isinstance(event, kind))
 
 
+@dataclass(frozen=True)
+class Found:
+    """The records of an experiment by their files, and what is wrong with the damaged ones."""
+
+    records: dict[Path, Record]
+    damaged: dict[Path, RecordDamaged]
+
+
 def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
     """Note which trials make up the experiment in `folder`, as of its last run, in their order.
 
@@ -153,7 +179,9 @@ def read_start(path: Path) -> TrialStarted | None:
     Raises
     ------
     ConfigurationError
-        The record cannot be read, or is of another version of dps.
+        The record cannot be read.
+    RecordDamaged
+        Its first line is not an event of this version of dps.
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -170,7 +198,9 @@ def read_record(path: Path) -> Record:
     Raises
     ------
     ConfigurationError
-        There is no such file, or a line other than the last is not an event.
+        There is no such file.
+    RecordDamaged
+        A line other than the last is not an event.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -182,6 +212,63 @@ def read_record(path: Path) -> Record:
         # The line after the last newline was never finished, even if it happens to be valid JSON.
         return Record(_parse(path, lines), torn=True)
     return Record(_parse(path, lines))
+
+
+def read_trial(path: Path) -> Record:
+    """Read a record as `read_record` does, and make sure that it begins as that of a trial.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such file.
+    RecordDamaged
+        A line is not an event, the first one starts no trial, or its settings are of other types.
+    """
+    record = read_record(path)
+    if record.events:
+        first = record.events[0]
+        if not isinstance(first, TrialStarted):
+            raise _damaged(path, 1, f"is not the start of a trial, but {type(first).__name__}")
+        _check_settings(path, first.settings)
+    return record
+
+
+def read_all(folder: Path) -> Found:
+    """Read all records of an experiment, in the order of their names; damaged ones are told.
+
+    Raises
+    ------
+    ConfigurationError
+        The list of trials, or a file, cannot be read.
+    """
+    found = Found({}, {})
+    for path in event_files(folder):
+        try:
+            found.records[path] = read_trial(path)
+        except RecordDamaged as error:
+            found.damaged[path] = error
+    return found
+
+
+def _check_settings(path: Path, settings: Any) -> None:
+    if not isinstance(settings, dict):
+        raise _damaged(path, 1, f"has {settings!r} instead of the trial's settings")
+    for keys, types in _SETTINGS.items():
+        value: Any = settings
+        for key in keys:  # sections come before what is in them, so each is a dict by now
+            value = value.get(key, _NOT_GIVEN)
+            if value is _NOT_GIVEN:
+                break
+        else:
+            if not isinstance(value, types):
+                wanted = " or ".join(kind.__name__ for kind in types if kind is not type(None))
+                raise _damaged(path, 1, f"has {value!r} as {'.'.join(keys)}, not of type {wanted}")
+
+
+def _damaged(path: Path, line: int, why: str) -> RecordDamaged:
+    return RecordDamaged(
+        f"{path}, line {line} {why}. `dps run` sets such a record aside and runs the trial again."
+    )
 
 
 def _names_in(grid: Path) -> frozenset[str]:
@@ -205,9 +292,10 @@ def _parse(path: Path, lines: list[str]) -> tuple[Event, ...]:
 
 def _event(path: Path, number: int, line: str) -> Event:
     try:
-        return from_dict(json.loads(line))
+        event = from_dict(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{path}, line {number} is not an event of this version of dps "
-            f"({type(error).__name__}: {error}). Remove the trial's folder and run it again."
-        ) from error
+        why = f"is not an event of this version of dps ({type(error).__name__}: {error})"
+        raise _damaged(path, number, why) from error
+    if not isinstance(event.t, int | float):
+        raise _damaged(path, number, f"has {event.t!r} as its time")
+    return event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from flows.files import write_whole
 from flows.outcome import Outcome, outcome
 from flows.pages import page
 from flows.prices import Prices, load_prices
-from flows.record import event_files, read_record
+from flows.record import Found, read_all
 from flows.repeat import experiment_yaml, versions
-from flows.results import failed_before
+from flows.results import damaged, failed_before
 from flows.sections import ComparisonSection
 from flows.summary import Group, conditions, strategies, summarize
 from flows.words import Sentence
@@ -73,7 +73,11 @@ class Section:
 
 
 def write_report(
-    folder: Path, output: Path, prices: Prices | None = None, figures: Path | None = None
+    folder: Path,
+    output: Path,
+    prices: Prices | None = None,
+    figures: Path | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
@@ -87,22 +91,27 @@ def write_report(
         The price table; None: the one that comes with the package.
     figures
         Gets every figure as SVG, PNG and CSV; None: they are on the page only.
+    warn
+        Is told of each record that cannot be used, as the page tells it.
 
     Raises
     ------
     ConfigurationError
-        There is no record in the folder, or one cannot be read.
+        There is no record in the folder that can be used.
     StoreUnavailable
         The report or a figure cannot be written.
     """
     prices = prices or load_prices()
-    found = read_trials(folder, prices)
+    records = read_all(folder)
+    found, unusable = _trials(records, prices), _unusable(records)
+    for said in unusable:
+        warn(said)
     if not found:
         raise ConfigurationError(
             f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
         )
     drawn = chapters(found)
-    page = render(found, prices, read_comparison(folder), drawn)
+    page = render(found, prices, read_comparison(folder), drawn, unusable)
     if figures is not None:
         write_files(drawings(drawn), figures)
     write_whole(output, page, "the report")
@@ -112,11 +121,22 @@ def write_report(
 def read_trials(folder: Path, prices: Prices) -> list[Trial]:
     """Read the trials of an experiment, in the order in which they were started.
 
-    A record that was cut off before its first event is left out.
+    A record that is damaged, or was cut off before its first event, is left out.
     """
-    records = [record for file in event_files(folder) if (record := read_record(file)).started]
+    return _trials(read_all(folder), prices)
+
+
+def _trials(found: Found, prices: Prices) -> list[Trial]:
+    records = [record for record in found.records.values() if record.started]
     records.sort(key=lambda record: record.events[0].t)
     return [(record, outcome(record, prices)) for record in records]
+
+
+def _unusable(found: Found) -> list[str]:
+    """Say of which trials there is nothing to show, and why."""
+    told = [damaged(path, error) for path, error in found.damaged.items()]
+    empty = [path.parent.name for path, record in found.records.items() if not record.started]
+    return [*told, *(f"{name} is left out, nothing is in its record yet" for name in empty)]
 
 
 def render(
@@ -124,9 +144,13 @@ def render(
     prices: Prices,
     comparison: ComparisonSection,
     drawn: Sequence[Chapter],
+    unusable: Sequence[str] = (),
 ) -> str:
-    """Return the page: what was `drawn` of the trials, and what they say by the `comparison`."""
-    return page(TEMPLATE, **_content(trials, prices, comparison, drawn))
+    """Return the page: what was `drawn` of the trials, and what they say by the `comparison`.
+
+    `unusable` says which records are left out and why.
+    """
+    return page(TEMPLATE, unusable=unusable, **_content(trials, prices, comparison, drawn))
 
 
 def _content(

@@ -5,20 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rich.table import Table
 from rich.text import Text
 
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, RecordDamaged
 from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
 from flows.outcome import Outcome, outcome
 from flows.prices import Prices
-from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_record
+from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_all, read_trial
 from flows.summary import Group, summarize
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
     if not events_file.exists():
         return None
     try:
-        record = read_record(events_file)
+        record = read_trial(events_file)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
         return None
     ended, started = record.ended, record.started
@@ -164,13 +164,33 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:
     """Read one trial's record and compute its figures."""
-    record = read_record(events_file)
-    return Finished(events_file, record, outcome(record, prices))
+    return _finished(events_file, read_trial(events_file), prices)
 
 
-def read_experiment(folder: Path, prices: Prices) -> list[Finished]:
-    """Read all records of an experiment, in the order of their names."""
-    return [read_finished(path, prices) for path in event_files(folder)]
+def read_experiment(
+    folder: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
+) -> list[Finished]:
+    """Read all records of an experiment, in the order of their names.
+
+    Damaged ones are left out; `warn` is told of each of them.
+    """
+    found = read_all(folder)
+    for path, error in found.damaged.items():
+        warn(damaged(path, error))
+    return [_finished(path, record, prices) for path, record in found.records.items()]
+
+
+def damaged(events_file: Path, error: RecordDamaged) -> str:
+    """Say that a trial is left out because of what its record holds."""
+    return f"{events_file.parent.name} is left out, its record is damaged: {error}"
+
+
+def _finished(events_file: Path, record: Record, prices: Prices) -> Finished:
+    figures = outcome(record, prices)
+    if record.started is None:  # its folder is all that tells whose record it is
+        named = replace(figures.identity, trial=events_file.parent.name)
+        figures = replace(figures, identity=named)
+    return Finished(events_file, record, figures)
 
 
 # -- showing -----------------------------------------------------------------------------------
@@ -210,11 +230,16 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
     console.print(Text(LEGEND, style="dim"))
+    print_left_out(outcomes, console)
+    print_failed_before(outcomes, console)
+
+
+def print_left_out(outcomes: Iterable[Outcome], console: Console) -> None:
+    """Name the trials that enter no statistics, and say why."""
     for each in outcomes:
         if not each.valid:
             line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
             console.print(Text(line, style="yellow"))
-    print_failed_before(outcomes, console)
 
 
 def failed_before(outcome: Outcome) -> str:

@@ -111,9 +111,12 @@ class Slowdown:
         used = max(0.0, self._cpu_seconds() - self._cpu) / elapsed
         evidence = (
             f"process {self._pid} was seen stopped for {share:.0%} of {elapsed:.2f} s, in "
-            f"{self._turns} turns ({slower:.1f} times slower), and used {used:.0%} of a core"
+            f"{self._turns} turns ({slower:.2f} times slower), and used {used:.0%} of a core"
         )
-        return Seen(evidence, slower >= 1 + (self._factor - 1) / 2)
+        wanted = 1 + (self._factor - 1) / 2
+        if slower < wanted:
+            evidence += f"; at least {wanted:g} times was wanted, for factor {self._factor:g}"
+        return Seen(evidence, slower >= wanted)
 
     def _cpu_seconds(self) -> float:
         try:

@@ -31,8 +31,9 @@ def recovery_time(subject: Subject) -> Drawing | None:
         subject,
         groups,
         ("recovery-time", "Time to recover"),
-        "Mean over trials, of each trial's first fault; a dot for each trial. How long a fresh "
-        "node takes to come is set by the fault plan, not by the strategy.",
+        "Mean over trials, of each trial's first fault by which a shard was not served for a time; "
+        "a dot for each trial. How long a fresh node takes to come is set by the fault plan, not "
+        "by the strategy.",
         ("seconds since the fault", RECOVERY_PARTS, parts, 2),
         totals="rto_seconds",
     )

@@ -26,7 +26,8 @@ def _chapters(subject: Subject) -> Iterator[Chapter]:
     yield _chapter(
         "through",
         "Through the fault",
-        "Every trial of a strategy on the time since its first fault.",
+        "Every trial of a strategy on the time since its fault; of several, the first by which a "
+        "shard was not served for a time, else the first of all.",
         _through(subject),
     )
     yield _chapter(

@@ -28,11 +28,11 @@ from flows.timeline import FaultTimes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SINCE = "seconds since the first fault"
+SINCE = "seconds since the fault"
 
 
 def through_fault(subject: Subject, group: Group, reference: str | None) -> Drawing | None:
-    """Draw one strategy's accuracy around its first fault; None where none had an effect to see.
+    """Draw one strategy's accuracy around its `first_loss`; None where no fault had any effect.
 
     The strategy's trials under the condition `reference` are drawn in grey, placed so that
     equal times since the start of training lie above one another.

@@ -212,6 +212,7 @@ def test_a_process_that_is_let_go_on_at_once_is_not_slow(
     with training(cluster, tmp_path) as t, rival(lambda: cluster.resume("replica-0-1")):
         reason = t.misses(Slow("replica-0-1", NOW, factor=20, seconds=1), "replica-0-1")
         assert reason.startswith("no effect was seen: process")
+        assert reason.endswith("; at least 10.5 times was wanted, for factor 20")
         assert is_running(cluster.pids["replica-0-1"], 0.0)
 
 

@@ -48,6 +48,21 @@ def test_records_of_one_digest_that_are_set_aside_twice_are_both_kept(folder: Pa
     assert (kept / f"{TRIAL.name}.{TRIAL.digest}.2" / EVENTS_FILE).exists()
 
 
+@pytest.mark.parametrize("line", [0, 3])
+def test_a_damaged_record_is_kept_and_its_trial_starts_again(folder: Path, line: int) -> None:
+    said: list[str] = []
+    lines = (folder / EVENTS_FILE).read_text().splitlines(keepends=True)
+    lines[line] = "garbage\n"
+    (folder / EVENTS_FILE).write_text("".join(lines))
+    set_aside(TRIAL, folder, said.append)
+    kept = folder.parent / EARLIER / f"{TRIAL.name}.damaged"
+    assert (kept / EVENTS_FILE).read_text() == "".join(lines)
+    assert not folder.exists()
+    assert said[0].startswith(f"{TRIAL.name}: its record is kept in {kept}, for it is damaged: ")
+    assert f"line {line + 1} is not an event" in said[0]
+    assert said[0].endswith("runs the trial again.")
+
+
 def test_the_same_trial_starts_again(folder: Path) -> None:
     said: list[str] = []
     attempt = prepare(TRIAL, folder, {"parallel": 2}, said.append)

@@ -242,6 +242,27 @@ def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path
     assert "chain.kill.seed-0: 2 attempts before failed or invalid" in dps("results", "demo").out
 
 
+def test_results_say_why_a_trial_is_left_out(dps: Command, tmp_path: Path) -> None:
+    write_events(tmp_path / "results" / "demo" / "one", toy_events("chain", "kill", 0)[:-1])
+    shown = " ".join(dps("results", "demo").out.split())
+    assert "is failed and left out: its record has no end: it is running" in shown
+
+
+def test_a_damaged_record_leaves_out_its_trial_and_no_other(dps: Command, tmp_path: Path) -> None:
+    file = write_experiment(tmp_path / "results" / "demo") / "chain.kill.seed-0" / "events.jsonl"
+    whole = file.read_text()
+    file.write_text(whole.replace('"event":"Evaluated"', '"event":"Unheard"', 1))
+    told = "chain.kill.seed-0 is left out, its record is damaged:"
+    shown = dps("results", "demo", "--format", "json")
+    assert shown.code == 0
+    assert len(json.loads(shown.out)) == 15
+    assert shown.err.startswith(f"dps: warning: {told}")
+    report = dps("report", "demo")
+    assert report.code == 0
+    assert told in report.err
+    assert told in (tmp_path / "results" / "demo" / "report.html").read_text()
+
+
 def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:
     write_experiment(tmp_path / "results" / "demo")
     ended = dps("report", "demo", "--output", "mine.html")

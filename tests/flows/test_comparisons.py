@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from flows import words
+from flows.columns import COLUMNS
 from flows.comparisons import (
     COMPARISON_FILE,
     Compared,
@@ -275,3 +277,17 @@ def test_experiments_are_compared_under_the_labels_that_both_have(here: Path) ->
     assert "Their configurations are the same" in text
     assert "chain · kill" in text
     assert "lost demo 317" in text
+
+
+def test_the_figures_that_can_be_compared_are_listed_with_their_units() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "experiments.md"
+    _, _, after = docs.read_text(encoding="utf-8").partition("| unit | figures |\n|---|---|\n")
+    table, _, _ = after.partition("\n\n")
+    lines = [line.strip("| ").partition(" | ") for line in table.splitlines()]
+    listed = {unit.partition(":")[0]: set(re.findall("`(.+?)`", keys)) for unit, _, keys in lines}
+    units = {"%": "fraction", "points": "fraction", "s": "seconds", "MB": "bytes", "": "none"}
+    comparable: dict[str, set[str]] = {}
+    for column in COLUMNS:
+        if column.better:
+            comparable.setdefault(units.get(column.unit, column.unit), set()).add(column.key)
+    assert listed == comparable

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Evaluated, Reported, TrialEnded, to_json
+from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
+from dps.events import Evaluated, Event, Reported, TrialEnded, TrialStarted, to_json
 from flows.record import (
     EVENTS_FILE,
     GRID_FILE,
     EventWriter,
     event_files,
     read_record,
+    read_trial,
     write_grid,
 )
 from tests.flows.synthetic import toy_events, write_events
@@ -99,6 +100,26 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
     path.write_text(f"{to_json(TrialEnded(1.0, 'valid', ''))}\n{line}\n")
     with pytest.raises(ConfigurationError, match=r"events\.jsonl, line 2 is not an event"):
         read_record(path)
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (TrialEnded(1.0, "valid", ""), "line 1 is not the start of a trial, but TrialEnded"),
+        (
+            TrialStarted(1.0, "a", {"config": {"training": {"workers": "two"}}}, {}),
+            "line 1 has 'two' as config.training.workers, not of type int",
+        ),
+        (TrialStarted(1.0, "a", {"labels": []}, {}), "has () as labels|has \\[\\] as labels"),
+    ],
+)
+def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
+    tmp_path: Path, first: Event, why: str
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f"{to_json(first)}\n")
+    with pytest.raises(RecordDamaged, match=why):
+        read_trial(path)
 
 
 def test_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import TrialEnded, TrialResumed
+from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
 from flows import words
 from flows.columns import BY_KEY
 from flows.config import ExperimentConfig
@@ -25,7 +25,8 @@ from flows.figures.gallery import chapters, drawings
 from flows.figures.style import STRATEGY_COLOURS, looks
 from flows.figures.tradeoff import front
 from flows.grid import expand
-from flows.outcome import Outcome
+from flows.learning import evaluations
+from flows.outcome import Outcome, outcome
 from flows.prices import load_prices
 from flows.record import EVENTS_FILE, read_record, write_grid
 from flows.repeat import experiment_yaml
@@ -296,6 +297,20 @@ def test_the_table_of_recovery_times_agrees_with_the_outcomes(
     rows = [row for row in drawn["recovery-time"].table.rows if row[0] == "chain"]
     assert sum(row[3] for row in rows if row[2] != "total of a trial") == pytest.approx(rto.mean)
     assert {row[3] for row in rows if row[2] == "total of a trial"} == {rto.low, rto.high}
+
+
+def test_time_through_a_fault_counts_from_the_one_that_took_a_shard_down(tmp_path: Path) -> None:
+    events = toy_events("chain", "kill", 0)
+    [kill] = [event for event in events if isinstance(event, Killed)]
+    harmless = Disturbed(kill.t - 0.2, 1, "slow", "worker-0", 40, "it was slow", True)
+    record = read_record(write_events(tmp_path, [*events[:-1], harmless, events[-1]]))
+    [drawn] = [
+        drawing
+        for drawing in drawings(chapters([(record, outcome(record, load_prices()))]))
+        if drawing.name == "through-fault-kill-chain"
+    ]
+    times = [since for *_, since, accuracy in drawn.table.rows if not np.isnan(accuracy)]
+    assert times == pytest.approx([step.t - kill.t for step in evaluations(record)])
 
 
 def test_the_timeline_tells_every_part_of_a_recovery(folder: Path) -> None:

@@ -94,6 +94,29 @@ def test_comparison_says_which_trials_are_left_out(tmp_path: Path) -> None:
     assert "chain.kill.seed-0 is invalid and left out: the training ended first" in text
 
 
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (-1, "its record has no end: it is running, or was cut short"),
+        (-0.5, "running, or was cut short; its last line is not whole and left out"),
+        (0.5, "its record was cut short in its first line"),
+        (0, "its record is empty"),
+    ],
+)
+def test_a_record_without_its_end_is_named_with_the_reason(
+    tmp_path: Path, kept: float, reason: str
+) -> None:
+    file = write_events(tmp_path / "chain.kill.seed-0", toy_events("chain", "kill", 0))
+    lines = file.read_text().splitlines(keepends=True)
+    whole = lines[: int(kept)] if kept < 0 else []
+    cut = {-0.5: [*lines[:-1], lines[-1][:9]], 0.5: [lines[0][:9]]}.get(kept, whole)
+    file.write_text("".join(cut))
+    [done] = read_experiment(tmp_path, load_prices())
+    assert done.outcome.identity.trial == "chain.kill.seed-0"
+    assert done.outcome.status == "failed"
+    assert done.outcome.reason.endswith(reason)
+
+
 # -- what is recorded --------------------------------------------------------------------------
 
 
