@@ -69,7 +69,9 @@ def _versions() -> Iterator[Finding]:
         yield Finding("torch", version("torch"))
     except PackageNotFoundError:
         yield Finding(
-            "torch", "not installed; only the workloads torch and cnn need it: make torch"
+            "torch",
+            "not installed; only the workloads torch and cnn need it: `make torch` in a clone, or "
+            "pip install '.[torch]'",
         )
 
 
