@@ -330,7 +330,7 @@ def _told(event: Event) -> str | None:
         case RolledBack():
             return f"all shards go back to cut {event.cut}, for shard {event.shard}"
         case CheckpointRefused():
-            return f"shard {event.shard}: checkpoint refused: {event.reason}"
+            return f"shard {event.shard}: a damaged checkpoint is passed over: {event.reason}"
         case WorkerLeft() if event.reason != "finished":
             return f"{event.worker} {event.reason}"
     return None

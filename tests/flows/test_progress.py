@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dps.events import FaultMissed, ReplicaAdded, TrainingStarted
+from dps.events import CheckpointRefused, FaultMissed, ReplicaAdded, TrainingStarted
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.progress import Course, Follower, LiveView, PlainView, view_for
@@ -100,6 +100,16 @@ def test_a_fault_that_did_not_happen_is_told() -> None:
     course.take(TrainingStarted(100.0, 2, 1, 10))
     told = course.take(FaultMissed(101.5, 0, "server-0", "the training ended first"))
     assert told == "  1.50 s  the fault on server-0 did not happen: the training ended first"
+
+
+def test_a_damaged_checkpoint_is_named() -> None:
+    course = Course(shards=1)
+    course.take(TrainingStarted(100.0, 2, 1, 10))
+    told = course.take(CheckpointRefused(100.0, 0, "e1.json", "e1.json: the data do not match"))
+    assert told is not None
+    assert told.endswith(
+        "shard 0: a damaged checkpoint is passed over: e1.json: the data do not match"
+    )
 
 
 def test_what_happened_before_the_training_is_no_news() -> None:
