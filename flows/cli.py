@@ -159,34 +159,47 @@ def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bo
 
 @app.command()
 def resume(
-    path: Annotated[str, typer.Argument(help="The checkpoints of a trial that was interrupted.")],
+    trial: Annotated[
+        str,
+        typer.Argument(
+            help="A trial that was interrupted, as in demo/checkpoint.kill.seed-0, its folder, or "
+            "the path of its checkpoints."
+        ),
+    ],
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
-    from dps.protocol.runs import find_saved
     from flows.experiment import exclusive
     from flows.prices import load_prices
     from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
     from flows.results import print_comparison, read_finished
-    from flows.resume import keep_record, must_not_have_ended, trial_folder, trial_of
+    from flows.resume import (
+        checkpoints_of,
+        keep_record,
+        must_not_have_ended,
+        saved_in,
+        trial_folder,
+        trial_of,
+    )
     from flows.trial import run_trial
 
-    trial = trial_of(find_saved(path), path)
-    folder = trial_folder(trial, path, Path.cwd())
+    path = checkpoints_of(trial, Path.cwd())
+    again = trial_of(saved_in(path), path)
+    folder = trial_folder(again, path, Path.cwd())
     console = _console()
     with exclusive(folder.parent), view_for(console) as view:
         must_not_have_ended(folder)
         keep_record(folder)
-        view.begin(trial.experiment, [trial], [])
-        view.started(trial)
-        told, moved = partial(view.told, trial), partial(view.moved, trial)
-        follower = Follower(trial.config.server.shards, told, moved)
-        run_trial(trial, folder, follower, path, tell=told)
+        view.begin(again.experiment, [again], [])
+        view.started(again)
+        told, moved = partial(view.told, again), partial(view.moved, again)
+        follower = Follower(again.config.server.shards, told, moved)
+        run_trial(again, folder, follower, path, tell=told)
         outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
-        view.ended(trial, outcome)
+        view.ended(again, outcome)
     print_comparison((outcome,), console)
     if outcome.status == "failed":
-        print(f"dps: {trial.name} failed: {outcome.reason}", file=sys.stderr)
+        print(f"dps: {again.name} failed: {outcome.reason}", file=sys.stderr)
         raise typer.Exit(1)
 
 
