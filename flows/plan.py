@@ -11,12 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dps.core.faults import AtUpdates
 from dps.core.names import role_of
 from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig
 from flows.estimate import Durations, about, seconds_of
-from flows.fault_words import FEW, brief, full, late_line
+from flows.fault_words import brief, full, late_line
 from flows.grid import Trial
 from flows.results import whole_record
 
@@ -110,11 +109,11 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
 
 
 def fault_plans(trials: Sequence[Trial]) -> list[str]:
-    """Return the faults one by one of those trials whose plan says more than fits in the table."""
+    """Return the faults one by one, with how long each lasts, for which the table has no room."""
     trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for trial in trials:
         plan = trial.config.build_faults()
-        if any(not isinstance(fault.when, AtUpdates) for fault in plan) or len(plan) > FEW:
+        if plan:
             trials_of[tuple(full(plan))].append(trial.name)
     lines = []
     for told, names in trials_of.items():
