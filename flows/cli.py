@@ -35,7 +35,11 @@ app.add_typer(bench, name="bench")
 app.add_typer(replicate, name="replicate")
 
 Config = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of a packaged one: demo, fashion.")
+    str,
+    typer.Argument(
+        help="A YAML file, or the name of a packaged one: demo, fashion, or of a replication, as "
+        "replicate/ttf (an unknown name lists them all)."
+    ),
 ]
 Settings = Annotated[
     list[str],
@@ -53,6 +57,13 @@ class Format(StrEnum):
     table = "table"
     csv = "csv"
     json = "json"
+
+
+def _format(text: str) -> Format:
+    try:
+        return Format(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(Format)}") from None
 
 
 def main() -> None:
@@ -240,6 +251,7 @@ def replay(
 def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # noqa: B006
     """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.config import load_experiment
+    from flows.estimate import trials_told
     from flows.grid import expand, in_blocks
     from flows.plan import (
         confirm_many,
@@ -259,7 +271,7 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     known = {trial.name for trial in recorded}
     to_run = [trial for trial in trials if trial.name not in known]
     _console().print(plan_table(trials, recorded))
-    print(f"\n{len(trials)} trials, {len(to_run)} to run. {nodes_needed(trials)}")
+    print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
     for line in fault_plans(trials):
         print(line)
@@ -285,7 +297,12 @@ def report(
 @app.command()
 def results(
     experiment: Experiment,
-    format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = Format.table,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
+        ),
+    ] = Format.table,
 ) -> None:
     """Print the figures of every recorded trial of an experiment, and what they show."""
     from numpy.random import default_rng

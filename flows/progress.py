@@ -39,7 +39,7 @@ from dps.events import (
     Undisturbed,
     WorkerLeft,
 )
-from flows.estimate import TRACKING_SECONDS, Durations, about
+from flows.estimate import TRACKING_SECONDS, Durations, about, trials_told
 from flows.grid import Trial
 from flows.outcome import Outcome
 
@@ -161,7 +161,7 @@ class PlainView:
         self._parallel = parallel
         self._left = [trial for trial in trials if trial not in skipped]
         self._durations = durations or Durations()
-        self.say(f"{experiment}: {len(trials)} trials, {len(self._left)} of them to run")
+        self.say(f"{experiment}: {trials_told(len(trials))}, {len(self._left)} to run")
         if self._left:
             basis = "a guess" if not self._durations.known else "by those that have ended"
             at_once = f", {parallel} at once" if parallel > 1 else ""

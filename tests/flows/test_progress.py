@@ -39,7 +39,7 @@ def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
     out = io.StringIO()
     play(PlainView(Console(file=out, width=80)), tmp_path)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "demo: 16 trials, 14 of them to run"
+    assert lines[0] == "demo: 16 trials, 14 to run"
     assert lines[1] == "about 2 min (a guess)"
     assert lines[2] == f"recorded already, skipped: {TRIALS[0].name}, {TRIALS[1].name}"
     assert lines[3] == "[3/16] chain.kill.seed-0"
