@@ -1,8 +1,9 @@
 """Owns an attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
 
 Nothing that was recorded under another configuration is lost: it is moved aside, and taken back
-when its configuration is asked for again. Nor is that an attempt failed, which its trial would hide
-when it goes well at last: its record is kept, and the next attempt tells how many failed before.
+when its configuration is asked for again. Nor is that an attempt failed, or was invalid, which its
+trial would hide when it goes well at last: its record is kept, and the next attempt tells how many
+there were before.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Attempt:
         Checkpoints to go on from; None: from the start of the trial.
     circumstances
         What the trial does not depend on but its times may: how many ran at once, and which in the
-        order it was; and how many attempts failed before. Recorded, and no part of the digest.
+        order it was; and how many went wrong before. Recorded, and no part of the digest.
     """
 
     trial: Trial
@@ -66,7 +67,7 @@ def prepare(
     path = interrupted(trial, folder)
     if path is not None:
         keep_record(folder)
-    elif _failed(folder):
+    elif _ended(folder):
         _keep_failed(trial, folder, say)
     elif (folder / EVENTS_FILE).exists():
         say(f"{trial.name}: an earlier attempt left nothing to go on from: it starts again")
@@ -102,27 +103,26 @@ def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> No
         say(f"{trial.name}: its record under this configuration is back from {kept.parent}")
 
 
-def _failed(folder: Path) -> bool:
-    """Whether what is recorded in a folder is an attempt that failed."""
+def _ended(folder: Path) -> bool:
+    """Whether what is recorded in a folder is an attempt that is over, to be repeated as it is."""
     path = folder / EVENTS_FILE
     try:
-        ended = read_record(path).ended if path.exists() else None
+        return path.exists() and read_record(path).ended is not None
     except ConfigurationError:  # damaged
         return False
-    return ended is not None and ended.status == "failed"
 
 
 def _keep_failed(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
-    """Keep the record of an attempt that failed, but not its checkpoints, which may be large."""
+    """Keep the record of an attempt that went wrong, without its checkpoints: they may be large."""
     kept = _earlier(folder, f"{trial.digest}.{FAILED}-{len(_failures(trial, folder)) + 1}")
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
     shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)
-    say(f"{trial.name}: it failed and is tried again; the record of that is kept in {kept}")
+    say(f"{trial.name}: is tried again; the record of the attempt before is kept in {kept}")
 
 
 def _failures(trial: Trial, folder: Path) -> list[Path]:
-    """The attempts at a trial, under this very configuration, that are known to have failed."""
+    """The attempts at a trial, under this very configuration, that went wrong."""
     return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{FAILED}-*"))
 
 

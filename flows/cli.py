@@ -106,6 +106,9 @@ def run(
     parallel: Annotated[
         int, typer.Option(min=1, metavar="N", help="Run so many trials at once.")
     ] = 1,
+    retry_invalid: Annotated[
+        bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
     """Run an experiment: the trials that are not recorded yet, then compare all of them.
@@ -115,14 +118,19 @@ def run(
     from flows.replications import load_replication
 
     if (replication := load_replication(config, settings)) is not None:
-        if parallel > 1:
-            raise ConfigurationError("--parallel: a replication compares times; leave it out")
+        if parallel > 1 or retry_invalid:
+            raise ConfigurationError(
+                "--parallel and --retry-invalid: not for a replication, which compares times and "
+                "tries nothing twice; leave them out"
+            )
         run_replication(replication)
     else:
-        _run_experiment(config, settings, parallel, yes)
+        _run_experiment(config, settings, parallel, retry_invalid, yes)
 
 
-def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bool) -> None:
+def _run_experiment(
+    config: str, settings: Sequence[str], parallel: int, retry_invalid: bool, yes: bool
+) -> None:
     from numpy.random import default_rng
 
     from flows.comparisons import compared
@@ -144,7 +152,14 @@ def _run_experiment(config: str, settings: Sequence[str], parallel: int, yes: bo
         )
     try:
         with Drivers(parallel) as drivers:
-            done = run_experiment(experiment, Path.cwd(), view_for(console), drivers, _store())
+            done = run_experiment(
+                experiment,
+                Path.cwd(),
+                view_for(console),
+                drivers,
+                _store(),
+                retry_invalid=retry_invalid,
+            )
     except KeyboardInterrupt:
         again = shlex.join(
             [

@@ -159,12 +159,8 @@ class _Driver:
         return self._gave_up(attempt, reason)
 
     def ask_to_end(self) -> None:
-        """Have it end its cluster, if it has one, and itself."""
-        if self._process is None:
-            return
-        if self.attempt is None:
-            self._process.kill()  # it has nothing to end: it waits, or is still starting
-        else:
+        """Have it end its cluster, if it has one, and itself with the files of its processes."""
+        if self._process is not None:
             self._process.terminate()
 
     def end(self) -> None:
@@ -203,7 +199,8 @@ def drive(connection: Connection) -> None:
     lock = threading.Lock()
 
     def send(message: Told | Moved | Over) -> None:
-        with lock:  # events come from several threads
+        # Events come from several threads, the last ones when the main process has ended already.
+        with lock, suppress(BrokenPipeError):
             connection.send(message)
 
     from flows.trial import run_trial

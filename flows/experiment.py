@@ -62,6 +62,8 @@ def run_experiment(
     view: PlainView,
     runner: Runner,
     store: str | None = None,
+    *,
+    retry_invalid: bool = False,
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -78,6 +80,8 @@ def run_experiment(
         writes any.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
+    retry_invalid
+        Run those again, too, whose faults did not happen as planned.
 
     Raises
     ------
@@ -94,6 +98,8 @@ def run_experiment(
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
             recorded, durations = recorded_in(folder, trials)
+            if retry_invalid:
+                recorded = [trial for trial in recorded if _is_valid(trial, folder)]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
@@ -167,6 +173,10 @@ def _attempts(
                 "parallel": parallel,
             }
             yield prepare(trial, folder / trial.name, circumstances, view.say)
+
+
+def _is_valid(trial: Trial, folder: Path) -> bool:
+    return read_finished(folder / trial.name / EVENTS_FILE, load_prices()).outcome.valid
 
 
 def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:

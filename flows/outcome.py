@@ -20,6 +20,7 @@ from flows.prices import Prices
 from flows.record import Record
 from flows.staleness import Period, Staleness, by_period, staleness
 from flows.timeline import FaultTimes, fault_times
+from flows.unplanned import first_unplanned
 from flows.usage import (
     LINKS,
     Cost,
@@ -309,4 +310,9 @@ def _status(record: Record) -> tuple[str, str]:
         return "failed", no_end + cut
     if ended.status == "valid" and missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
+    if ended.status == "valid" and (lost := first_unplanned(record)) is not None:
+        return "invalid", (
+            f"{lost.node} was given up {lost.seconds:.1f} s after the start though no fault had "
+            "struck it: the machine was too busy"
+        )
     return ended.status, ended.reason

@@ -220,8 +220,8 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
 def failed_before(outcome: Outcome) -> str:
     """Say how often a trial failed before the attempt that its figures are of."""
     count = outcome.failed_before
-    attempts = "1 failed attempt" if count == 1 else f"{count} failed attempts"
-    return f"{outcome.identity.trial}: {attempts} before"
+    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    return f"{outcome.identity.trial}: {attempts} before failed or invalid"
 
 
 def print_failed_before(outcomes: Iterable[Outcome], console: Console) -> None:

@@ -256,7 +256,7 @@ def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path
     assert isinstance(events[0], TrialStarted)
     told = {**events[0].settings, "circumstances": {"failed_attempts": 2}}
     write_events(folder, [replace(events[0], settings=told), *events[1:]])
-    assert "chain.kill.seed-0: 2 failed attempts before" in dps("results", "demo").out
+    assert "chain.kill.seed-0: 2 attempts before failed or invalid" in dps("results", "demo").out
 
 
 def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:

@@ -76,9 +76,12 @@ NAMES = ["none.no-fault.seed-0", "none.kill.seed-0", "chain.no-fault.seed-0", "c
 ORDER = [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
 
 
-def go(experiment: ExperimentConfig, here: Path, run: ToyRunner) -> tuple[Ran, str]:
+def go(
+    experiment: ExperimentConfig, here: Path, run: ToyRunner, *, retry_invalid: bool = False
+) -> tuple[Ran, str]:
     out = io.StringIO()
-    done = run_experiment(experiment, here, PlainView(Console(file=out)), run)
+    view = PlainView(Console(file=out))
+    done = run_experiment(experiment, here, view, run, retry_invalid=retry_invalid)
     return done, out.getvalue()
 
 
@@ -165,12 +168,28 @@ def test_after_a_failed_trial_the_others_go_on(
     assert retry.ran == NAMES[:1]
     assert done.failed == ()
     assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
-    assert f"<li>{NAMES[0]}: 1 failed attempt before</li>" in done.report.read_text()
+    assert f"<li>{NAMES[0]}: 1 attempt before failed or invalid</li>" in done.report.read_text()
     out = io.StringIO()
     print_comparison(done.outcomes, Console(file=out, width=200))
-    assert (
-        f"{NAMES[0]}: 1 failed attempt before; the records are kept in earlier/" in out.getvalue()
-    )
+    before = f"{NAMES[0]}: 1 attempt before failed or invalid; the records are kept in earlier/"
+    assert before in out.getvalue()
+
+
+def test_invalid_trials_run_again_only_when_asked_for(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    def miss(events: list[Event]) -> list[Event]:
+        return [*events[:-1], TrialEnded(events[-1].t, "invalid", "no fault came")]
+
+    done, _ = go(experiment, tmp_path, ToyRunner(edit={NAMES[0]: miss}))
+    assert [each.status for each in done.outcomes] == ["invalid", "valid", "valid", "valid"]
+    untouched = ToyRunner()
+    go(experiment, tmp_path, untouched)
+    assert untouched.ran == []
+    retry = ToyRunner()
+    done, _ = go(experiment, tmp_path, retry, retry_invalid=True)
+    assert retry.ran == NAMES[:1]
+    assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
 
 
 def test_an_unwritable_results_folder_stops_it_first(
