@@ -6,6 +6,8 @@ view. Where trials run at once, each line says which trial it is from.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from dps.events import (
     Resumed,
     RolledBack,
     TrainingStarted,
+    TrialEnded,
     TrialResumed,
     Undisturbed,
     WorkerLeft,
@@ -43,6 +46,7 @@ from flows.estimate import TRACKING_SECONDS, Durations, about, trials_told
 from flows.grid import Trial
 from flows.outcome import Outcome
 
+HOLD_SECONDS = 0.3  # for which a line is held: what other nodes saw before may arrive after it
 MOVE_SECONDS = 0.25  # between two looks at how far a trial has come: not to disturb it
 
 SOURCES = {
@@ -113,16 +117,25 @@ class Follower:
         self.told = told
         self._moved = moved
         self._next = 0.0
+        self._held: list[tuple[float, str]] = []
+        self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
-        line = self._course.take(event)
-        if line:
-            self.told(line)
+        """Take an event; the lines come in the order of their moments, the last with the end."""
+        with self._lock:
+            line = self._course.take(event)
+            if line:
+                self._held.append((event.t, line))
+            self._release(math.inf if isinstance(event, TrialEnded) else event.t - HOLD_SECONDS)
         now = time.monotonic()
         if line or now >= self._next:
             self._next = now + MOVE_SECONDS
             self._moved(self._course.updates, self._course.text())
+
+    def _release(self, until: float) -> None:
+        self._held.sort(key=lambda held: held[0])
+        while self._held and self._held[0][0] <= until:
+            self.told(self._held.pop(0)[1])
 
 
 class PlainView:
