@@ -334,7 +334,10 @@ def test_the_front_holds_what_nothing_beats_in_both() -> None:
 
 
 def test_words_and_legends_speak_only_of_what_is_drawn(folder: Path) -> None:
-    drawn = {d.name: d for d in drawings(chapters(read_trials(folder, load_prices())))}
+    trials = [
+        each for each in read_trials(folder, load_prices()) if each[1].identity.seed in (0, 1)
+    ]
+    drawn = {d.name: d for d in drawings(chapters(trials))}
     [tradeoff, *_] = [d for name, d in drawn.items() if name.startswith("cost-accuracy")]
     assert "(its 95% interval would take 3 seeds at least)" in tradeoff.note
     [roles, *_] = [d for name, d in drawn.items() if name.startswith("cpu-roles")]
