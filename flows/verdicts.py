@@ -10,16 +10,17 @@ from rich.text import Text
 
 from flows.columns import BY_KEY, NOT_APPLICABLE, Column
 from flows.comparisons import Compared
+from flows.statistics import FEWEST_SEEDS, Difference, Interval
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"better": "green", "worse": "red"}
 LEGEND = (
-    "Mean, with its 95% interval in brackets; difference to {baseline}, seed by seed, likewise. "
-    "Verdicts, from 3 seeds on, are at the 5% level, corrected (Holm) for {tests} tests. seeds: "
-    "paired, and needed to show the difference seen, or the one configured, with a probability of "
-    "80% if it stood alone."
+    "Mean, and difference to {baseline} seed by seed, each with its 95% interval in brackets; "
+    f"intervals and verdicts from {FEWEST_SEEDS} seeds on. Verdicts are at the 5% level, corrected "
+    "(Holm) for the {tests} of these. seeds: paired, and in brackets how many would show the "
+    "difference seen, or the one configured, with a probability of 80% if it stood alone."
 )
 
 
@@ -77,24 +78,25 @@ def _mean(row: Compared, column: Column) -> str:
     found = row.interval
     if found is None:
         return NOT_APPLICABLE
-    return column.text(found.mean) + _bounds(column, found.low, found.high)
+    return column.text(found.mean) + _bounds(column, found)
 
 
 def _difference(row: Compared, column: Column) -> str:
     found = row.difference
     if found is None:
         return "" if row.verdict is None else NOT_APPLICABLE
-    return signed(column, found.mean) + _bounds(column, found.low, found.high)
+    return signed(column, found.mean) + _bounds(column, found)
 
 
-def _bounds(column: Column, low: float | None, high: float | None) -> str:
-    if low is None or high is None:
+def _bounds(column: Column, found: Interval | Difference) -> str:
+    # Of two seeds an interval is that wide that it only misleads.
+    if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return ""
-    return f" [{column.text(low)}, {column.text(high)}]"
+    return f" [{column.text(found.low)}, {column.text(found.high)}]"
 
 
 def _seeds(row: Compared) -> str:
     if row.difference is None:
         return str(row.interval.n if row.interval else 0)
-    needed = "" if row.repeats_needed is None else f" / {row.repeats_needed:,}"
+    needed = "" if row.repeats_needed is None else f" ({row.repeats_needed:,})"
     return f"{row.difference.n}{needed}"

@@ -136,7 +136,7 @@ def test_plan_shows_trials_and_runs_nothing(dps: Command, tmp_path: Path) -> Non
     ended = dps("plan", "demo")
     assert ended.code == 0
     assert "stateless.kill.seed-1" in ended.out
-    assert "16 trials, 16 to run. Nodes needed at once, at most: 7" in ended.out
+    assert "24 trials, 24 to run. Nodes needed at once, at most: 7" in ended.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,7 +148,9 @@ def test_plan_warns_of_a_kill_that_never_comes(dps: Command) -> None:
 
 def test_plan_tells_order_and_time(dps: Command) -> None:
     ended = dps("plan", "demo", "--set", "order_seed=5")
-    assert "Order: a block for each of the seeds 0, 1, shuffled within (order_seed 5)." in ended.out
+    assert (
+        "Order: a block for each of the seeds 0, 1, 2, shuffled within (order_seed 5)." in ended.out
+    )
     assert "of running, guessed from the settings." in ended.out
 
 

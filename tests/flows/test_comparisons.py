@@ -233,8 +233,8 @@ def test_verdicts_are_printed_with_intervals(ten_seeds: list[Outcome]) -> None:
     print_verdicts(list(judge(ten_seeds).values()), console)
     text = text_of(console)
     assert "lost none 317 [317, 317]" in text
-    assert "chain 0 [0, 0] −317 [−317, −317] 10 / 6 better" in text
-    assert "corrected (Holm) for 6 tests" in text
+    assert "chain 0 [0, 0] −317 [−317, −317] 10 (6) better" in text
+    assert "corrected (Holm) for the 6 of these" in text
 
 
 def test_two_trials_are_shown_setting_by_setting_and_figure_by_figure(here: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_is_nothing_in_both_is_left_out_but_for_lost_updates(here: Path) ->
 def test_trials_of_several_seeds_are_judged(here: Path) -> None:
     text = side_by_side(here, "demo/none.kill", "demo/chain.kill")
     assert "too few seeds to tell" in text
-    assert "difference to demo/none.kill, seed by seed" in text
+    assert "difference to demo/none.kill seed by seed" in text
 
 
 def test_seeds_and_names_are_no_settings(here: Path) -> None:
@@ -284,4 +284,4 @@ def test_experiments_are_compared_under_the_labels_that_both_have(here: Path) ->
     text = side_by_side(here, "demo", "again")
     assert "Their configurations are the same" in text
     assert "chain · kill" in text
-    assert "lost demo 317 [317, 317]" in text
+    assert "lost demo 317" in text

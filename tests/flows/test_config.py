@@ -216,7 +216,7 @@ def test_packaged_configurations_load_from_anywhere(
 
 def test_demo_is_four_strategies_with_and_without_a_kill() -> None:
     trials = [labels for labels, _ in load_experiment("demo").trial_configs()]
-    assert len(trials) == 16
+    assert len(trials) == 24
     assert {labels["recovery"] for labels in trials} == set(PRESETS)
     assert {labels["faults"] for labels in trials} == {"no fault", "kill"}
 

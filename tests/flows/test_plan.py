@@ -23,7 +23,7 @@ def test_table_has_a_line_per_trial() -> None:
     assert len(lines) == 1 + len(trials)
     assert lines[1].rstrip().endswith("recorded")
     assert lines[2].rstrip().endswith("to run")
-    assert "kill server-0 at 300" in lines[3]
+    assert "kill server-0 at 300" in lines[4]
 
 
 def test_nodes_needed_are_those_of_the_largest_trial() -> None:
@@ -35,7 +35,7 @@ def test_a_kill_that_never_comes_is_a_warning() -> None:
     assert warnings(demo()) == []
     (warning,) = warnings(demo("training.updates=200", "axes.recovery=[chain]"))
     assert "the kill of server-0 at 300 updates never comes" in warning
-    assert warning.endswith("invalid: chain.kill.seed-0, chain.kill.seed-1")
+    assert warning.endswith("chain.kill.seed-0, chain.kill.seed-1, chain.kill.seed-2")
 
 
 def test_how_long_a_single_fault_lasts_is_told_too() -> None:

@@ -145,5 +145,5 @@ def test_a_damaged_experiment_holds_up_no_other(tmp_path: Path) -> None:
 
 
 def test_the_demo_is_what_the_toy_records_are_of() -> None:
-    packaged = expand(load_experiment("demo"))
+    packaged = expand(load_experiment("demo", ["seeds=[0, 1]"]))
     assert [trial.labels for trial in packaged] == [trial.labels for trial in demo_trials()]

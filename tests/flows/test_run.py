@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,13 @@ def rows(here: Path) -> list[dict[str, Any]]:
 
 
 def alive_in_session(session: int) -> list[str]:
-    def belongs(process: psutil.Process) -> bool:
-        try:
-            return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            return False
-
-    return [" ".join(process.cmdline()) for process in psutil.process_iter() if belongs(process)]
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ends meanwhile
+            lives = process.status() != psutil.STATUS_ZOMBIE
+            if lives and os.getsid(process.pid) == session:
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
