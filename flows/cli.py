@@ -35,7 +35,11 @@ app.add_typer(bench, name="bench")
 app.add_typer(replicate, name="replicate")
 
 Config = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of a packaged one: demo, fashion.")
+    str,
+    typer.Argument(
+        help="A YAML file, or the name of a packaged one: demo, fashion, or of a replication, as "
+        "replicate/ttf (an unknown name lists them all)."
+    ),
 ]
 Settings = Annotated[
     list[str],
@@ -53,6 +57,13 @@ class Format(StrEnum):
     table = "table"
     csv = "csv"
     json = "json"
+
+
+def _format(text: str) -> Format:
+    try:
+        return Format(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(Format)}") from None
 
 
 def main() -> None:
@@ -178,34 +189,47 @@ def _run_experiment(
 
 @app.command()
 def resume(
-    path: Annotated[str, typer.Argument(help="The checkpoints of a trial that was interrupted.")],
+    trial: Annotated[
+        str,
+        typer.Argument(
+            help="A trial that was interrupted, as in demo/checkpoint.kill.seed-0, its folder, or "
+            "the path of its checkpoints."
+        ),
+    ],
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
-    from dps.protocol.runs import find_saved
     from flows.experiment import exclusive
     from flows.prices import load_prices
     from flows.progress import Follower, view_for
     from flows.record import EVENTS_FILE
     from flows.results import print_comparison, read_finished
-    from flows.resume import keep_record, must_not_have_ended, trial_folder, trial_of
+    from flows.resume import (
+        checkpoints_of,
+        keep_record,
+        must_not_have_ended,
+        saved_in,
+        trial_folder,
+        trial_of,
+    )
     from flows.trial import run_trial
 
-    trial = trial_of(find_saved(path), path)
-    folder = trial_folder(trial, path, Path.cwd())
+    path = checkpoints_of(trial, Path.cwd())
+    again = trial_of(saved_in(path), path)
+    folder = trial_folder(again, path, Path.cwd())
     console = _console()
     with exclusive(folder.parent), view_for(console) as view:
         must_not_have_ended(folder)
         keep_record(folder)
-        view.begin(trial.experiment, [trial], [])
-        view.started(trial)
-        told, moved = partial(view.told, trial), partial(view.moved, trial)
-        follower = Follower(trial.config.server.shards, told, moved)
-        run_trial(trial, folder, follower, path, tell=told)
+        view.begin(again.experiment, [again], [])
+        view.started(again)
+        told, moved = partial(view.told, again), partial(view.moved, again)
+        follower = Follower(again.config.server.shards, told, moved)
+        run_trial(again, folder, follower, path, tell=told)
         outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
-        view.ended(trial, outcome)
+        view.ended(again, outcome)
     print_comparison((outcome,), console)
     if outcome.status == "failed":
-        print(f"dps: {trial.name} failed: {outcome.reason}", file=sys.stderr)
+        print(f"dps: {again.name} failed: {outcome.reason}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -246,6 +270,7 @@ def replay(
 def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # noqa: B006
     """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.config import load_experiment
+    from flows.estimate import trials_told
     from flows.grid import expand, in_blocks
     from flows.plan import (
         confirm_many,
@@ -265,7 +290,7 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     known = {trial.name for trial in recorded}
     to_run = [trial for trial in trials if trial.name not in known]
     _console().print(plan_table(trials, recorded))
-    print(f"\n{len(trials)} trials, {len(to_run)} to run. {nodes_needed(trials)}")
+    print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
     for line in fault_plans(trials):
         print(line)
@@ -292,7 +317,12 @@ def report(
 @app.command()
 def results(
     experiment: Experiment,
-    format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = Format.table,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
+        ),
+    ] = Format.table,
 ) -> None:
     """Print the figures of every recorded trial of an experiment, and what they show."""
     from numpy.random import default_rng

@@ -37,11 +37,11 @@ BOUNDS = {
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known word as a question, followed by all that there are."""
+    """Return the nearest known word as a question, then all there are, for after a semicolon."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}There are: {', '.join(known)}"
+    hint = f"did you mean {near[0]!r}? There" if near else "there"
+    return f"{hint} are: {', '.join(known)}"
 
 
 def complaints(error: ValidationError, data: Any) -> list[Complaint]:

@@ -299,8 +299,9 @@ def find_document(path_or_name: str) -> Document:
     if path_or_name in known:
         packaged = Path(str(files("flows.configs") / f"{path_or_name}.yaml"))
         return read_document(packaged, f"packaged configuration {path_or_name!r}")
+    there = "a folder, not a file" if path.is_dir() else "no such file"
     raise ConfigurationError(
-        f"{path_or_name}: no such file, and no packaged configuration of this name; "
+        f"{path_or_name}: {there}, and no packaged configuration of this name; "
         f"{suggest(path_or_name, known)}"
     )
 
@@ -310,14 +311,21 @@ def find_document(path_or_name: str) -> Document:
 
 def _refuse_other_kinds(document: Document) -> None:
     if "replication" in document.data:
+        parts = ", ".join(_parts_of(document.data["replication"]))
         raise ConfigurationError(
             f"{document.name}: a replication, which is several experiments; `dps run` runs it, and "
-            "everything else takes its parts, which its comment names"
+            f"everything else takes its parts one by one: {parts or 'those its comment names'}"
         )
     if "emulation" in document.data:
         raise ConfigurationError(
             f"{document.name}: settings of an emulation, which only `dps replicate ttf` runs"
         )
+
+
+def _parts_of(replication: object) -> list[str]:
+    """The packaged experiments of a replication."""
+    names = [name for name in packaged_names() if name.startswith(f"replicate/{replication}-")]
+    return [name for name in names if "emulation" not in find_document(name).data]
 
 
 def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rich.text import Text
 from dps import __version__
 from dps.errors import ConfigurationError
 from flows.results import RESULTS
-from flows.tracking import default_uri
+from flows.tracking import MOVE_AWAY, default_uri, is_damaged
 from flows.workloads import SHAPES, find_dataset
 
 PACKAGES = ("dask", "distributed", "mlflow", "numpy", "scikit-learn", "pydantic", "safetensors")
@@ -69,7 +69,9 @@ def _versions() -> Iterator[Finding]:
         yield Finding("torch", version("torch"))
     except PackageNotFoundError:
         yield Finding(
-            "torch", "not installed; only the workloads torch and cnn need it: make torch"
+            "torch",
+            "not installed; only the workloads torch and cnn need it: `make torch` in a clone, or "
+            "pip install '.[torch]'",
         )
 
 
@@ -127,4 +129,6 @@ def _locked(database: Path) -> str | None:
             connection.rollback()
             return None
     except sqlite3.Error as error:
+        if is_damaged(error):
+            return f": damaged: {error}. {MOVE_AWAY}"
         return f": cannot be written: {error}"

@@ -68,6 +68,11 @@ def seconds_of(record: Record) -> float:
     return record.events[-1].t - record.events[0].t + TRACKING_SECONDS
 
 
+def trials_told(count: int, kind: str = "") -> str:
+    """Return a number of trials in words, such as "1 trial"."""
+    return f"{count} {kind}trial{'' if count == 1 else 's'}"
+
+
 def about(seconds: float) -> str:
     """Say a duration as precisely as an estimate is: "40 s", "12 min", "3.5 h"."""
     if seconds < 90:

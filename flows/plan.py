@@ -11,12 +11,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dps.core.faults import AtUpdates
 from dps.core.names import role_of
 from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig
-from flows.estimate import Durations, about, seconds_of
-from flows.fault_words import FEW, brief, full, late_line
+from flows.estimate import Durations, about, seconds_of, trials_told
+from flows.fault_words import brief, full, late_line
 from flows.grid import Trial
 from flows.results import whole_record
 
@@ -58,17 +57,18 @@ def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
     """Say how long trials will take, and what this is known from."""
     if not trials:
         return "Nothing is left to run."
-    learnt = f"going by {durations.known} recorded trials"
+    learnt = f"going by {trials_told(durations.known, 'recorded ')}"
     basis = learnt if durations.known else "guessed from the settings"
     return f"About {about(durations.total(trials, 1))} of running, {basis}."
 
 
 def order_told(experiment: ExperimentConfig) -> str:
     """Say how the order of the trials has come about."""
-    return (
-        f"Order: a block for each of the seeds {', '.join(map(str, experiment.seeds))}, shuffled "
-        f"within (order_seed {experiment.order_seed})."
-    )
+    seeds = ", ".join(map(str, experiment.seeds))
+    blocks = f"a block for each of the seeds {seeds}, shuffled within"
+    if len(experiment.seeds) == 1:
+        blocks = f"one block, of seed {seeds}, shuffled"
+    return f"Order: {blocks} (order_seed {experiment.order_seed})."
 
 
 def plan_table(trials: Sequence[Trial], recorded: Sequence[Trial]) -> Table:
@@ -110,11 +110,11 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
 
 
 def fault_plans(trials: Sequence[Trial]) -> list[str]:
-    """Return the faults one by one of those trials whose plan says more than fits in the table."""
+    """Return the faults one by one, with how long each lasts, for which the table has no room."""
     trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for trial in trials:
         plan = trial.config.build_faults()
-        if any(not isinstance(fault.when, AtUpdates) for fault in plan) or len(plan) > FEW:
+        if plan:
             trials_of[tuple(full(plan))].append(trial.name)
     lines = []
     for told, names in trials_of.items():

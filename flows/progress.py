@@ -6,6 +6,8 @@ view. Where trials run at once, each line says which trial it is from.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,14 +37,16 @@ from dps.events import (
     Resumed,
     RolledBack,
     TrainingStarted,
+    TrialEnded,
     TrialResumed,
     Undisturbed,
     WorkerLeft,
 )
-from flows.estimate import TRACKING_SECONDS, Durations, about
+from flows.estimate import TRACKING_SECONDS, Durations, about, trials_told
 from flows.grid import Trial
 from flows.outcome import Outcome
 
+HOLD_SECONDS = 0.3  # for which a line is held: what other nodes saw before may arrive after it
 MOVE_SECONDS = 0.25  # between two looks at how far a trial has come: not to disturb it
 
 SOURCES = {
@@ -113,16 +117,25 @@ class Follower:
         self.told = told
         self._moved = moved
         self._next = 0.0
+        self._held: list[tuple[float, str]] = []
+        self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
-        line = self._course.take(event)
-        if line:
-            self.told(line)
+        """Take an event; the lines come in the order of their moments, the last with the end."""
+        with self._lock:
+            line = self._course.take(event)
+            if line:
+                self._held.append((event.t, line))
+            self._release(math.inf if isinstance(event, TrialEnded) else event.t - HOLD_SECONDS)
         now = time.monotonic()
         if line or now >= self._next:
             self._next = now + MOVE_SECONDS
             self._moved(self._course.updates, self._course.text())
+
+    def _release(self, until: float) -> None:
+        self._held.sort(key=lambda held: held[0])
+        while self._held and self._held[0][0] <= until:
+            self.told(self._held.pop(0)[1])
 
 
 class PlainView:
@@ -161,7 +174,7 @@ class PlainView:
         self._parallel = parallel
         self._left = [trial for trial in trials if trial not in skipped]
         self._durations = durations or Durations()
-        self.say(f"{experiment}: {len(trials)} trials, {len(self._left)} of them to run")
+        self.say(f"{experiment}: {trials_told(len(trials))}, {len(self._left)} to run")
         if self._left:
             basis = "a guess" if not self._durations.known else "by those that have ended"
             at_once = f", {parallel} at once" if parallel > 1 else ""
@@ -330,7 +343,7 @@ def _told(event: Event) -> str | None:
         case RolledBack():
             return f"all shards go back to cut {event.cut}, for shard {event.shard}"
         case CheckpointRefused():
-            return f"shard {event.shard}: checkpoint refused: {event.reason}"
+            return f"shard {event.shard}: a damaged checkpoint is passed over: {event.reason}"
         case WorkerLeft() if event.reason != "finished":
             return f"{event.worker} {event.reason}"
     return None

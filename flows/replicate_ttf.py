@@ -150,7 +150,7 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
         for trial in trials:
             take_back(trial, place / trial.name, view.say)
         left = [trial for trial in trials if not is_recorded(trial, place)]
-        view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} of them to run")
+        view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} to run")
         for number, trial in enumerate(left, 1):
             set_aside(trial, place / trial.name, view.say)
             run_published(trial, place / trial.name)

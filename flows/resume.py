@@ -22,6 +22,34 @@ CHECKPOINTS = "checkpoints"
 BEFORE = "events.interrupted.jsonl"
 
 
+def checkpoints_of(name: str, here: Path) -> str:
+    """Return the path of the checkpoints of a trial that is named, or whose folder is given.
+
+    Anything else is taken for the path of checkpoints itself, which may be on another machine.
+    """
+    for folder in (Path(name), here / RESULTS / name):
+        if (folder / CHECKPOINTS).is_dir():
+            return str(folder / CHECKPOINTS)
+    return name
+
+
+def saved_in(path: str) -> Saved:
+    """Return what there is to go on from in a path of checkpoints.
+
+    Raises
+    ------
+    StoreUnavailable
+        There is nothing; the message says what is expected.
+    """
+    try:
+        return find_saved(path)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"{error}. Expected a trial that wrote checkpoints, as demo/checkpoint.kill.seed-0, "
+            f"its folder in {RESULTS}/, or the path of its checkpoints"
+        ) from error
+
+
 def trial_of(saved: Saved, path: str) -> Trial:
     """Return the trial that checkpoints are from.
 

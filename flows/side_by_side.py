@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 NO_SETTINGS = ("experiment", "seed")
 # What the heading of a trial's figures tells already.
 TOLD_ABOVE = ("experiment", "trial", "strategy", "condition", "seed", "digest")
+ALWAYS_SHOWN = ("updates_lost",)
 SHOWN_LENGTH = 40
 
 
@@ -150,18 +151,19 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
 def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:
     """Return the figures of two trials and what became of them.
 
-    What both lack, or is 0 in both, is left out.
+    What both lack, or is shown as 0 in both, is left out, but for what a reader looks for first.
     """
     mine, theirs = first.row(), second.row()
     table = _table("figure", *names, "difference", numbers=True)
     for column in COLUMNS:
         values = mine[column.key], theirs[column.key]
-        if column.key in TOLD_ABOVE or not any(values):
+        texts = [column.text(value) for value in values]
+        if column.key in TOLD_ABOVE or (column.key not in ALWAYS_SHOWN and _nothing(texts)):
             continue
         difference = ""
         if column.metric is not None and None not in values:
             difference = signed(column, values[1] - values[0])
-        cells = (figure_name(column), *map(column.text, values), difference)
+        cells = (figure_name(column), *texts, difference)
         table.add_row(*map(Text, cells))
     return table
 
@@ -183,6 +185,11 @@ def _settings(run: Run) -> dict[str, tuple[str, ...]]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _nothing(texts: Iterable[str]) -> bool:
+    """Whether each text is a zero of any precision, or stands for a figure that is not there."""
+    return all(not text.strip("0.") or text == NOT_APPLICABLE for text in texts)
 
 
 def _shown(values: Iterable[str]) -> str:

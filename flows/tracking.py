@@ -43,6 +43,12 @@ DIGEST_LENGTH = 12
 RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
 
+SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
+MOVE_AWAY = (
+    "Move the file away (`dps run` makes a new one and enters the recorded trials of its "
+    "experiment)"
+)
+
 T = TypeVar("T")
 
 
@@ -282,6 +288,27 @@ def tracked_experiments(uri: str) -> dict[str, str]:
         return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
 
 
+def is_damaged(error: Exception) -> bool:
+    """Whether an error says that a database's file is none, or no whole one."""
+    return any(sign in str(error) for sign in SIGNS_OF_DAMAGE)
+
+
+def require_database(path: Path) -> None:
+    """Make sure that a file is a database that this version of MLflow can serve.
+
+    Raises
+    ------
+    StoreUnavailable
+        It is not; the message says what to do.
+    """
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        raise _unavailable(f"sqlite:///{path}", error) from error
+    refuse_other_schema(path)
+
+
 def default_uri(folder: Path) -> str:
     """Return the tracking store that belongs to a working directory."""
     return f"sqlite:///{folder.resolve() / 'mlruns' / 'mlflow.db'}"
@@ -406,9 +433,10 @@ def _store_errors(uri: str) -> Iterator[None]:
 
 
 def _unavailable(uri: str, error: Exception) -> StoreUnavailable:
+    todo = MOVE_AWAY if is_damaged(error) else "Make it writable"
     return StoreUnavailable(
         f"the tracking store {uri} cannot be used: {_first_line(error)}. "
-        "Make it writable, or name another one with MLFLOW_TRACKING_URI."
+        f"{todo}, or name another one with MLFLOW_TRACKING_URI."
     )
 
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ from dps.core.recovery import with_checkpoint_path
 from dps.errors import DpsError
 from dps.events import (
     Audited,
+    CheckpointRefused,
     Event,
     FaultMissed,
     Sink,
@@ -163,6 +165,8 @@ def _train(
                 )
             )
             if ps.saved is not None and path is not None:
+                for refused in ps.saved.refused:
+                    record(CheckpointRefused(clock.now(), **asdict(refused)))
                 record(TrialResumed(clock.now(), path, ps.saved.updates))
             notify += [crew.note, injector.note]
             with injector:

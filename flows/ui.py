@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from dps.errors import ConfigurationError
-from flows.tracking import default_uri
+from flows.tracking import default_uri, require_database
 
 HOST = "127.0.0.1"
 # MLflow opens with its views of language models; this is the page for training runs.
@@ -30,16 +30,15 @@ def ui_command(here: Path, store: str | None, port: int) -> list[str]:
     ------
     ConfigurationError
         There is no store to show, it has a UI of its own, or the port is taken.
+    StoreUnavailable
+        The store is damaged, or of another version of MLflow.
     """
     uri = store or default_uri(here)
     scheme = urlsplit(uri).scheme
     if scheme in ("http", "https"):
         raise ConfigurationError(f"MLFLOW_TRACKING_URI is a server: open {uri} in a browser")
-    if scheme == "sqlite" and not Path(uri.removeprefix("sqlite:///")).exists():
-        raise ConfigurationError(
-            f"there is no tracking store at {uri} yet; `dps run demo` makes one, "
-            "or go to the directory in which an experiment ran"
-        )
+    if scheme == "sqlite":
+        _require_store(Path(uri.removeprefix("sqlite:///")), uri)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -50,6 +49,15 @@ def ui_command(here: Path, store: str | None, port: int) -> list[str]:
             ) from error
     serve = ["--backend-store-uri", uri, "--host", HOST, "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "server", *serve]
+
+
+def _require_store(path: Path, uri: str) -> None:
+    if not path.exists():
+        raise ConfigurationError(
+            f"there is no tracking store at {uri} yet; `dps run demo` makes one, "
+            "or go to the directory in which an experiment ran"
+        )
+    require_database(path)
 
 
 def trials_page(experiment_id: str, port: int) -> str:

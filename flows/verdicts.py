@@ -39,8 +39,7 @@ def print_verdicts(rows: Sequence[Compared], console: Console) -> None:
 
 def figure_name(column: Column) -> str:
     """Return a figure's heading with its unit."""
-    unit = "" if column.unit in ("", "count", "per second") else f", {column.unit}"
-    return f"{column.label}{unit}"
+    return f"{column.label}, {column.shown_unit}" if column.shown_unit else column.label
 
 
 def signed(column: Column, value: float) -> str:

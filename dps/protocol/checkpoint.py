@@ -62,6 +62,7 @@ class CheckpointFiles:
     def __init__(self, path: str, shard: int, keep: int) -> None:
         self._fs, root = fsspec.url_to_fs(path)
         self._folder = posixpath.join(root, f"shard-{shard}")
+        self.shard = shard
         self._keep = keep
 
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:

@@ -57,11 +57,21 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A damaged checkpoint of a shard, which an older one had to stand in for."""
+
+    shard: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
-    """What a group goes on from: the run that saved it, and a state for each shard."""
+    """What a group goes on from: the run that saved it, each shard's state, what was damaged."""
 
     run: Run
     states: tuple[ShardState, ...]
+    refused: tuple[Refused, ...] = ()
 
     @property
     def updates(self) -> int:
@@ -122,12 +132,16 @@ def find_saved(path: str) -> Saved:
         There is nothing, or nothing whole.
     """
     runs = sorted(_runs(path), key=lambda run: (run.generation, run.started), reverse=True)
+    refused: list[Refused] = []
     for run in runs:
-        states = _states(run)
+        states = _states(run, refused)
         if states is not None:
-            return Saved(run, states)
+            return Saved(run, states, tuple(refused))
     if not runs:
-        raise StoreUnavailable(f"{path}: no checkpoints of a parameter server ({FILE} is missing)")
+        raise StoreUnavailable(
+            f"{path}: no checkpoints of a parameter server ({FILE} is neither there nor in a "
+            "folder there)"
+        )
     raise StoreUnavailable(f"{path}: there is no whole checkpoint of every shard")
 
 
@@ -152,27 +166,32 @@ def _at(run: Run, path: str) -> Run:
     return replace(run, recovery=replace(run.recovery, durability=replace(durability, path=path)))
 
 
-def _states(run: Run) -> tuple[ShardState, ...] | None:
-    """A whole state for each shard, of one cut if the shards go back together."""
+def _states(run: Run, refused: list[Refused]) -> tuple[ShardState, ...] | None:
+    """A whole state for each shard, of one cut if the shards go back together.
+
+    What is found damaged on the way is added to `refused`.
+    """
     durability = run.recovery.durability
     assert isinstance(durability, Checkpoint)
     path = f"{str(durability.path).rstrip('/')}/{run.name}"
     files = [CheckpointFiles(path, shard, 1) for shard in range(len(run.layout.shards))]
     if durability.scope == "shard":
-        return _all_whole([_newest(of_shard, None) for of_shard in files])
+        return _all_whole([_newest(of_shard, None, refused) for of_shard in files])
     numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
     for cut in sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True):
-        states = _all_whole([_newest(of_shard, cut) for of_shard in files])
+        states = _all_whole([_newest(of_shard, cut, refused) for of_shard in files])
         if states is not None:
             return states
     return None
 
 
-def _newest(files: CheckpointFiles, cut: int | None) -> ShardState | None:
+def _newest(files: CheckpointFiles, cut: int | None, refused: list[Refused]) -> ShardState | None:
     for found in files.found():
         if found.cut == cut:
-            with suppress(CheckpointCorrupt):
+            try:
                 return files.read(found)
+            except CheckpointCorrupt as error:
+                refused.append(Refused(files.shard, found.manifest, str(error)))
     return None
 
 

@@ -38,6 +38,12 @@ class Column:
     metric: str | None = None
     better: Better | None = None
 
+    @property
+    def shown_unit(self) -> str:
+        """The unit as it follows the label; nothing where the label says it, or there is none."""
+        told = self.unit in ("", "count") or self.label.endswith(self.unit)
+        return "" if told else self.unit
+
     def text(self, value: Any) -> str:
         """Return a value of this column as a reader wants to see it."""
         if value is None or value == "":

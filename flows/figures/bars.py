@@ -124,7 +124,12 @@ def _stacked(
     axes.set_xlabel(label)
     axes.margins(x=0.14)
     axes.set_xlim(left=0)
-    keys = [patch_key(name, colour) for name, colour in zip(names, PART_COLOURS, strict=True)]
+    occurring = {part for _, _, part, size in rows if size > 0}
+    keys = [
+        patch_key(name, colour)
+        for name, colour in zip(names, PART_COLOURS, strict=True)
+        if name in occurring
+    ]
     legend_above(axes, keys)
     name, title = called
     return Drawing(

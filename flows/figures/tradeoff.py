@@ -48,9 +48,9 @@ def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     return Drawing(
         subject.name("cost-accuracy", condition),
         f"{title}, {condition}" if condition else title,
-        "Large: mean over trials, with its 95% interval; small: each trial. Left and up is better; "
-        "the grey line joins the strategies that no other beats in both. Mind the scale: it does "
-        "not start at 0.",
+        f"Large: mean over trials{_interval_told(groups)}; small: each trial. Left and up is "
+        "better; the grey line joins the strategies that no other beats in both. Mind the scale: "
+        "it does not start at 0.",
         figure,
         _table(groups, best),
     )
@@ -117,6 +117,15 @@ def _reach(values: Sequence[float]) -> list[list[float]] | None:
     assert found.low is not None
     assert found.high is not None
     return [[max(0.0, found.mean - found.low)], [max(0.0, found.high - found.mean)]]
+
+
+def _interval_told(groups: Sequence[Group]) -> str:
+    """What is said of the intervals: some are drawn, or the trials are too few for any."""
+    counts = [len(_pairs(group)) for group in groups]
+    if max(counts) < FEWEST_SEEDS:
+        return f" (its 95% interval would take {FEWEST_SEEDS} seeds at least)"
+    few = f", where there are {FEWEST_SEEDS} seeds" if min(counts) < FEWEST_SEEDS else ""
+    return f", with its 95% interval{few}"
 
 
 def _scale(costs: Sequence[float]) -> float:

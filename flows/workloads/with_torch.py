@@ -69,7 +69,10 @@ def need_torch() -> None:
         torch is not installed; the message says how to install it.
     """
     if find_spec("torch") is None:
-        raise ConfigurationError("torch is not installed: pip install 'dps[torch]'")
+        raise ConfigurationError(
+            "torch is not installed; install the extra torch: `make torch` in a clone, or "
+            "pip install '.[torch]'"
+        )
 
 
 def find(reference: str) -> Any:

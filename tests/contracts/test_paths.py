@@ -137,3 +137,21 @@ def test_a_run_is_found_again_with_the_states_that_belong_together(path: str, sc
         files(f"{path}/h", shard).write(1, state(shard, 8), None if scope == "shard" else 0)
     assert find_saved(path).run.name == "h"
     assert find_saved(f"{path}/g").run.name == "g"
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    recovery = Recovery(Checkpoint(path=path))
+    group = Group("g", LAYOUT, SGD(0.5), ASP(), recovery, Endpoint("", ""))
+    write_run(describe(group, 0, 1.0, "{}"))
+    for shard in range(2):
+        for index in (4, 6):
+            files(f"{path}/g", shard).write(1, state(shard, index))
+    assert find_saved(path).refused == ()
+    newest = files(f"{path}/g", 1).found()[0].manifest
+    Path(newest).with_suffix(".safetensors").write_bytes(b"damaged")
+    saved = find_saved(path)
+    assert [s.index for s in saved.states] == [6, 4]
+    (refused,) = saved.refused
+    assert (refused.shard, refused.path) == (1, newest)
+    assert newest in refused.reason

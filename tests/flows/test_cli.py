@@ -154,6 +154,12 @@ def test_plan_tells_order_and_time(dps: Command) -> None:
     assert "of running, guessed from the settings." in ended.out
 
 
+def test_plan_speaks_of_a_single_trial(dps: Command, config: Path) -> None:
+    told = dps("plan", str(config), "--set", "seeds=[0]").out
+    assert "1 trial, 1 to run." in told
+    assert "Order: one block, of seed 0, shuffled" in told
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_a_grid_of_a_million_is_refused_at_once(dps: Command, command: str, tmp_path: Path) -> None:
     many = [f"axes.{key}={list(range(1, 101))}" for key in ("training.updates", "server.shards")]
@@ -215,6 +221,16 @@ def test_a_missing_file_is_refused(dps: Command) -> None:
     assert "did you mean 'fashion'?" in refused(dps("plan", "fashio"))
 
 
+def test_a_folder_is_called_one(dps: Command, tmp_path: Path) -> None:
+    assert f"{tmp_path}: a folder, not a file" in refused(dps("plan", str(tmp_path)))
+
+
+def test_plan_names_the_parts_of_a_replication(dps: Command) -> None:
+    message = refused(dps("plan", "replicate/ttf"))
+    assert "one by one: replicate/ttf-cnn, replicate/ttf-corrected, " in message
+    assert "ttf-published" not in message, "nothing but the replication runs an emulation"
+
+
 def test_an_unwritable_results_folder_is_refused(
     dps: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -230,7 +246,10 @@ def test_results_in_every_format(dps: Command, tmp_path: Path) -> None:
     assert [line["trial"] for line in lines] == [row["trial"] for row in rows]
     table = dps("results", "demo").out
     assert all(row["trial"] in table for row in rows)
-    assert dps("results", "demo", "--format", "xml").code == 2
+    wrong = dps("results", "demo", "--format", "xml")
+    assert wrong.code == 2
+    assert "Invalid value" in wrong.err
+    assert "Value error" not in wrong.err
 
 
 def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path) -> None:

@@ -246,6 +246,15 @@ def test_two_trials_are_shown_setting_by_setting_and_figure_by_figure(here: Path
     assert "status valid valid" in text
 
 
+def test_what_is_nothing_in_both_is_left_out_but_for_lost_updates(here: Path) -> None:
+    text = side_by_side(here, "demo/chain.kill.seed-0", "demo/chain.kill.seed-1")
+    assert re.findall(r"([a-z]+) 0[.0]* 0[.0]* ", text) == ["lost"]
+    assert "– –" not in text
+    assert "gradients per second " in text
+    assert "gradients per second, per second" not in text
+    assert "goodput, per second" in text
+
+
 def test_trials_of_several_seeds_are_judged(here: Path) -> None:
     text = side_by_side(here, "demo/none.kill", "demo/chain.kill")
     assert "too few seeds to tell" in text

@@ -296,7 +296,7 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["dataset.folder=x"], "dataset.folder: unknown key"),
         (
             ["workload.kind=gan"],
-            "unknown kind 'gan'; There are: mlp, softmax, logistic, torch, cnn",
+            "unknown kind 'gan'; there are: mlp, softmax, logistic, torch, cnn",
         ),
         (["consistency={}"], "consistency: needs a 'kind'"),
         (["training=5"], "training: expected a section with keys, got 5"),
@@ -329,7 +329,7 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["training.updates.x=1"], "--set training.updates.x=1: 100 has no key 'x'"),
         (
             ["axes={recovery: [none], recovery.durability.every: [5]}"],
-            "axes.recovery.durability.every: '5': unknown key; There are: kind "
+            "axes.recovery.durability.every: '5': unknown key; there are: kind "
             "(with recovery 'none')",
         ),
     ],
@@ -452,5 +452,5 @@ def test_an_unknown_configuration_is_told_with_the_nearest(tmp_path: Path) -> No
     assert "no such file" in str(caught.value)
     with pytest.raises(ConfigurationError, match="no such file"):
         load_experiment(str(tmp_path / "missing.yaml"))
-    with pytest.raises(ConfigurationError, match="no such file"):
+    with pytest.raises(ConfigurationError, match="a folder, not a file"):
         load_experiment(str(tmp_path))

@@ -25,7 +25,9 @@ def test_a_store_that_is_there_is_tried(tmp_path: Path) -> None:
     Tracker("demo", tmp_path)
     assert found(tmp_path)["store"].good
     (tmp_path / "mlruns" / "mlflow.db").write_text("this is no database, but long enough to be one")
-    assert not found(tmp_path)["store"].good
+    damaged = found(tmp_path)["store"]
+    assert not damaged.good
+    assert "damaged: file is not a database. Move the file away" in damaged.found
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_runs_tracks_and_reports_every_trial_once(
     second = ToyRunner()
     again, text = go(experiment, tmp_path, second)
     assert second.ran == []
-    assert "demo: 4 trials, 0 of them to run" in text
+    assert "demo: 4 trials, 0 to run" in text
     assert f"recorded already, skipped: {', '.join(NAMES)}" in text
     assert again.outcomes == done.outcomes
     assert children(tmp_path) == sorted(NAMES)

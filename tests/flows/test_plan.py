@@ -38,8 +38,17 @@ def test_a_kill_that_never_comes_is_a_warning() -> None:
     assert warning.endswith("chain.kill.seed-0, chain.kill.seed-1, chain.kill.seed-2")
 
 
+def test_how_long_a_single_fault_lasts_is_told_too() -> None:
+    pause = "{kind: pause, target: server-0, at_updates: 100, seconds: 2}"
+    trials = demo("axes={}", f"faults=[{pause}]", "seeds=[0]")
+    assert fault_plans(trials) == [
+        "Faults of seed-0:",
+        "  0: pause server-0 at 100 updates, for 2 s",
+    ]
+
+
 def test_what_does_not_fit_in_a_cell_is_told_below() -> None:
-    assert fault_plans(demo()) == []
+    assert fault_plans(demo("axes={}", "faults=[]")) == []
     every = "{kind: kill, target: server-0, every: {mtbf: 4, until: 30}}"
     more = "{kind: delay, target: {role: worker}, phase: recovery}"
     trials = demo("axes={recovery: [chain, none]}", f"faults=[{every}, {more}]", "seeds=[0]")

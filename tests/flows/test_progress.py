@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dps.events import FaultMissed, ReplicaAdded, TrainingStarted
+from dps.events import CheckpointRefused, FaultMissed, ReplicaAdded, TrainingStarted, TrialEnded
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.progress import Course, Follower, LiveView, PlainView, view_for
@@ -39,7 +39,7 @@ def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
     out = io.StringIO()
     play(PlainView(Console(file=out, width=80)), tmp_path)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "demo: 16 trials, 14 of them to run"
+    assert lines[0] == "demo: 16 trials, 14 to run"
     assert lines[1] == "about 2 min (a guess)"
     assert lines[2] == f"recorded already, skipped: {TRIALS[0].name}, {TRIALS[1].name}"
     assert lines[3] == "[3/16] chain.kill.seed-0"
@@ -100,6 +100,29 @@ def test_a_fault_that_did_not_happen_is_told() -> None:
     course.take(TrainingStarted(100.0, 2, 1, 10))
     told = course.take(FaultMissed(101.5, 0, "server-0", "the training ended first"))
     assert told == "  1.50 s  the fault on server-0 did not happen: the training ended first"
+
+
+def test_lines_come_in_the_order_of_their_moments_whenever_they_arrive() -> None:
+    told: list[str] = []
+    follow = Follower(1, told.append, lambda updates, state: None)
+    follow(TrainingStarted(100.0, 2, 1, 10))
+    follow(FaultMissed(101.1, 0, "server-1", "later"))
+    follow(FaultMissed(101.0, 0, "server-0", "earlier"))
+    assert told == []
+    follow(TrainingStarted(101.35, 2, 1, 10))
+    assert [line.split()[-1] for line in told] == ["earlier"]
+    follow(TrialEnded(101.4, "valid", ""))
+    assert [line.split()[-1] for line in told] == ["earlier", "later"]
+
+
+def test_a_damaged_checkpoint_is_named() -> None:
+    course = Course(shards=1)
+    course.take(TrainingStarted(100.0, 2, 1, 10))
+    told = course.take(CheckpointRefused(100.0, 0, "e1.json", "e1.json: the data do not match"))
+    assert told is not None
+    assert told.endswith(
+        "shard 0: a damaged checkpoint is passed over: e1.json: the data do not match"
+    )
 
 
 def test_what_happened_before_the_training_is_no_news() -> None:

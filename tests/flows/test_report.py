@@ -348,6 +348,22 @@ def test_the_front_holds_what_nothing_beats_in_both() -> None:
     assert front(points) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
 
 
+def test_words_and_legends_speak_only_of_what_is_drawn(folder: Path) -> None:
+    trials = [
+        each for each in read_trials(folder, load_prices()) if each[1].identity.seed in (0, 1)
+    ]
+    drawn = {d.name: d for d in drawings(chapters(trials))}
+    [tradeoff, *_] = [d for name, d in drawn.items() if name.startswith("cost-accuracy")]
+    assert "(its 95% interval would take 3 seeds at least)" in tradeoff.note
+    [roles, *_] = [d for name, d in drawn.items() if name.startswith("cpu-roles")]
+    [axes] = roles.figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    named = {text.get_text() for text in legend.get_texts()}
+    assert "server" in named
+    assert named == {row[2] for row in roles.table.rows if row[3] > 0}
+
+
 def test_names_of_files_differ_even_where_labels_hardly_do() -> None:
     found = slugs(["a b", "a-b", "A/B", ""])
     assert len(set(found.values())) == 4

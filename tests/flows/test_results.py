@@ -155,7 +155,7 @@ def test_an_unknown_experiment_is_told_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "results" / "empty").mkdir()
     with pytest.raises(ConfigurationError, match="did you mean 'demo'"):
         experiment_folder("dmo", tmp_path)
-    with pytest.raises(ConfigurationError, match="There are: demo"):
+    with pytest.raises(ConfigurationError, match="there are: demo"):
         experiment_folder("../results/demo", tmp_path)
     assert (experiment_folder("demo", tmp_path) / "one" / EVENTS_FILE).exists()
 

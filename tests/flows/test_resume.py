@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from dps.errors import StoreUnavailable
 from dps.events import Event, TrialEnded
+from dps.protocol.runs import find_saved
 from flows import resume
 from flows.cli import main
 from flows.experiment import exclusive
 from flows.grid import Trial
 from flows.record import EVENTS_FILE, EventWriter
-from flows.resume import interrupted
+from flows.resume import checkpoints_of, interrupted, saved_in
 from tests.flows.synthetic import demo_trials, toy_events
 
 TRIAL = next(trial for trial in demo_trials() if trial.name == "checkpoint.kill.seed-0")
@@ -30,7 +32,6 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Any:
     about = json.dumps({"digest": TRIAL.digest})
     found = SimpleNamespace(run=SimpleNamespace(about=about), updates=300)
     monkeypatch.setattr(resume, "find_saved", lambda path: found)
-    monkeypatch.setattr("dps.protocol.runs.find_saved", lambda path: found)
     monkeypatch.setattr(resume, "trial_of", lambda saved, path: TRIAL)
     return found
 
@@ -64,6 +65,25 @@ def test_a_trial_whose_record_is_damaged_starts_again(tmp_path: Path) -> None:
     with (folder / EVENTS_FILE).open("a") as file:
         file.write("no event\n{}\n")
     assert not goes_on(TRIAL, folder)
+
+
+def test_a_trial_its_folder_and_its_checkpoints_all_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Path("results", "demo", "seed-0", "checkpoints")
+    checkpoints.mkdir(parents=True)
+    for name in ("demo/seed-0", "results/demo/seed-0", "results/demo/seed-0/", str(checkpoints)):
+        assert Path(checkpoints_of(name, tmp_path)).resolve() == checkpoints.resolve()
+    assert checkpoints_of("memory://elsewhere", tmp_path) == "memory://elsewhere"
+
+
+def test_what_has_no_checkpoints_is_told_what_is_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "find_saved", find_saved)
+    with pytest.raises(StoreUnavailable, match=r"Expected a trial that wrote .* its folder in"):
+        saved_in(str(tmp_path))
 
 
 class Refused(NamedTuple):

@@ -239,7 +239,7 @@ def test_a_file_in_the_way_of_the_store(tmp_path: Path) -> None:
 def test_a_store_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "mlruns").mkdir()
     (tmp_path / "mlruns" / "mlflow.db").write_text("no database at all, but long enough " * 50)
-    with pytest.raises(StoreUnavailable, match="file is not a database"):
+    with pytest.raises(StoreUnavailable, match=r"file is not a database\. Move the file away"):
         Tracker("demo", tmp_path)
 
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import psutil
 import pytest
 
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, StoreUnavailable
 from flows.ui import HOST, child, trials_page, ui_command
 
 # A process with a child of its own, which reports its child's pid to the port that it is given.
@@ -45,6 +45,13 @@ def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
         ui_command(tmp_path, None, free_port())
     with pytest.raises(ConfigurationError, match="in a browser"):
         ui_command(tmp_path, "http://tracking.example", free_port())
+
+
+def test_a_damaged_store_is_told_before_it_is_served(tmp_path: Path) -> None:
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / "mlruns" / "mlflow.db").write_text("no database at all, but long enough " * 50)
+    with pytest.raises(StoreUnavailable, match=r"file is not a database\. Move the file away"):
+        ui_command(tmp_path, None, free_port())
 
 
 def test_the_page_of_trials_filters_and_sorts_so_that_mlflow_unfolds_them() -> None:
