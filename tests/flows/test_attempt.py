@@ -65,6 +65,8 @@ def test_a_damaged_record_is_kept_and_its_trial_starts_again(folder: Path, line:
 
 def test_the_same_trial_starts_again(folder: Path) -> None:
     said: list[str] = []
+    path = folder / EVENTS_FILE
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))  # has no end
     attempt = prepare(TRIAL, folder, {"parallel": 2}, said.append)
     assert attempt.path is None
     assert attempt.circumstances == {"parallel": 2, "failed_attempts": 0}
@@ -84,7 +86,7 @@ def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
         assert [path.name for path in kept.iterdir()] == [EVENTS_FILE]
         assert (kept / EVENTS_FILE).read_bytes() == before
         assert not folder.exists()
-        assert said[-1].endswith(f"the record of that is kept in {kept}")
+        assert said[-1].endswith(f"the record of the attempt before is kept in {kept}")
     assert prepare(CHANGED, folder, {}, said.append).circumstances == {"failed_attempts": 0}
 
 
