@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dps
-from dps.core.blocks import Layout
+from dps.cluster.starting import afresh
+from dps.core.blocks import Block, Layout
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Checkpoint, Recovery, SharedStore
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.checkpoint import CheckpointFiles
-from dps.protocol.group import Group
+from dps.protocol.group import Group, Timings
 from dps.protocol.runs import describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
+from dps.protocol.wire import decode
 from tests.core.builders import same_state
 from tests.protocol.worlds import Setting, in_world
 
@@ -74,6 +77,13 @@ def test_every_rule_and_penalty_that_can_be_imported_is_here() -> None:
 
 
 @every_rule
+def test_rows_stay_whole_for_the_rules_that_need_them(rule: UpdateRule) -> None:
+    client: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:1"))
+    group = afresh(client, PARAMS, 2, rule, ASP(), "none", Timings(), {}).group
+    assert group.layout == Layout.of(PARAMS, 2, whole_rows="GroupL1" in str(rule))
+
+
+@every_rule
 def test_a_rule_and_its_state_go_on_from_files_as_if_nothing_had_been(
     rule: UpdateRule, tmp_path: Path
 ) -> None:
@@ -91,6 +101,11 @@ def test_a_rule_and_its_state_go_on_from_files_as_if_nothing_had_been(
             op = gradient(saved.run.layout, shard, seq)
             state = apply(saved.run.layout.shards[shard], saved.run.rule, state, op).state
         assert same_state(state, trained(layout, rule, shard, 8))
+
+
+def test_blocks_that_were_kept_before_they_told_of_rows_are_read() -> None:
+    kept = b'{"@":"Block","v":["w",0,5,"float32"]}'
+    assert decode([np.frombuffer(kept, np.uint8)]) == Block("w", 0, 5, "float32", 0)
 
 
 @every_rule
