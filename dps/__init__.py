@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.ftrl import FTRL
+from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.proximal import DelayedProximal, Proximal
 from dps.core.recovery import (
     Chain,
     Checkpoint,
@@ -20,7 +23,8 @@ from dps.core.recovery import (
     Wait,
     WorkerCache,
 )
-from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.staleness import StalenessAware
 from dps.errors import DpsError
 
 if TYPE_CHECKING:
@@ -32,20 +36,30 @@ __version__ = "0.1.0"
 __all__ = [
     "ASP",
     "BSP",
+    "FTRL",
+    "L1",
+    "L2",
     "SGD",
     "SSP",
+    "AdaGrad",
     "Adam",
     "Chain",
     "Checkpoint",
     "Consistency",
     "Continue",
+    "DelayedProximal",
     "DpsError",
+    "ElasticNet",
+    "GroupL1",
     "Momentum",
     "NoDurability",
     "ParameterServer",
+    "Penalty",
+    "Proximal",
     "Recovery",
     "Replay",
     "SharedStore",
+    "StalenessAware",
     "UpdateRule",
     "Wait",
     "Worker",

@@ -37,12 +37,12 @@ from flows.axes import (
 from flows.complaints import Complaint, complaints, placed, suggest
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
 from flows.fault_sections import FaultSection
+from flows.optimizer_sections import OptimizerSection
 from flows.sections import (
     AspSection,
     ComparisonSection,
     ConsistencySection,
     EvaluationSection,
-    OptimizerSection,
     RecoverySection,
     SafeName,
     Section,

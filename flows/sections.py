@@ -26,7 +26,6 @@ from pydantic_core import PydanticCustomError
 
 from dps.core import recovery as dps_recovery
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.rules import SGD, Adam, Momentum, UpdateRule
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS
 from flows.complaints import suggest
@@ -75,48 +74,6 @@ class TrainingSection(Section):
     updates: PositiveInt
     batch_size: PositiveInt = 32
     compute_seconds: NonNegativeFloat = 0.0
-
-
-class SgdSection(Section):
-    """Plain stochastic gradient descent."""
-
-    kind: Literal["sgd"]
-    learning_rate: NonNegativeFloat
-
-    def build(self) -> UpdateRule:
-        """Return the update rule."""
-        return SGD(self.learning_rate)
-
-
-class MomentumSection(Section):
-    """Gradient descent with heavy-ball momentum."""
-
-    kind: Literal["momentum"]
-    learning_rate: NonNegativeFloat
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-
-    def build(self) -> UpdateRule:
-        """Return the update rule."""
-        return Momentum(self.learning_rate, self.momentum)
-
-
-class AdamSection(Section):
-    """Adam with bias correction."""
-
-    kind: Literal["adam"]
-    learning_rate: NonNegativeFloat = 0.001
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    eps: PositiveFloat = 1e-8
-
-    def build(self) -> UpdateRule:
-        """Return the update rule."""
-        return Adam(self.learning_rate, self.beta1, self.beta2, self.eps)
-
-
-OptimizerSection = Annotated[
-    SgdSection | MomentumSection | AdamSection, Field(discriminator="kind")
-]
 
 
 class BspSection(Section):

@@ -65,7 +65,8 @@ class ParameterServer:
     shards
         How many servers the parameters are spread over.
     optimizer
-        The server-side update rule: `SGD`, `Momentum` or `Adam`.
+        The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
+        `DelayedProximal` with a penalty, any of them within `StalenessAware`, or one of your own.
     consistency
         `BSP()`, `SSP(tau)` or `ASP()`.
     recovery

@@ -16,7 +16,7 @@ from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.recovery import Checkpoint, Recovery
-from dps.core.rules import UpdateRule
+from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError
 from dps.protocol.group import Group, Timings
@@ -62,7 +62,7 @@ def afresh(
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
     check_choices(optimizer, consistency)
-    layout = Layout.of(params, shards)
+    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer))
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     chosen = checked_recovery(recovery)
     group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)

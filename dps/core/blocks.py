@@ -37,15 +37,25 @@ class ArraySpec:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def row(self) -> int:
+        """How many elements have the same first index; 1 in an array of one dimension or none."""
+        return math.prod(self.shape[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Elements `start` to `stop` of the flattened array `name`."""
+    """Elements `start` to `stop` of the flattened array `name`.
+
+    `row` is how many elements a row of the array has if the block holds whole rows (see
+    `Layout.of`); 0: it may begin and end within one.
+    """
 
     name: str
     start: int
     stop: int
     dtype: str
+    row: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -109,17 +119,24 @@ class Layout:
     shards: tuple[ShardLayout, ...]
 
     @classmethod
-    def of(cls, params: Arrays, shards: int, block_bytes: int = DEFAULT_BLOCK_BYTES) -> Layout:
+    def of(
+        cls,
+        params: Arrays,
+        shards: int,
+        block_bytes: int = DEFAULT_BLOCK_BYTES,
+        whole_rows: bool = False,
+    ) -> Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
         Blocks are made small enough that each shard gets about ten or more, which keeps the shards
-        within 10% of their mean (see `dps.core.placement`).
+        within 10% of their mean (see `dps.core.placement`). With `whole_rows` no row (all that has
+        the same first index) is cut, and a block is one row at least, however long that is.
 
         Raises
         ------
         ConfigurationError
             No arrays, an array that is empty or neither float32 nor float64, or more shards than
-            elements.
+            elements, or rows.
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
@@ -132,10 +149,11 @@ class Layout:
             raise ConfigurationError(f"shards={shards}, expected at least 1")
         total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
-        blocks = [block for array in arrays for block in _cut(array, limit)]
+        blocks = [block for array in arrays for block in _cut(array, limit, whole_rows)]
         if len(blocks) < shards:
+            unit = "rows, which the optimizer needs whole" if whole_rows else "elements"
             raise ConfigurationError(
-                f"shards={shards}, but the parameters have only {len(blocks)} elements"
+                f"shards={shards}, but the parameters have only {len(blocks)} {unit}"
             )
         homes = place({block.key: block.nbytes for block in blocks}, shards)
         members: list[list[Block]] = [[] for _ in range(shards)]
@@ -295,10 +313,12 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
     return ArraySpec(name, tuple(array.shape), dtype)
 
 
-def _cut(array: ArraySpec, limit_bytes: int) -> Iterable[Block]:
-    length = max(1, limit_bytes // np.dtype(array.dtype).itemsize)
+def _cut(array: ArraySpec, limit_bytes: int, whole_rows: bool) -> Iterable[Block]:
+    unit = array.row if whole_rows else 1
+    length = unit * max(1, limit_bytes // (unit * np.dtype(array.dtype).itemsize))
+    row = array.row if whole_rows else 0
     for start in range(0, array.size, length):
-        yield Block(array.name, start, min(start + length, array.size), array.dtype)
+        yield Block(array.name, start, min(start + length, array.size), array.dtype, row)
 
 
 def _lay_out(blocks: list[Block]) -> ShardLayout:

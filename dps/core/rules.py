@@ -1,19 +1,19 @@
-"""Owns the server-side update rules: SGD, momentum and Adam.
+"""Owns what a server-side update rule is, and the plain ones: SGD, momentum, AdaGrad and Adam.
 
 A rule is a pure function of old arrays to new arrays. It never writes into what it is given: a
 shard's state is replaced, not changed, so a snapshot is a reference and no reader sees half a step.
+The rules with penalties are in `dps.core.proximal` and `dps.core.ftrl`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from dps.errors import ConfigurationError
+from dps.core import ranges
 
 Array = np.ndarray
 
@@ -22,6 +22,14 @@ class UpdateRule(Protocol):
     """How a gradient changes parameters.
 
     `slots` names the arrays of optimizer state that go with each parameter array.
+
+    Notes
+    -----
+    A rule may have two more attributes, which the functions `by_rows` and `factor` look for.
+    ``by_rows = True``: it is handed whole rows of the parameter arrays, as 2-D arrays, and the
+    parameters are placed so that no row is divided; else it treats each element on its own.
+    ``factor(staleness)``: a factor on the learning rate of a step with a gradient that has missed
+    so many updates.
     """
 
     @property
@@ -41,17 +49,32 @@ class UpdateRule(Protocol):
         Parameters
         ----------
         values, gradient
-            1-D arrays of equal length and dtype (float32 or float64).
+            Arrays of equal shape and dtype (float32 or float64): 1-D, some elements of one or more
+            parameter arrays; for a rule by rows 2-D, some rows of one parameter array.
         slots
             Optimizer state: for each name in `slots`, an array like `values`; zeros at first.
         t
             The number of this step, from 1.
         scale
-            Factor on the learning rate, 1 but for replay policies that reduce it.
+            Factor on the learning rate, 1 but for replay policies and staleness that reduce it.
         out
             Where to put the new values; None: in a fresh array.
         """
         ...
+
+
+def by_rows(rule: UpdateRule) -> bool:
+    """Whether the rule has to see whole rows of the parameter arrays.
+
+    Row i of an array is all of it with i as its first index; in an array of one dimension or none
+    each element is a row.
+    """
+    return bool(getattr(rule, "by_rows", False))
+
+
+def factor(rule: UpdateRule, staleness: float) -> float:
+    """The rule's own factor on the learning rate for a gradient that missed so many updates."""
+    return float(rule.factor(staleness)) if hasattr(rule, "factor") else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +85,8 @@ class SGD:
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        _learning_rate(self)
+        # 0 learns nothing: what an experiment compares with to see that it can trust its verdicts.
+        ranges.not_negative(self, "learning_rate")
 
     def step(
         self,
@@ -88,8 +112,8 @@ class Momentum:
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def __post_init__(self) -> None:
-        _learning_rate(self)
-        _fraction(self, "momentum")
+        ranges.not_negative(self, "learning_rate")
+        ranges.fraction(self, "momentum")
 
     def step(
         self,
@@ -109,6 +133,48 @@ class Momentum:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaGrad:
+    """AdaGrad with a diagonal matrix (Duchi, Hazan and Singer 2011, figure 1, δ = `eps`).
+
+    s ← s + g²; w ← w − η·g / (√s + ε), element by element: as in torch with its default settings.
+
+    Parameters
+    ----------
+    learning_rate
+        η, 0 or above: how far an element goes in its first step, whatever the size of its gradient.
+    eps
+        ε, above 0, in the unit of the gradient: keeps elements in place that had none yet.
+    """
+
+    learning_rate: float = 0.01
+    eps: float = 1e-10
+    slots: ClassVar[tuple[str, ...]] = ("squares",)
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "learning_rate")
+        ranges.positive(self, "eps")
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values and the new sum of squares of the gradient."""
+        squares = np.multiply(gradient, gradient)
+        squares += slots["squares"]
+        divisor = np.sqrt(squares)
+        divisor += self.eps
+        new = np.multiply(gradient, self.learning_rate * scale, out=out)
+        new /= divisor
+        np.subtract(values, new, out=new)
+        return new, {"squares": squares}
+
+
+@dataclass(frozen=True, slots=True)
 class Adam:
     """Adam with bias correction (Kingma and Ba 2015), as in torch with its default settings."""
 
@@ -119,10 +185,9 @@ class Adam:
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
 
     def __post_init__(self) -> None:
-        _learning_rate(self)
-        _fraction(self, "beta1")
-        _fraction(self, "beta2")
-        _positive(self, "eps")
+        ranges.not_negative(self, "learning_rate")
+        ranges.fraction(self, "beta1", "beta2")
+        ranges.positive(self, "eps")
 
     def step(
         self,
@@ -148,26 +213,3 @@ class Adam:
         scratch *= self.learning_rate * scale / (1 - self.beta1**t)
         new = np.subtract(values, scratch, out=scratch if out is None else out)
         return new, {"mean": mean, "square": square}
-
-
-def _learning_rate(rule: SGD | Momentum | Adam) -> None:
-    # 0 learns nothing: what an experiment compares with to see that its verdicts can be trusted.
-    _require(rule, "learning_rate", 0 <= rule.learning_rate < math.inf, "a number, 0 or above")
-
-
-def _positive(rule: object, field: str) -> None:
-    value = getattr(rule, field)
-    _require(rule, field, 0 < value < math.inf, "a number above 0")
-
-
-def _fraction(rule: object, field: str) -> None:
-    value = getattr(rule, field)
-    _require(rule, field, 0 <= value < 1, "0 or more and below 1")
-
-
-def _require(rule: object, field: str, holds: bool, expected: str) -> None:
-    value = getattr(rule, field)
-    if not holds:
-        raise ConfigurationError(f"{type(rule).__name__}: {field}={value}, expected {expected}")
-    # numpy's own scalars would turn float32 arrays into float64.
-    object.__setattr__(rule, field, float(value))

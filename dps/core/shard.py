@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.rules import UpdateRule
+from dps.core.rules import UpdateRule, by_rows, factor
 from dps.core.updates import Operation, UpdateId
-from dps.errors import NonFiniteGradient, ShapeMismatch
+from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 CHUNK_BYTES = 1 << 19
 
@@ -176,12 +176,25 @@ def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Oper
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them."""
+    """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them.
+
+    `row` is how many elements its rows have; 0: it is no matrix of rows.
+    """
 
     begin: int
     end: int
     dtype: str
+    row: int
     gradient: np.ndarray
+
+    def of(self, buffer: np.ndarray) -> np.ndarray:
+        """The chunk in a buffer like the shard's, typed, without a copy."""
+        return _shaped(buffer[self.begin : self.end], self.dtype, self.row)
+
+
+def _shaped(part: np.ndarray, dtype: str, row: int) -> np.ndarray:
+    flat = part.view(dtype)
+    return flat.reshape(-1, row) if row else flat
 
 
 def _stepped(
@@ -194,21 +207,30 @@ def _stepped(
     fresh = np.empty_like if not op.pieces else np.copy
     values = fresh(state.values)
     slots = {name: fresh(slot) for name, slot in state.slots.items()}
+    scale = op.scale * factor(rule, _staleness(state, op))
     with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
-        for chunk in _chunks(layout, op):
+        for chunk in _chunks(layout, op, by_rows(rule)):
             _check_chunk(layout, op, chunk)
-            part = slice(chunk.begin, chunk.end)
             _, new_slots = rule.step(
-                state.values[part].view(chunk.dtype),
+                chunk.of(state.values),
                 chunk.gradient,
-                {name: slot[part].view(chunk.dtype) for name, slot in state.slots.items()},
+                {name: chunk.of(slot) for name, slot in state.slots.items()},
                 state.steps + 1,
-                op.scale,
-                out=values[part].view(chunk.dtype),
+                scale,
+                out=chunk.of(values),
             )
             for name, slot in new_slots.items():
-                slots[name][part].view(chunk.dtype)[:] = slot
+                chunk.of(slots[name])[:] = slot
     return values, slots
+
+
+def _staleness(state: ShardState, op: Operation) -> float:
+    """How many updates the gradient has missed; the mean of those that are summed in it.
+
+    Those that it is summed with are none of them: they enter in the same step.
+    """
+    bases = [op.based_on, *(based_on for _, based_on, _ in op.merged)]
+    return sum(max(0, state.version - based_on) for based_on in bases) / len(bases)
 
 
 def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
@@ -221,20 +243,36 @@ def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
         )
 
 
-def _chunks(layout: ShardLayout, op: Operation) -> Iterator[_Chunk]:
-    """Cut what the gradient covers into chunks, and the gradient with it."""
-    if op.pieces:
-        chosen = [layout.pieces[i] for i in op.pieces]
-        stretches = [(p.offset, p.end, p.block.dtype) for p in chosen]
+def _chunks(layout: ShardLayout, op: Operation, rows: bool = False) -> Iterator[_Chunk]:
+    """Cut what the gradient covers into chunks, of whole `rows` or of any elements.
+
+    The gradient is cut with it.
+    """
+    if rows or op.pieces:
+        chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
+        stretches = [(p.offset, p.end, p.block.dtype, p.block.row) for p in chosen]
     else:
-        stretches = list(layout.runs)
-    expected = sum(end - begin for begin, end, _ in stretches)
+        stretches = [(*run, 0) for run in layout.runs]
+    expected = sum(end - begin for begin, end, _, _ in stretches)
     if op.gradient is None or op.gradient.nbytes != expected:
         size = 0 if op.gradient is None else op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")
     at = 0
-    for first, last, dtype in stretches:
-        for begin in range(first, last, CHUNK_BYTES):
-            end = min(begin + CHUNK_BYTES, last)
-            yield _Chunk(begin, end, dtype, op.gradient[at : at + end - begin].view(dtype))
+    for first, last, dtype, length in stretches:
+        row = _row(layout, first, length) if rows else 0
+        unit = max(1, row) * np.dtype(dtype).itemsize
+        most = max(1, CHUNK_BYTES // unit) * unit
+        for begin in range(first, last, most):
+            end = min(begin + most, last)
+            gradient = _shaped(op.gradient[at : at + end - begin], dtype, row)
+            yield _Chunk(begin, end, dtype, row, gradient)
             at += end - begin
+
+
+def _row(layout: ShardLayout, offset: int, length: int) -> int:
+    if not length:
+        raise ConfigurationError(
+            f"the update rule needs whole rows, but the blocks of {layout.name_at(offset)!r} may "
+            "cut them: make the layout with whole_rows=True"
+        )
+    return length

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import fsspec
 import numpy as np
 
-from dps.core import blocks, consistency, recovery, rules
+from dps.core import blocks, consistency, ftrl, penalties, proximal, recovery, rules, staleness
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.recovery import Checkpoint, Recovery
@@ -31,7 +31,9 @@ FILE = "run.json"
 
 for _cls in (
     *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
-    *(rules.SGD, rules.Momentum, rules.Adam),
+    *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, ftrl.FTRL),
+    *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
+    *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
     *(consistency.BSP, consistency.SSP, consistency.ASP),
     *(recovery.Recovery, recovery.Checkpoint, recovery.Wait, recovery.Continue, recovery.Replay),
 ):

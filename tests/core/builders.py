@@ -26,6 +26,11 @@ class Model:
     def of(cls, **params: np.ndarray) -> Model:
         return cls(Layout.of(params, 1))
 
+    @classmethod
+    def by_rows(cls, **params: np.ndarray) -> Model:
+        """The same for rules that need whole rows."""
+        return cls(Layout.of(params, 1, whole_rows=True))
+
     def state(self, rule: UpdateRule, **params: np.ndarray) -> ShardState:
         """Version 0 with these values; arrays that are not given are zero."""
         zeros = {a.name: np.zeros(a.shape, a.dtype) for a in self.layout.arrays}

@@ -192,3 +192,47 @@ def test_finite_numbers_whose_squares_overflow_are_finite(dtype: str) -> None:
     assert all_finite(array)
     array[500] = np.inf
     assert not all_finite(array)
+
+
+# -- whole rows ----------------------------------------------------------------------------------
+
+
+@given(models(), shard_counts, block_sizes)
+@settings(deadline=None)
+def test_no_row_is_cut_where_rows_are_to_stay_whole(
+    params: dict[str, np.ndarray], shards: int, block_bytes: int
+) -> None:
+    assume(sum(p.shape[0] if p.ndim > 1 else p.size for p in params.values()) >= shards)
+    layout = Layout.of(params, shards, block_bytes, whole_rows=True)
+    for shard in layout.shards:
+        assert shard.pieces
+        for block in (piece.block for piece in shard.pieces):
+            shape = params[block.name].shape
+            row = shape[1] if len(shape) > 1 else 1
+            assert block.row == row
+            assert (block.start % row, block.stop % row) == (0, 0)
+            assert block.nbytes <= max(block_bytes, row * np.dtype(block.dtype).itemsize)
+    back = layout.scatter({s: layout.gather(s, params)[0] for s in range(shards)})
+    assert all(same_bits(back[name], params[name]) for name in params)
+
+
+def test_rows_are_all_that_has_the_same_first_index() -> None:
+    params = {
+        "kernel": np.zeros((4, 3, 2), np.float32),
+        "bias": np.zeros(4, np.float32),
+        "scale": np.array(1.0, np.float32),
+    }
+    layout = Layout.of(params, 1, whole_rows=True)
+    assert {s.name: s.row for s in layout.arrays} == {"kernel": 6, "bias": 1, "scale": 1}
+
+
+def test_rows_may_be_cut_unless_they_are_to_stay_whole() -> None:
+    pieces = Layout.of(PARAMS, 2).shards[0].pieces
+    assert {piece.block.row for piece in pieces} == {0}
+
+
+def test_more_shards_than_whole_rows_are_refused() -> None:
+    params = {"w": np.zeros((2, 50))}
+    assert len(Layout.of(params, 3).shards) == 3
+    with pytest.raises(ConfigurationError, match=r"shards=3, but .* only 2 rows, which the opti"):
+        Layout.of(params, 3, whole_rows=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
 from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
 
-from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from dps.core.ftrl import FTRL
+from dps.core.penalties import L1, L2, ElasticNet, GroupL1
+from dps.core.proximal import DelayedProximal, Proximal
+from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule, by_rows
+from dps.core.staleness import StalenessAware
 from dps.errors import ConfigurationError
 
 STEPS = 30
-RULES = [
+PLAIN = [
     SGD(0.1),
     Momentum(0.05),
     Momentum(0.2, momentum=0.0),
@@ -22,8 +27,30 @@ RULES = [
     Adam(0.1, beta1=0.5, beta2=0.9, eps=1e-3),
     Adam(0.1, beta1=0.0, beta2=0.0),
 ]
+ADAGRAD = [AdaGrad(), AdaGrad(0.5, eps=1e-3)]
+RULES = [
+    *PLAIN,
+    *ADAGRAD,
+    FTRL(0.5, beta=0.5, l1=0.1, l2=0.2),
+    *(Proximal(0.1, penalty) for penalty in (L1(0.5), L2(0.5), ElasticNet(0.5, 0.2))),
+    DelayedProximal(2.0, 1.0, 4, L1(0.1)),
+    StalenessAware(Adam()),
+]
 DTYPES = ("float32", "float64")
 RELATIVE = {"float32": 2e-5, "float64": 1e-12}
+
+
+OF_ONE_NUMBER: list[Callable[[float], UpdateRule]] = [
+    *(SGD, Momentum, AdaGrad, Adam, FTRL),
+    lambda x: FTRL(x, x, x, x),
+    lambda x: Proximal(x, L1(x)),
+    lambda x: Proximal(x, L2(x)),
+    lambda x: Proximal(x, ElasticNet(x, x)),
+    lambda x: Proximal(x, GroupL1(x)),
+    lambda x: DelayedProximal(x, x, 1, L1(x), eps=x),
+    lambda x: StalenessAware(AdaGrad(x, eps=x)),
+]
+EVERY_ONE = [*RULES, Proximal(0.1, GroupL1(0.5))]
 
 
 def problem(dtype: str) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -36,6 +63,15 @@ def problem(dtype: str) -> tuple[np.ndarray, list[np.ndarray]]:
         for _ in range(STEPS)
     ]
     return random.standard_normal(size).astype(dtype), gradients
+
+
+def rows_for(
+    rule: UpdateRule, values: np.ndarray, gradients: list[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The problem as the rule gets it: some by rows."""
+    if not by_rows(rule):
+        return values, gradients
+    return values.reshape(-1, 4), [g.reshape(-1, 4) for g in gradients]
 
 
 def trained(rule: UpdateRule, values: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
@@ -62,6 +98,14 @@ def textbook_momentum(rule: Momentum, w: float, gradients: list[float]) -> float
     return w
 
 
+def textbook_adagrad(rule: AdaGrad, w: float, gradients: list[float]) -> float:
+    s = 0.0
+    for g in gradients:
+        s += g**2
+        w -= rule.learning_rate * g / (math.sqrt(s) + rule.eps)
+    return w
+
+
 def textbook_adam(rule: Adam, w: float, gradients: list[float]) -> float:
     m = v = 0.0
     for t, g in enumerate(gradients, 1):
@@ -75,12 +119,13 @@ def textbook_adam(rule: Adam, w: float, gradients: list[float]) -> float:
 TEXTBOOK: dict[type, Callable[..., float]] = {
     SGD: textbook_sgd,
     Momentum: textbook_momentum,
+    AdaGrad: textbook_adagrad,
     Adam: textbook_adam,
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", [*PLAIN, *ADAGRAD], ids=str)
 def test_rule_agrees_with_the_textbook(rule: UpdateRule, dtype: str) -> None:
     values, gradients = problem(dtype)
     expected = [
@@ -93,7 +138,7 @@ def test_rule_agrees_with_the_textbook(rule: UpdateRule, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", PLAIN, ids=str)
 def test_rule_agrees_with_scikit_learn(rule: UpdateRule, dtype: str) -> None:
     values, gradients = problem(dtype)
     expected = values.copy()
@@ -117,11 +162,11 @@ def test_rule_agrees_with_scikit_learn(rule: UpdateRule, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", EVERY_ONE, ids=str)
 def test_nothing_that_goes_in_is_written_to_or_handed_out_again(
     rule: UpdateRule, dtype: str
 ) -> None:
-    values, (gradient, *_) = problem(dtype)
+    values, (gradient, *_) = rows_for(rule, *problem(dtype))
     slots = {name: np.ones_like(values) for name in rule.slots}
     given = [values, gradient, *slots.values()]
     before = [array.tobytes() for array in given]
@@ -135,12 +180,12 @@ def test_nothing_that_goes_in_is_written_to_or_handed_out_again(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("number", [float, np.float32, np.float64], ids=lambda t: t.__name__)
-@pytest.mark.parametrize("rule", [SGD, Momentum, Adam])
+@pytest.mark.parametrize("rule", OF_ONE_NUMBER)
 def test_precision_stays_whatever_kind_of_number_the_learning_rate_is(
     rule: Callable[[float], UpdateRule], number: type, dtype: str
 ) -> None:
-    values, gradients = problem(dtype)
     made = rule(number(0.125))
+    values, gradients = rows_for(made, *problem(dtype))
     assert trained(made, values, gradients).dtype == dtype
     assert trained(made, values, gradients).tobytes() == (
         trained(rule(0.125), values, gradients).tobytes()
@@ -156,12 +201,16 @@ def test_precision_stays_whatever_kind_of_number_the_learning_rate_is(
     [
         (SGD(0.5), SGD(0.125)),
         (Momentum(0.5), Momentum(0.125)),
+        (AdaGrad(0.5), AdaGrad(0.125)),
         (Adam(0.5), Adam(0.125)),
+        *((Proximal(0.5, p), Proximal(0.125, p)) for p in (L1(0.3), L2(0.3), ElasticNet(0.3, 1))),
+        (Proximal(0.5, GroupL1(0.3)), Proximal(0.125, GroupL1(0.3))),
+        (StalenessAware(SGD(0.5)), SGD(0.125)),
     ],
     ids=str,
 )
 def test_scale_is_a_factor_on_the_learning_rate(rule: UpdateRule, slower: UpdateRule) -> None:
-    values, (gradient, *_) = problem("float64")
+    values, (gradient, *_) = rows_for(rule, *problem("float64"))
     slots = {name: np.ones_like(values) for name in rule.slots}
     scaled, scaled_slots = rule.step(values, gradient, slots, 2, 0.25)
     expected, expected_slots = slower.step(values, gradient, slots, 2, 1.0)
@@ -170,7 +219,7 @@ def test_scale_is_a_factor_on_the_learning_rate(rule: UpdateRule, slower: Update
 
 
 @pytest.mark.parametrize("wrong", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("rule", [SGD, Momentum, Adam])
+@pytest.mark.parametrize("rule", [SGD, Momentum, AdaGrad, Adam, lambda x: Proximal(x, L1(1))])
 def test_a_learning_rate_that_is_negative_or_no_number_is_refused(
     rule: Callable[[float], UpdateRule], wrong: float
 ) -> None:
@@ -196,6 +245,31 @@ def test_a_decay_outside_of_its_range_is_refused(
         make(wrong)
 
 
-def test_an_eps_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Adam: eps=0, expected a number above 0"):
-        Adam(eps=0)
+@pytest.mark.parametrize("rule", [AdaGrad, Adam])
+def test_an_eps_of_zero_is_refused(rule: Callable[..., UpdateRule]) -> None:
+    with pytest.raises(ConfigurationError, match=r"Ada\w+: eps=0, expected a number above 0"):
+        rule(eps=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", EVERY_ONE, ids=str)
+def test_where_the_result_goes_changes_no_bit(rule: UpdateRule, dtype: str) -> None:
+    values, (gradient, *_) = rows_for(rule, *problem(dtype))
+    slots = {name: np.full_like(values, 0.5) for name in rule.slots}
+    expected, expected_slots = rule.step(values, gradient, slots, 2, 0.5)
+    out = np.full_like(values, np.nan)
+    found, found_slots = rule.step(values, gradient, slots, 2, 0.5, out=out)
+    assert found is out
+    assert found.tobytes() == expected.tobytes()
+    assert {k: v.tobytes() for k, v in found_slots.items()} == {
+        k: v.tobytes() for k, v in expected_slots.items()
+    }
+
+
+@pytest.mark.parametrize("rule", EVERY_ONE, ids=str)
+def test_rules_are_values(rule: UpdateRule) -> None:
+    assert rule == replace(rule)  # type: ignore[type-var]
+    assert hash(rule) == hash(replace(rule))  # type: ignore[type-var]
+    assert pickle.loads(pickle.dumps(rule)) == rule  # noqa: S301 - what was pickled just now
+    with pytest.raises(FrozenInstanceError):
+        setattr(rule, fields(rule)[0].name, 1.0)  # type: ignore[arg-type]

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core.rules import SGD, Adam, Momentum, UpdateRule
+from dps.core.ftrl import FTRL
+from dps.core.penalties import L1
+from dps.core.proximal import Proximal
+from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.shard import CHUNK_BYTES, ShardState, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
@@ -18,7 +21,7 @@ from tests.core.builders import Model, join, leave, same_state
 
 MODEL = Model.of(w=np.zeros((2, 3), np.float32), b=np.zeros(3, np.float64))
 RULE = SGD(1.0)
-RULES = [RULE, Momentum(0.5), Adam(0.1)]
+RULES = [RULE, Momentum(0.5), AdaGrad(0.5), Adam(0.1), FTRL(l1=0.1, l2=0.1), Proximal(1, L1(0.1))]
 
 
 def after(*ops: Operation, rule: UpdateRule = RULE) -> ShardState:

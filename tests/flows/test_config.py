@@ -79,10 +79,53 @@ def test_every_preset_builds_the_recovery_of_its_name(config: Path, name: str) -
         ("{kind: momentum, learning_rate: 0.1}", dps.Momentum(0.1)),
         ("{kind: adam}", dps.Adam()),
         ("{kind: adam, learning_rate: 1, beta1: 0}", dps.Adam(1.0, 0.0)),
+        ("{kind: adagrad}", dps.AdaGrad()),
+        ("{kind: adagrad, learning_rate: 1, eps: 0.5}", dps.AdaGrad(1.0, 0.5)),
+        ("{kind: ftrl}", dps.FTRL()),
+        ("{kind: ftrl, alpha: 1, beta: 2, l1: 3, l2: 4}", dps.FTRL(1.0, 2.0, 3.0, 4.0)),
+        (
+            "{kind: proximal, learning_rate: 0.1, penalty: {kind: l1, strength: 2}}",
+            dps.Proximal(0.1, dps.L1(2.0)),
+        ),
+        (
+            "{kind: proximal, learning_rate: 0.1, penalty: {kind: l2, strength: 2}}",
+            dps.Proximal(0.1, dps.L2(2.0)),
+        ),
+        (
+            "{kind: proximal, learning_rate: 0.1, penalty: {kind: elastic_net, l1: 2, l2: 3}}",
+            dps.Proximal(0.1, dps.ElasticNet(2.0, 3.0)),
+        ),
+        (
+            "{kind: proximal, learning_rate: 0.1, penalty: {kind: group_l1, strength: 2}}",
+            dps.Proximal(0.1, dps.GroupL1(2.0)),
+        ),
+        (
+            "{kind: delayed_proximal, l_var: 2, l_cov: 1, tau: 4, eps: 0.5, "
+            "penalty: {kind: l2, strength: 0}}",
+            dps.DelayedProximal(2.0, 1.0, 4, dps.L2(0.0), 0.5),
+        ),
     ],
 )
-def test_optimizers(config: Path, settings: str, built: object) -> None:
+def test_optimizers(config: Path, settings: str, built: dps.UpdateRule) -> None:
     assert only(config, f"optimizer={settings}").build_optimizer() == built
+    aware = f"optimizer={settings[:-1]}, staleness_aware: true}}"
+    assert only(config, aware).build_optimizer() == dps.StalenessAware(built)
+
+
+def test_an_axis_over_staleness_awareness_leaves_trials_without_it_as_they_were(
+    config: Path,
+) -> None:
+    axes = "axes={optimizer.staleness_aware: [false, true]}"
+    without, aware = (t for _, t in load_experiment(str(config), [axes]).trial_configs())
+    assert (without.build_optimizer(), aware.build_optimizer()) == (
+        dps.SGD(0.1),
+        dps.StalenessAware(dps.SGD(0.1)),
+    )
+    assert without.model_dump(mode="json") == only(config).model_dump(mode="json")
+    assert without.model_dump(mode="json")["optimizer"] == {"kind": "sgd", "learning_rate": 0.1}
+    told = aware.model_dump(mode="json")
+    assert told["optimizer"]["staleness_aware"] is True
+    assert TrialConfig.model_validate(told) == aware
 
 
 def test_a_workload_may_be_regularised(config: Path) -> None:
@@ -309,6 +352,25 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: expected a finite number"),
         (["optimizer={kind: sgd}"], "optimizer.learning_rate: is missing"),
         (["optimizer={kind: momentum, learning_rate: 1, momentum: 1}"], "expected less than 1"),
+        (["optimizer={kind: ftrl, alpha: 0}"], "optimizer.alpha: expected more than 0"),
+        (["optimizer={kind: ftrl, learning_rate: 1}"], "optimizer.learning_rate: unknown key"),
+        (
+            ["optimizer={kind: proximal, learning_rate: 1}"],
+            "optimizer.penalty: is missing; add it",
+        ),
+        (
+            ["optimizer={kind: proximal, learning_rate: 1, penalty: {kind: group_l2}}"],
+            "optimizer.penalty.kind: unknown kind 'group_l2'; did you mean 'group_l1'?",
+        ),
+        (
+            ["optimizer={kind: proximal, learning_rate: 1, penalty: {kind: l1, strength: -1}}"],
+            "optimizer.penalty.strength: expected at least 0",
+        ),
+        (
+            ["optimizer={kind: proximal, learning_rate: 1, penalty: 0.1}"],
+            "optimizer.penalty: expected a section with keys, got 0.1",
+        ),
+        (["optimizer.staleness_aware=1"], "optimizer.staleness_aware: expected true or false"),
         (["workload={kind: mlp, hidden: 3}"], "workload.hidden: expected a list"),
         (["workload={kind: mlp, hidden: [3, x]}"], "workload.hidden.1: expected a whole number"),
         (["experiment=a/b"], "experiment: 'a/b' names a folder"),

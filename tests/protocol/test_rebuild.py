@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.core.ftrl import FTRL
 from dps.core.recovery import Continue, Recovery, WorkerCache
 from dps.core.rules import SGD, Adam, UpdateRule
 from dps.core.shard import ShardState
@@ -82,7 +83,7 @@ def test_the_freshest_copy_is_used_and_its_age_is_told() -> None:
     in_world(scenario, recovery=CACHE)
 
 
-@pytest.mark.parametrize("rule", [SGD(1.0), Adam(0.1)])
+@pytest.mark.parametrize("rule", [SGD(1.0), Adam(0.1), FTRL(l1=0.1)])
 def test_a_rebuilt_state_is_one_that_existed(
     states: States, rule: UpdateRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

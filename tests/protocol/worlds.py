@@ -14,7 +14,7 @@ import numpy as np
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Recovery
-from dps.core.rules import SGD, UpdateRule
+from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.protocol.client import Client
 from dps.protocol.group import Group
@@ -91,7 +91,7 @@ def in_world(
     """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
     random = Random(str(seed))
     params = params if params is not None else {"w": np.zeros(40)}
-    layout = Layout.of(params, shards)
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule))
     name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
     group = Group(
         name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)

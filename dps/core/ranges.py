@@ -1,0 +1,35 @@
+"""Owns the checks of the numbers that update rules and penalties are made with.
+
+A number that passes becomes a plain float: numpy's own would turn float32 arrays into float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dps.errors import ConfigurationError
+
+
+def not_negative(owner: object, *fields: str) -> None:
+    """Refuse fields that are negative, infinite or no number."""
+    for field in fields:
+        _require(owner, field, 0 <= getattr(owner, field) < math.inf, "a number, 0 or above")
+
+
+def positive(owner: object, *fields: str) -> None:
+    """Refuse fields that are not above 0, infinite or no number."""
+    for field in fields:
+        _require(owner, field, 0 < getattr(owner, field) < math.inf, "a number above 0")
+
+
+def fraction(owner: object, *fields: str) -> None:
+    """Refuse fields that are not in [0, 1)."""
+    for field in fields:
+        _require(owner, field, 0 <= getattr(owner, field) < 1, "0 or more and below 1")
+
+
+def _require(owner: object, field: str, holds: bool, expected: str) -> None:
+    value = getattr(owner, field)
+    if not holds:
+        raise ConfigurationError(f"{type(owner).__name__}: {field}={value}, expected {expected}")
+    object.__setattr__(owner, field, float(value))
