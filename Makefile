@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate replicate-full torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -46,6 +46,10 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 replicate-full: torch fashion-data ## the same with all cells and seeds: a day
 	$(BIN)/dps replicate ttf --full
 	$(BIN)/dps replicate ftps --full
+
+findings: replicate ## the same, and bring the figures of docs/findings.md up to date
+	cp results/replicate-ttf-short/*.svg docs/figures/ttf/
+	cp results/replicate-ftps-short/figures/*.svg docs/figures/ftps/
 
 torch: setup ## install torch as well, a CPU build of it where pip knows of one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock

@@ -43,7 +43,7 @@ class Short:
 
 SHORT = {
     "ttf-corrected": Short(
-        4,
+        6,
         {
             "recovery": ("none", "async checkpoint", "chain", "stateless"),
             "training.workers": ("2",),
