@@ -1,7 +1,8 @@
 """Owns the paper's three kinds of figures, drawn from records, and its own curves beside them.
 
-Accuracy against time for one and for two kills, with dashed lines at kill and recovery; CPU, memory
-and gradients processed against time. The published curves come from a CSV that the user points to.
+Accuracy against time for one and for two kills, means over seeds with dashed lines at kill and
+recovery; CPU, memory and gradients processed against time. The published curves come from a CSV
+that the user points to.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dps.errors import ConfigurationError
 from dps.events import ResourceSampled
+from flows.figures import bands
 from flows.figures.style import looks
 from flows.figures.subject import end, start
 from flows.learning import evaluations
@@ -114,27 +117,30 @@ def published_panel(curves: Mapping[tuple[str, int], Curve], kills: int) -> Pane
 
 
 def accuracy_panel(title: str, shown: Iterable[Shown]) -> Panel:
-    """Return accuracy against seconds since the training started, a curve for each trial."""
-    curves, moments = [], []
+    """Return accuracy against seconds since the training started, a curve for each trial.
+
+    The moments are the medians over the trials of each kill, and of each recovery.
+    """
+    curves, moments = [], defaultdict[tuple[int, str], list[float]](list)
     for done, label in shown:
         began = start(done.record)
         scores = evaluations(done.record)
         curves.append((label, ([s.t - began for s in scores], [s.accuracy for s in scores])))
-        for fault in fault_times(done.record):
-            moments.append(fault.began - began)
+        for number, fault in enumerate(fault_times(done.record)):
+            moments[number, "kill"].append(fault.began - began)
             if fault.serving is not None:
-                moments.append(fault.serving - began)
-    return Panel(title, curves, moments)
+                moments[number, "recovery"].append(fault.serving - began)
+    return Panel(title, curves, [median(values) for values in moments.values()])
 
 
 def accuracy_figure(panels: Sequence[Panel]) -> Figure:
-    """Draw panels side by side; each dashed line is a kill or a recovery of one trial."""
+    """Draw panels side by side: thin each trial, thick the mean of each label with its band."""
     figure, axes = _figure(1, len(panels))
     for panel, place in zip(panels, axes[0], strict=True):
         for moment in panel.moments:
-            place.axvline(moment, color="#a9b2bd", linewidth=0.5, linestyle="--", zorder=0)
-        for label, (times, values) in panel.curves:
-            place.plot(times, values, **_line(label))
+            place.axvline(moment, color="#8793a1", linewidth=0.8, linestyle="--", zorder=0)
+        for label in dict.fromkeys(label for label, _ in panel.curves):
+            _mean(place, label, [curve for name, curve in panel.curves if name == label])
         place.set_title(panel.title, fontsize=10)
         place.set_xlabel("seconds")
         place.set_ylim(0, 1)
@@ -165,6 +171,19 @@ def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _mean(place: Axes, label: str, curves: Sequence[Curve]) -> None:
+    line = _line(label)
+    if len(curves) == 1:
+        place.plot(*curves[0], **line)
+        return
+    for times, values in curves:
+        place.plot(times, values, **{**line, "linewidth": 0.5, "alpha": 0.3})
+    seeds = [bands.Curve(label, None, np.asarray(x), np.asarray(y)) for x, y in curves]
+    if (found := bands.band(seeds)) is not None:
+        place.plot(found.x, found.mean, **{**line, "linewidth": 1.8})
+        place.fill_between(found.x, found.low, found.high, color=line["color"], alpha=0.15, lw=0)
 
 
 def _gradients(done: Finished) -> Curve:

@@ -26,7 +26,7 @@ from flows.ttf.figures import (
     read_published,
     use_figure,
 )
-from flows.ttf.measures import Measured, measure, why_not
+from flows.ttf.measures import Measured, measure, strategy_of, why_not
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,13 +245,20 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
     for kills in (1, 2):
         panels = [published_panel(curves, kills)] if curves else []
         for title, each in studies.items():
-            panels.append(accuracy_panel(title, _shown(each, kills)))
+            if shown := _shown(each, kills):
+                panels.append(accuracy_panel(title, shown))
+        if not panels:
+            continue
         _save(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
         parts.append(
-            f"![Test accuracy against time, k={kills}; a curve for each trial, dashed lines at "
-            f"kill and recovery](accuracy-{kills}.svg)"
+            f"![Test accuracy against time, k={kills}; thin each trial, thick the mean over seeds "
+            "with its 95% interval (range, of two), dashed lines at the median kill and recovery]"
+            f"(accuracy-{kills}.svg)"
         )
-    columns = [(title, _shown(each, 1, one_seed=True)) for title, each in studies.items()]
+    shown_once = {title: _shown(each, 1, one_seed=True) for title, each in studies.items()}
+    columns = [(title, shown) for title, shown in shown_once.items() if shown]
+    if not columns:
+        return parts
     _save(use_figure(columns), folder / "use.svg")
     parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
     return parts
@@ -262,7 +269,10 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finished, str]]:
-    """The trials with so many kills, of the configurations that the paper has, at two workers."""
+    """The trials with so many kills at two workers, each with its strategy.
+
+    In the emulation the sync and the async configuration of a strategy are one algorithm.
+    """
     chosen = [
         (done, done.outcome.identity)
         for done in each.finished
@@ -273,8 +283,11 @@ def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finish
     shown = []
     for done, identity in chosen:
         workers = identity.labels.get("training.workers", "2")
-        if workers != "2" or (one_seed and identity.strategy in seen):
+        strategy = identity.strategy
+        if each.title == AS_PUBLISHED:
+            strategy = strategy_of(strategy)
+        if workers != "2" or (one_seed and strategy in seen):
             continue
-        seen.add(identity.strategy)
-        shown.append((done, identity.strategy))
+        seen.add(strategy)
+        shown.append((done, strategy))
     return shown
