@@ -14,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 
@@ -49,7 +49,7 @@ from flows.grid import Trial
 from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
-from flows.workload_sections import workload_of
+from flows.workload_sections import DatasetSection, workload_of
 from flows.workloads import (
     Dataset,
     Workload,
@@ -154,6 +154,7 @@ def _train(
                 note(event)
 
         with _server(trial, cluster.client, folder, on_event, path) as ps:
+            _make_ready(cluster.client, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
             faults = _faults(ps, config) if plan is None else plan
@@ -173,6 +174,15 @@ def _train(
                 failure = crew.work(config.time_limit)
             _audit(ps, clock.now(), record)
     return failure
+
+
+def _make_ready(client: Client, config: TrialConfig) -> None:
+    """Have every worker's node load what it needs, which is no part of the training.
+
+    It takes seconds of large data, and more of them for whoever comes first on a machine.
+    """
+    workers = (f"worker-{number}" for number in range(config.training.workers))
+    client.gather([client.submit(warm_up, config, workers=[w], pure=False) for w in workers])
 
 
 def _server(
@@ -239,6 +249,17 @@ def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
 # -- what runs on the nodes ----------------------------------------------------------------------
 
 
+def warm_up(config: TrialConfig) -> None:
+    """Load the data and compute a gradient, so that the first of the training is like others."""
+    data, first = _training_data(config.dataset), slice(config.training.batch_size)
+    workload_of(config).gradient(initial(config), data.x_train[first], data.y_train[first])
+
+
+@lru_cache(maxsize=1)
+def _training_data(dataset: DatasetSection) -> Dataset:
+    return load_dataset(**dataset.model_dump(), part="train")
+
+
 def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
     """One worker's loop, the same for every strategy: gradient, push and pull, report.
 
@@ -247,7 +268,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     spent waiting for the server, or for other workers.
     """
     workload = workload_of(config)
-    data = load_dataset(**config.dataset.model_dump(), part="train")
+    data = _training_data(config.dataset)
     share = shares[worker.name]
     rng = np.random.default_rng([config.seed, 1 + int(worker.name.removeprefix("worker-"))])
     order = batches(rng, len(data.x_train), config.training.batch_size)
