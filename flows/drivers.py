@@ -193,9 +193,17 @@ class _Driver:
 
 
 def drive(connection: Connection) -> None:
-    """Run the attempts that come, until the other end is closed."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    end_with_parent(_interrupt_for_a_while)
+    """Run the attempts that come, until the other end is closed or wants no more."""
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, _interrupt)
+        end_with_parent(_interrupt_for_a_while)
+        _run_attempts(connection)
+    sys.exit(0)
+
+
+def _run_attempts(connection: Connection) -> NoReturn:
+    from flows.trial import run_trial
+
     lock = threading.Lock()
 
     def send(message: Told | Moved | Over) -> None:
@@ -203,26 +211,22 @@ def drive(connection: Connection) -> None:
         with lock, suppress(BrokenPipeError):
             connection.send(message)
 
-    from flows.trial import run_trial
-
-    with suppress(EOFError, ConnectionError, KeyboardInterrupt):  # the main process wants no more
-        while True:
-            attempt: Attempt = connection.recv()
-            follower = Follower(
-                attempt.trial.config.server.shards,
-                lambda line: send(Told(line)),
-                lambda updates, state: send(Moved(updates, state)),
-            )
-            run_trial(
-                attempt.trial,
-                attempt.folder,
-                follower,
-                attempt.path,
-                attempt.circumstances,
-                follower.told,
-            )
-            send(Over())
-    sys.exit(0)
+    while True:
+        attempt: Attempt = connection.recv()
+        follower = Follower(
+            attempt.trial.config.server.shards,
+            lambda line: send(Told(line)),
+            lambda updates, state: send(Moved(updates, state)),
+        )
+        run_trial(
+            attempt.trial,
+            attempt.folder,
+            follower,
+            attempt.path,
+            attempt.circumstances,
+            follower.told,
+        )
+        send(Over())
 
 
 def _interrupt_for_a_while() -> None:
@@ -232,4 +236,5 @@ def _interrupt_for_a_while() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough: it is ending
     raise KeyboardInterrupt

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 
 
 @contextlib.contextmanager
@@ -20,6 +21,8 @@ def without_interrupts() -> Iterator[None]:
     They inherit the mask. One that comes now reaches the driver when this is over: ignored, it
     would be lost.
     """
+    # It starts with the first process, and would undo the mask just before that does.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
