@@ -28,6 +28,8 @@ from flows.progress import Follower, PlainView
 # What a trial may take besides its training, which has the time limit of its configuration.
 GRACE_SECONDS = 90.0
 STOP_SECONDS = 5.0
+# Nobody waits for a driver whose main process was killed: what counts is that no file is left.
+ORPHAN_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
 def _interrupt_for_a_while() -> None:
     """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(STOP_SECONDS)
+    time.sleep(ORPHAN_SECONDS)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

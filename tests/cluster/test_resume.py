@@ -97,7 +97,7 @@ def test_a_run_whose_driver_was_killed_goes_on_from_the_path_alone(
 
 
 def test_without_whole_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"run\.json is missing"):
+    with pytest.raises(StoreUnavailable, match=r"run\.json is neither"):
         find_saved(str(tmp_path / "nothing"))
     with (
         LocalCluster(nodes(), PRELOAD) as cluster,

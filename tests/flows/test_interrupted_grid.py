@@ -77,7 +77,7 @@ def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
         time.sleep(chance.uniform(0, 0.8))  # a random moment in a trial, between two, or in MLflow
         process.kill()
         process.communicate()
-        eventually(lambda pid=process.pid: not alive_in_session(pid), 10)  # type: ignore[misc]
+        eventually(lambda pid=process.pid: not alive_in_session(pid), 30)  # type: ignore[misc]
 
     process = start(tmp_path)
     assert process.stdout
