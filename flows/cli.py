@@ -11,18 +11,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from dps.errors import ConfigurationError, DpsError
+from flows.checks import app as checks
 from flows.replicate import app as replicate
 from flows.replicate import run_replication
 from flows.terminal import console as _console
 from flows.terminal import store as _store
+
+if TYPE_CHECKING:
+    from flows.outcome import Outcome
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,9 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Break a parameter server on purpose, and measure what each way to recover costs.",
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure the speed of dps on this machine.")
-app.add_typer(bench, name="bench")
 app.add_typer(replicate, name="replicate")
+app.add_typer(checks)
 
 Config = Annotated[
     str,
@@ -170,6 +172,7 @@ def _run_experiment(
                 *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
                 *(("--parallel", str(parallel)) if parallel > 1 else ()),
                 *(("--yes",) if yes else ()),
+                *(("--retry-invalid",) if retry_invalid else ()),
             ]
         )
         print(
@@ -181,10 +184,7 @@ def _run_experiment(
     print_comparison(done.outcomes, console)
     print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
     print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
-    if done.failed:
-        for outcome in done.failed:
-            print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
-        raise typer.Exit(1)
+    _must_not_have_failed(*done.outcomes)
 
 
 @app.command()
@@ -198,11 +198,10 @@ def resume(
     ],
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
+    from flows.alone import run_alone
     from flows.experiment import exclusive
-    from flows.prices import load_prices
-    from flows.progress import Follower, view_for
-    from flows.record import EVENTS_FILE
-    from flows.results import print_comparison, read_finished
+    from flows.progress import view_for
+    from flows.results import print_comparison
     from flows.resume import (
         checkpoints_of,
         keep_record,
@@ -211,7 +210,6 @@ def resume(
         trial_folder,
         trial_of,
     )
-    from flows.trial import run_trial
 
     path = checkpoints_of(trial, Path.cwd())
     again = trial_of(saved_in(path), path)
@@ -220,17 +218,9 @@ def resume(
     with exclusive(folder.parent), view_for(console) as view:
         must_not_have_ended(folder)
         keep_record(folder)
-        view.begin(again.experiment, [again], [])
-        view.started(again)
-        told, moved = partial(view.told, again), partial(view.moved, again)
-        follower = Follower(again.config.server.shards, told, moved)
-        run_trial(again, folder, follower, path, tell=told)
-        outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
-        view.ended(again, outcome)
+        outcome = run_alone(again, folder, view, path)
     print_comparison((outcome,), console)
-    if outcome.status == "failed":
-        print(f"dps: {again.name} failed: {outcome.reason}", file=sys.stderr)
-        raise typer.Exit(1)
+    _must_not_have_failed(outcome)
 
 
 @app.command()
@@ -240,29 +230,28 @@ def replay(
     ],
 ) -> None:
     """Run a recorded trial again under the faults that it met, and show both outcomes."""
+    from flows.alone import run_alone
     from flows.prices import load_prices
-    from flows.progress import Follower, view_for
-    from flows.record import EVENTS_FILE
+    from flows.progress import view_for
     from flows.replay import replay_of
     from flows.results import read_finished
     from flows.side_by_side import figures_of_two
-    from flows.trial import run_trial
 
     again = replay_of(trial, Path.cwd())
-    console, prices = _console(), load_prices()
+    console = _console()
     with view_for(console) as view:
-        view.begin(again.trial.experiment, [again.trial], [])
-        view.started(again.trial)
-        told, moved = partial(view.told, again.trial), partial(view.moved, again.trial)
-        follower = Follower(again.trial.config.server.shards, told, moved)
-        run_trial(again.trial, again.folder, follower, tell=told, plan=again.plan)
-        outcome = read_finished(again.folder / EVENTS_FILE, prices).outcome
-        view.ended(again.trial, outcome)
-    original = read_finished(again.original, prices).outcome
+        outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
+    original = read_finished(again.original, load_prices()).outcome
     names = original.identity.trial, outcome.identity.trial
     console.print(figures_of_two(names, original, outcome))
-    if outcome.status == "failed":
-        print(f"dps: {again.trial.name} failed: {outcome.reason}", file=sys.stderr)
+    _must_not_have_failed(outcome)
+
+
+def _must_not_have_failed(*outcomes: Outcome) -> None:
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -403,84 +392,6 @@ def doctor() -> None:
     _console().print(as_table(findings))
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
-
-
-@app.command()
-def soak(
-    minutes: Annotated[
-        float, typer.Option(min=0, help="How long; each strategy once at least.")
-    ] = 30,
-    seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
-    first: Annotated[int, typer.Option(help="The number of the first round.")] = 1,
-    faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
-    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
-) -> None:
-    """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
-    from flows.soak import soak as run_soak
-
-    raise typer.Exit(run_soak(minutes, seed, first, faults, only))
-
-
-@app.command()
-def simulate(
-    schedules: Annotated[int, typer.Option(min=1, help="How many, over all strategies.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Which series of schedules.")] = 0,
-    replay: Annotated[
-        str, typer.Option(metavar="CASE:SEED", help="Repeat one schedule, as in 'chain(2):12'.")
-    ] = "",
-    mutants: Annotated[
-        bool, typer.Option("--mutants", help="Have every deliberately broken variant caught.")
-    ] = False,
-) -> None:
-    """Run the protocol on virtual time under random faults; every promise must hold."""
-    from flows import simulate as simulation
-
-    if replay:
-        failed = simulation.replay(replay, _console())
-    elif mutants:
-        failed = bool(simulation.run_mutants(_console()))
-    else:
-        failed = bool(simulation.run_many(schedules, seed, _console()))
-    if failed:
-        raise typer.Exit(1)
-
-
-@bench.callback()
-def _bench() -> None:
-    pass
-
-
-@bench.command()
-def transport() -> None:
-    """Time push and pull between two processes, beside raw sockets and a plain Dask actor."""
-    from flows.bench import transport as measure
-
-    print(measure())
-
-
-@bench.command()
-def recovery(
-    repeats: Annotated[int, typer.Option(min=1, help="Faults of each kind on each strategy.")] = 30,
-) -> None:
-    """Time recoveries from real faults, and what each strategy costs without any."""
-    from flows import bench_cost, bench_recovery
-
-    tell = partial(print, file=sys.stderr, flush=True)
-    rows = bench_recovery.recovery_times(repeats, tell)
-    turns, summed = bench_cost.costs(tell), bench_cost.sums(tell)
-    tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
-    print(*tables, sep="\n\n")
-
-
-@bench.command()
-def measuring(
-    rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
-) -> None:
-    """Compare gradients per second with everything recorded and evaluated, and with neither."""
-    from flows import bench_measuring
-
-    tell = partial(print, file=sys.stderr, flush=True)
-    print(bench_measuring.table(bench_measuring.measuring(tell, rounds)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -66,7 +67,7 @@ PenaltySection = Annotated[
 ]
 
 
-class _RuleSection(Section):
+class _RuleSection(Section, ABC):
     """What all update rules have in common: their steps may be divided by the staleness."""
 
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
@@ -76,8 +77,9 @@ class _RuleSection(Section):
         """Return the update rule."""
         return StalenessAware(self._rule()) if self.staleness_aware else self._rule()
 
+    @abstractmethod
     def _rule(self) -> UpdateRule:
-        raise NotImplementedError
+        """Return the update rule with its own steps."""
 
 
 class SgdSection(_RuleSection):

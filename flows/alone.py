@@ -1,0 +1,44 @@
+"""Owns running one trial by itself, in this process, as `dps resume` and `dps replay` do."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from dps.core.faults import FaultPlan
+from flows.grid import Trial
+from flows.outcome import Outcome
+from flows.prices import load_prices
+from flows.progress import Follower, PlainView
+from flows.record import EVENTS_FILE
+from flows.results import read_finished
+from flows.trial import run_trial
+
+
+def run_alone(
+    trial: Trial,
+    folder: Path,
+    view: PlainView,
+    path: str | None = None,
+    plan: FaultPlan | None = None,
+) -> Outcome:
+    """Run a trial while `view`, which is open, shows it; record it in `folder`; read what came out.
+
+    Parameters
+    ----------
+    path, plan
+        As for `flows.trial.run_trial`: checkpoints to go on from, and the faults if they are given.
+
+    Raises
+    ------
+    ConfigurationError
+        The record cannot be read, or no price is known for what ran.
+    """
+    view.begin(trial.experiment, [trial], [])
+    view.started(trial)
+    told, moved = partial(view.told, trial), partial(view.moved, trial)
+    follower = Follower(trial.config.server.shards, told, moved)
+    run_trial(trial, folder, follower, path, tell=told, plan=plan)
+    outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
+    view.ended(trial, outcome)
+    return outcome
