@@ -25,8 +25,9 @@ from dps.core.consistency import BSP, SSP
 from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore, WorkerCache
 from dps.errors import ConfigurationError, DpsError
 from flows.record import EVENTS_FILE, EventWriter
+from flows.soak_case import Case, Result, parts
 from flows.soak_pool import Pool, require_flat
-from flows.soak_round import Case, Result, Round, parts
+from flows.soak_round import Round
 from flows.watch import TookTooLong, eventually
 
 GONE_SECONDS = 10.0

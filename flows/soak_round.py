@@ -8,10 +8,8 @@ promises must hold.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -24,19 +22,13 @@ from dps.cluster.actor import HostActor
 from dps.cluster.roles import SERVING
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
-from dps.core.consistency import ASP, Consistency
 from dps.core.names import role_of
 from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    Recovery,
-    SharedStore,
     with_checkpoint_path,
 )
 from dps.core.rules import SGD
 from dps.core.shard import ShardState
-from dps.events import Acked, Applied, Detected, FaultMissed, Restored, WorkerJoined
+from dps.events import Acked, Detected, FaultMissed, Restored, WorkerJoined
 from dps.protocol.messages import Table
 from flows.counting import (
     Task,
@@ -50,8 +42,9 @@ from flows.counting import (
 )
 from flows.lineage import ledger
 from flows.record import Record
+from flows.soak_case import Case, Result, Struck, check_events
 from flows.soak_pool import Pool, lives_long
-from flows.timeline import FaultTimes, fault_times
+from flows.timeline import fault_times
 from flows.watch import TookTooLong, Watch, eventually
 
 SHARDS = 2
@@ -63,71 +56,6 @@ SECOND_FAULT = 0.35
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
 WEIGHTS = {"head": 7, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A strategy under test.
-
-    Attributes
-    ----------
-    both
-        Whether the store may be lost together with servers. The strategy does not promise to
-        survive that, only to say that a shard began anew.
-    """
-
-    name: str
-    recovery: Recovery
-    consistency: Consistency = field(default_factory=ASP)
-    both: bool = False
-
-    @property
-    def replicated(self) -> bool:
-        """Whether a shard lives as long as one of its replicas does."""
-        return isinstance(self.recovery.durability, Chain)
-
-    @property
-    def interval(self) -> float:
-        """How many acked updates of a shard one restoration may cost."""
-        match self.recovery.durability:
-            case Checkpoint(every=every) if every is not None:
-                return every
-            case Chain():
-                return 0
-            case SharedStore():
-                return float("inf") if self.both else 0
-            case _:
-                return float("inf")
-
-    @property
-    def kept_by_worker(self) -> int:
-        """How many acked updates of a shard the loss of a worker may cost."""
-        outage = self.recovery.outage
-        return outage.limit if isinstance(outage, Continue) and outage.buffer == "worker" else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """A fault that was carried out; `part` is what the node was to the group."""
-
-    kind: str
-    part: str
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a round came to; updates are counted on every shard."""
-
-    case: str
-    struck: Sequence[Struck]
-    missed: int
-    pushed: int
-    acked: int
-    lost: int
-    dropped: int
-    duplicates: int
-    recoveries: Sequence[FaultTimes]
 
 
 class Round:
@@ -166,8 +94,8 @@ class Round:
                 self._trouble()
             self._finish()
             lost = sum(self._check(view.shard) for view in self._table().views)
-        self._check_events()
         notes, record = self._notes(), self.watch.record
+        check_events(record)
         return Result(
             self.case.name,
             self._struck,
@@ -418,26 +346,6 @@ class Round:
         """How many updates were refused as too stale, of workers that were away for too long."""
         acked = self.watch.record.of(Acked)
         return sum(event.outcomes.count("dropped") for event in acked)
-
-    def _check_events(self) -> None:
-        """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""
-        record = self.watch.record
-        heads: dict[tuple[int, int], str] = {}
-        for event in record.of(Applied):
-            if event.head and event.times:
-                first = heads.setdefault((event.shard, event.epoch), event.node)
-                require(
-                    first == event.node,
-                    f"shard {event.shard}: {first} and {event.node} are head in {event.epoch}",
-                )
-        found = ledger(record)
-        require(not found.applied_twice, f"{found.applied_twice} updates were applied twice")
-        require(not found.replica_conflicts, f"{found.replica_conflicts} replica conflicts")
-
-
-def parts(results: Sequence[Struck]) -> Counter[str]:
-    """How often each kind of fault hit each part of the group."""
-    return Counter(f"{struck.kind} {struck.part}" for struck in results)
 
 
 def _part(name: str, chains: Sequence[Sequence[str]]) -> str:

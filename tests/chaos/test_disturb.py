@@ -15,7 +15,6 @@ import pytest
 
 from dps import Chain, Checkpoint, ParameterServer, Recovery
 from dps.chaos.disturb import Disturber
-from dps.chaos.network import LOOK_SECONDS
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone, is_running
 from dps.cluster.transport import SystemClock
 from dps.core.faults import (
@@ -91,6 +90,10 @@ class Training:
         assert disturbed.kind == kind_of(fault)
         assert disturbed.effective
         return disturbed
+
+    def has_proof(self) -> bool:
+        """Whether a fault that has begun would count, should its node be lost now."""
+        return all(effect.proven for _, effect in self.disturber._current[7])
 
     def end(self) -> str:
         """End it; it must have been seen to have an effect until then."""
@@ -357,7 +360,7 @@ def test_a_full_store_that_is_killed_after_it_refused_something_had_its_effect(
     with training(own_cluster, tmp_path, "stateless", workers=1) as t:
         t.begin(DiskFull("store-0", NOW, seconds=1e3), "store-0")
         eventually(t.stands_still, SECONDS)
-        time.sleep(5 * LOOK_SECONDS)
+        eventually(t.has_proof, SECONDS)
         assert is_gone(own_cluster.kill("store-0"), SECONDS)
         assert t.end() == "its process has ended meanwhile"
         own_cluster.start(NodeSpec("store-0-b", "store"))

@@ -11,8 +11,8 @@ import pytest
 from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
 from dps.errors import ConfigurationError
 from flows.soak import CASES, Result, chosen, table
+from flows.soak_case import Case, Struck
 from flows.soak_pool import MEBIBYTE, Sample, _growth
-from flows.soak_round import Case, Struck
 from flows.timeline import FaultTimes
 
 SECONDS = 110
