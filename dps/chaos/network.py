@@ -145,8 +145,9 @@ class FullStore:
         return Seen(f"{refused} requests to keep something were refused", True)
 
     def _look(self) -> None:
-        with suppress(LookupError, OSError, DpsError):  # it is gone, and so is what it counted
-            while not self.proven and not self._over.wait(LOOK_SECONDS):
+        while not self.proven and not self._over.wait(LOOK_SECONDS):
+            # It may be paused for a while; or it is gone, and so is what it counted.
+            with suppress(LookupError, OSError, DpsError):
                 self.proven = self._remote.affected(self._number) > 0
 
 

@@ -93,16 +93,16 @@ class Slowdown:
         try:
             # On a busy machine it stops only when it is next given a core.
             seen = is_stopped(self._pid, self._longest_stop)
+            stopped_since = time.monotonic()
             self._over.wait(max(0.0, began + seconds - time.monotonic()))
             seen = seen and is_stopped(self._pid, 0.0)
         finally:
             self._nodes.resume(self._node)
         self._looked = time.monotonic()
-        spent = self._looked - began
         if seen:
-            self._stopped += spent
+            self._stopped += self._looked - stopped_since
             self._turns += 1
-        return spent
+        return self._looked - began
 
     def _seen(self) -> Seen:
         elapsed = max(self._looked - self._began, SHORTEST_RUN)  # until the end of the last turn

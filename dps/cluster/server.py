@@ -66,7 +66,8 @@ class ParameterServer:
         How many servers the parameters are spread over.
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
-        `DelayedProximal` with a penalty, any of them within `StalenessAware`, or one of your own.
+        `DelayedProximal` with a penalty, any of them within `StalenessAware`, or one of your own
+        (for checkpoints it must be registered with `dps.protocol.wire.message`).
     consistency
         `BSP()`, `SSP(tau)` or `ASP()`.
     recovery

@@ -20,7 +20,7 @@ from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError
 from dps.protocol.group import Group, Timings
-from dps.protocol.runs import Saved, about, describe, find_saved, write_run
+from dps.protocol.runs import Saved, about, describe, find_saved, must_be_known, write_run
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def afresh(
     layout = Layout.of(params, shards, whole_rows=by_rows(optimizer))
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     chosen = checked_recovery(recovery)
+    if isinstance(chosen.durability, Checkpoint):
+        must_be_known(optimizer)
     group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)
     return Start(group, initial, None, kept)
 

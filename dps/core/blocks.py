@@ -150,6 +150,8 @@ class Layout:
         total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
         blocks = [block for array in arrays for block in _cut(array, limit, whole_rows)]
+        if len(blocks) < shards:  # long rows of one array have left the others in one piece
+            blocks = [block for array in arrays for block in _cut(array, 0, whole_rows)]
         if len(blocks) < shards:
             unit = "rows, which the optimizer needs whole" if whole_rows else "elements"
             raise ConfigurationError(

@@ -71,6 +71,8 @@ class FTRL:
         before = slots["squares"]
         squares = np.multiply(gradient, gradient)
         squares += before
+        # A gradient may be finite and its square not; the weight would be no number ever after.
+        np.minimum(squares, np.finfo(squares.dtype).max, out=squares)
         root = np.sqrt(squares)
         # σ: what 1/η grows by. Before the first gradient it is 0, and not β/α.
         linear = np.sqrt(before)

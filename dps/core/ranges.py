@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from dps.errors import ConfigurationError
 
 
@@ -20,6 +22,14 @@ def positive(owner: object, *fields: str) -> None:
     """Refuse fields that are not above 0, infinite or no number."""
     for field in fields:
         _require(owner, field, 0 < getattr(owner, field) < math.inf, "a number above 0")
+
+
+def visible(owner: object, *fields: str) -> None:
+    """Refuse fields that are no numbers above 0 in float32: there they would vanish."""
+    for field in fields:
+        least = float(np.finfo(np.float32).tiny)
+        holds = least <= getattr(owner, field) < math.inf
+        _require(owner, field, holds, f"a number of {least:.2g} or above")
 
 
 def fraction(owner: object, *fields: str) -> None:

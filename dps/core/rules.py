@@ -143,7 +143,7 @@ class AdaGrad:
     learning_rate
         η, 0 or above: how far an element goes in its first step, whatever the size of its gradient.
     eps
-        ε, above 0, in the unit of the gradient: keeps elements in place that had none yet.
+        ε, 1.2e-38 or above, in the unit of the gradient: keeps elements in place that had none yet.
     """
 
     learning_rate: float = 0.01
@@ -152,7 +152,7 @@ class AdaGrad:
 
     def __post_init__(self) -> None:
         ranges.not_negative(self, "learning_rate")
-        ranges.positive(self, "eps")
+        ranges.visible(self, "eps")
 
     def step(
         self,
@@ -187,7 +187,7 @@ class Adam:
     def __post_init__(self) -> None:
         ranges.not_negative(self, "learning_rate")
         ranges.fraction(self, "beta1", "beta2")
-        ranges.positive(self, "eps")
+        ranges.visible(self, "eps")
 
     def step(
         self,

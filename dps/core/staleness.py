@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dps.core import rules
 from dps.core.rules import UpdateRule, by_rows
 from dps.errors import ConfigurationError
 
@@ -53,8 +54,8 @@ class StalenessAware:
         return by_rows(self.rule)
 
     def factor(self, staleness: float) -> float:
-        """The factor on the learning rate."""
-        return 1 / max(1.0, staleness)
+        """The factor on the learning rate; one of the rule's own comes on top."""
+        return rules.factor(self.rule, staleness) / max(1.0, staleness)
 
     def step(
         self,

@@ -22,7 +22,7 @@ from dps.core.consistency import Consistency
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
-from dps.errors import CheckpointCorrupt, StoreUnavailable
+from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.protocol.checkpoint import CheckpointFiles, publish
 from dps.protocol.group import Group
 from dps.protocol.wire import decode, encode, message
@@ -102,6 +102,23 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         group.recovery,
         about,
     )
+
+
+def must_be_known(rule: UpdateRule) -> None:
+    """Make sure that an update rule can be written beside checkpoints.
+
+    Raises
+    ------
+    ConfigurationError
+        It is one of the user's own that is not registered.
+    """
+    try:
+        encode(rule)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"optimizer={rule!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
+            "dataclass of plain values and decorate it with dps.protocol.wire.message"
+        ) from error
 
 
 def write_run(run: Run) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from dps import errors
 from dps.core.shard import Progress, ShardState
 from dps.core.updates import Operation, UpdateId
-from dps.errors import DpsError
+from dps.errors import ConfigurationError, DpsError
 from dps.protocol.transport import Endpoint
 
 Frames = list[np.ndarray]
@@ -90,7 +90,16 @@ def _rebuilt(value: Any, frames: Frames) -> Any:
     if "$" in value:
         return frames[value["$"]]
     if "@" in value:
-        return _TYPES[value["@"]](*(_rebuilt(item, frames) for item in value["v"]))
+        return _type(value["@"])(*(_rebuilt(item, frames) for item in value["v"]))
     if "%" in value:
         return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
     return getattr(errors, value["!"])(value["v"])
+
+
+def _type(name: str) -> type:
+    try:
+        return _TYPES[name]
+    except KeyError:
+        raise ConfigurationError(
+            f"{name} is not registered to cross the wire here: import the module that registers it"
+        ) from None

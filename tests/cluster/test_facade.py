@@ -25,6 +25,7 @@ from dps import (
     SSP,
     Adam,
     Chain,
+    Checkpoint,
     Consistency,
     Momentum,
     ParameterServer,
@@ -321,6 +322,19 @@ def test_a_wrong_gradient_is_refused_whole_on_every_shard(
         assert counts(ps) == [0] * shards
         results(ps.run(partial(push_wrong_then_right, change)))
         assert counts(ps) == [1] * shards
+
+
+class OwnRule(SGD):
+    """A rule of the user's own, which nothing has registered."""
+
+
+def test_a_rule_that_cannot_be_kept_beside_checkpoints_is_refused_by_name(
+    plain: Client, tmp_path: Path
+) -> None:
+    recovery = Recovery(Checkpoint(every=10, path=str(tmp_path)))
+    with pytest.raises(ConfigurationError, match=r"OwnRule.* beside checkpoints: .* message"):
+        ParameterServer(plain, params(), optimizer=OwnRule(0.1), recovery=recovery)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest_name(plain: Client) -> None:

@@ -236,3 +236,26 @@ def test_more_shards_than_whole_rows_are_refused() -> None:
     assert len(Layout.of(params, 3).shards) == 3
     with pytest.raises(ConfigurationError, match=r"shards=3, but .* only 2 rows, which the opti"):
         Layout.of(params, 3, whole_rows=True)
+
+
+@pytest.mark.parametrize(
+    ("params", "shards"),
+    [
+        ({"w": np.zeros((2, 100_000)), "bias": np.zeros(2), "v": np.zeros((2, 16))}, 4),
+        (
+            {
+                "w": np.zeros((2, 784)),
+                "b": np.zeros(2),
+                "w2": np.zeros((10, 2)),
+                "b2": np.zeros(10),
+            },
+            8,
+        ),
+        ({"w": np.zeros((2, 1000)), "b": np.zeros(10)}, 12),
+    ],
+)
+def test_every_shard_gets_some_row_while_there_are_enough(
+    params: dict[str, np.ndarray], shards: int
+) -> None:
+    layout = Layout.of(params, shards, whole_rows=True)
+    assert all(shard.pieces for shard in layout.shards)

@@ -156,3 +156,14 @@ def test_a_setting_out_of_its_range_is_refused(field: str, wrong: float) -> None
 def test_an_alpha_of_zero_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="FTRL: alpha=0, expected a number above 0"):
         FTRL(alpha=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_whose_square_is_not_finite_leaves_weights_finite(dtype: str) -> None:
+    huge = np.array([np.finfo(dtype).max / 4, 1], dtype)
+    rule, values = FTRL(), np.zeros(2, dtype)
+    slots = {name: np.zeros_like(values) for name in rule.slots}
+    with np.errstate(over="ignore"):
+        for t in (1, 2):
+            values, slots = rule.step(values, huge, slots, t, 1.0)
+    assert np.isfinite(values).all()

@@ -245,10 +245,15 @@ def test_a_decay_outside_of_its_range_is_refused(
         make(wrong)
 
 
+@pytest.mark.parametrize("eps", [0, 1e-50, math.nan])
 @pytest.mark.parametrize("rule", [AdaGrad, Adam])
-def test_an_eps_of_zero_is_refused(rule: Callable[..., UpdateRule]) -> None:
-    with pytest.raises(ConfigurationError, match=r"Ada\w+: eps=0, expected a number above 0"):
-        rule(eps=0)
+def test_an_eps_that_is_nothing_in_float32_is_refused(
+    rule: Callable[..., UpdateRule], eps: float
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"Ada\w+: eps={eps}, expected a number of 1.2e-38"
+    ):
+        rule(eps=eps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

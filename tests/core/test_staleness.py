@@ -104,3 +104,14 @@ def test_a_leave_or_join_needs_no_staleness() -> None:
 def test_what_is_no_other_rule_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"rule=.*expected another update rule such as"):
         StalenessAware(wrong)
+
+
+class Patient(SGD):
+    """A rule that has a factor of its own."""
+
+    def factor(self, staleness: float) -> float:
+        return 0.5
+
+
+def test_a_factor_of_the_rule_itself_is_kept() -> None:
+    assert StalenessAware(Patient(0.1)).factor(4) == 0.5 / 4

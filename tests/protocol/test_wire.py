@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dps import errors
 from dps.core.shard import Progress, ShardState
 from dps.core.updates import Operation, UpdateId
-from dps.errors import DpsError
+from dps.errors import ConfigurationError, DpsError
 from dps.protocol import messages
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import Frames, decode, encode, size
@@ -147,7 +147,7 @@ def test_what_is_not_registered_is_refused(value: Any, inside: bool) -> None:
 
 def test_an_unknown_message_does_not_decode() -> None:
     header = json.dumps({"@": "Unregistered", "v": [1]}).encode()
-    with pytest.raises(KeyError, match="Unregistered"):
+    with pytest.raises(ConfigurationError, match="Unregistered is not registered to cross"):
         decode([np.frombuffer(header, np.uint8)])
 
 
