@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +22,15 @@ def run_alone(
     view: PlainView,
     path: str | None = None,
     plan: FaultPlan | None = None,
+    circumstances: Mapping[str, int] | None = None,
 ) -> Outcome:
     """Run a trial while `view`, which is open, shows it; record it in `folder`; read what came out.
 
     Parameters
     ----------
-    path, plan
-        As for `flows.trial.run_trial`: checkpoints to go on from, and the faults if they are given.
+    path, plan, circumstances
+        As for `flows.trial.run_trial`: checkpoints to go on from, the faults if they are given, and
+        how it is run.
 
     Raises
     ------
@@ -38,7 +41,7 @@ def run_alone(
     view.started(trial)
     told, moved = partial(view.told, trial), partial(view.moved, trial)
     follower = Follower(trial.config.server.shards, told, moved)
-    run_trial(trial, folder, follower, path, tell=told, plan=plan)
+    run_trial(trial, folder, follower, path, circumstances, told, plan)
     outcome = read_finished(folder / EVENTS_FILE, load_prices()).outcome
     view.ended(trial, outcome)
     return outcome

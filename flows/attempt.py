@@ -76,7 +76,7 @@ def prepare(
     if path is None:
         # What an interrupted attempt left, checkpoints too, must not reach this one.
         shutil.rmtree(folder, ignore_errors=True)
-    failed = {FAILED_ATTEMPTS: len(_failures(trial, folder))}
+    failed = {FAILED_ATTEMPTS: len(failures(trial, folder))}
     return Attempt(trial, folder, path, {**circumstances, **failed})
 
 
@@ -120,15 +120,17 @@ def _ended(folder: Path) -> bool:
 
 def _keep_failed(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
     """Keep the record of an attempt that went wrong, without its checkpoints: they may be large."""
-    kept = _earlier(folder, f"{trial.digest}.{FAILED}-{len(_failures(trial, folder)) + 1}")
+    number = len(failures(trial, folder)) + 1
+    while (kept := _earlier(folder, f"{trial.digest}.{FAILED}-{number}")).exists():
+        number += 1
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
     shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)
     say(f"{trial.name}: is tried again; the record of the attempt before is kept in {kept}")
 
 
-def _failures(trial: Trial, folder: Path) -> list[Path]:
-    """The attempts at a trial, under this very configuration, that went wrong."""
+def failures(trial: Trial, folder: Path) -> list[Path]:
+    """Return the kept records of attempts at a trial, as it is configured, that went wrong."""
     return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{FAILED}-*"))
 
 

@@ -184,7 +184,7 @@ def _run_experiment(
     print_comparison(done.outcomes, console)
     print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
     print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
-    _must_not_have_failed(*done.outcomes)
+    _exit_if_failed(done.failed)
 
 
 @app.command()
@@ -199,8 +199,10 @@ def resume(
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
     from flows.alone import run_alone
+    from flows.attempt import failures
     from flows.experiment import exclusive
     from flows.progress import view_for
+    from flows.record import FAILED_ATTEMPTS
     from flows.results import print_comparison
     from flows.resume import (
         checkpoints_of,
@@ -218,9 +220,10 @@ def resume(
     with exclusive(folder.parent), view_for(console) as view:
         must_not_have_ended(folder)
         keep_record(folder)
-        outcome = run_alone(again, folder, view, path)
+        circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
+        outcome = run_alone(again, folder, view, path, circumstances=circumstances)
     print_comparison((outcome,), console)
-    _must_not_have_failed(outcome)
+    _exit_if_failed([outcome] if outcome.status == "failed" else [])
 
 
 @app.command()
@@ -244,11 +247,10 @@ def replay(
     original = read_finished(again.original, load_prices()).outcome
     names = original.identity.trial, outcome.identity.trial
     console.print(figures_of_two(names, original, outcome))
-    _must_not_have_failed(outcome)
+    _exit_if_failed([outcome] if outcome.status == "failed" else [])
 
 
-def _must_not_have_failed(*outcomes: Outcome) -> None:
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+def _exit_if_failed(failed: Sequence[Outcome]) -> None:
     for outcome in failed:
         print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
     if failed:

@@ -50,6 +50,11 @@ class Ran:
     outcomes: tuple[Outcome, ...]
     report: Path
 
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The trials that ended in an error."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
+
 
 def run_experiment(
     experiment: ExperimentConfig,

@@ -20,7 +20,7 @@ from flows.prices import Prices
 from flows.record import Record
 from flows.staleness import Period, Staleness, by_period, staleness
 from flows.timeline import FaultTimes, fault_times
-from flows.unplanned import first_unplanned
+from flows.unplanned import evaluator_lost, first_unplanned
 from flows.usage import (
     LINKS,
     Cost,
@@ -81,7 +81,8 @@ class Outcome:
     Attributes
     ----------
     status, reason
-        "valid", "invalid" (a planned fault did not happen) or "failed", and why.
+        "valid", "invalid" (a planned fault did not happen, or a node was given up that none had
+        struck) or "failed", and why.
     failed_before
         How many attempts at the trial failed before this one.
     faults
@@ -318,8 +319,10 @@ def _status(record: Record) -> tuple[str, str]:
     if ended.status == "valid" and missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
     if ended.status == "valid" and (lost := first_unplanned(record)) is not None:
-        return "invalid", (
-            f"{lost.node} was given up {lost.seconds:.1f} s after the start though no fault had "
-            "struck it: the machine was too busy"
-        )
+        return "failed" if lost.ended else "invalid", lost.reason
+    if ended.status == "valid" and evaluator_lost(record):
+        return "failed", "the evaluator was lost: nothing was scored after the training"
+    wrong = [event for event in record.of(EvaluationMissed) if event.score_failed]
+    if ended.status == "valid" and wrong:
+        return "failed", f"evaluations failed, {len(wrong)} in all: {wrong[0].reason}"
     return ended.status, ended.reason

@@ -18,7 +18,7 @@ from dps.cluster.links import links_of
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
 from dps.errors import DpsError
-from dps.events import Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
+from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 
@@ -94,7 +94,7 @@ class EvaluatorActor:
         scoring = loop.run_in_executor(None, self._score, weights)
         await asyncio.wait([scoring])
         if (error := scoring.exception()) is not None:
-            self._recorder(EvaluationMissed(read, f"the score raised {error!r}"))
+            self._recorder(EvaluationMissed(read, f"{SCORE_RAISED} {error!r}"))
             return
         loss, accuracy = scoring.result()
         self._recorder(Evaluated(read, sum(versions) / len(versions), loss, accuracy))

@@ -118,11 +118,19 @@ class WorkerJoined(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class WorkerLeft(Event):
-    """A worker loop ended; `reason` is "finished", "failed" or "lost"."""
+    """A worker loop ended; `reason` is "finished", "failed", "lost" or "silent".
+
+    It is lost with its process, and silent when its lease is over though its process may live.
+    """
 
     worker: str
     incarnation: int
     reason: str
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether it did not end by itself."""
+        return self.reason in ("lost", "silent")
 
 
 # -- losses and recovery -----------------------------------------------------------------------
@@ -144,8 +152,9 @@ class NodeJoined(Event):
 class Detected(Event):
     """The coordinator learned that a shard lost a replica; `epoch` is the new epoch.
 
-    `serving` tells whether the shard still has a replica; `by` is who noticed: "scheduler",
-    "client" or "coordinator".
+    `serving` tells whether the shard still has a replica; `by` is who noticed that its process has
+    ended, "scheduler", "client" or "coordinator"; or "lease" for one that was silent for too long,
+    and "host" for one that says so itself.
     """
 
     shard: int
@@ -282,12 +291,20 @@ class Evaluated(Event):
     accuracy: float
 
 
+SCORE_RAISED = "the score raised"
+
+
 @recorded
 @dataclass(frozen=True, slots=True)
 class EvaluationMissed(Event):
     """No snapshot could be scored: a shard was down, or the score itself failed (see `reason`)."""
 
     reason: str
+
+    @property
+    def score_failed(self) -> bool:
+        """Whether it is the score that failed."""
+        return self.reason.startswith(SCORE_RAISED)
 
 
 @recorded

@@ -358,7 +358,7 @@ class Coordinator:
     async def _worker_is_silent(self, name: str) -> None:
         self._worker_leases.end(name)
         incarnation = self._workers[name].incarnation
-        eviction = asyncio.create_task(self._remove_worker(name, incarnation, "lost"))
+        eviction = asyncio.create_task(self._remove_worker(name, incarnation, "silent"))
         self._evictions.add(eviction)
         eviction.add_done_callback(self._evictions.discard)
 

@@ -177,7 +177,7 @@ class Members:
         if member is None or member.info is None or member.given_up:
             self._leases.end(host)
         elif self._must_wait_for(host):
-            self.suspect(host.address, "lease")  # it may have ended without anybody's notice
+            self.suspect(host.address, "coordinator")  # it may have ended without anybody's notice
             if not member.silent:
                 member.silent = True
                 await self._on_silent(member.info)

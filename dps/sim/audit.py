@@ -132,7 +132,7 @@ class Auditor:
                 require(lied > 0, "torn checkpoint", text)
             case WorkerLeft():
                 self._tally.left(event.worker)
-                if event.reason == "lost":
+                if event.was_lost:
                     self._forgive_buffer(event.worker)
 
     def _given_up(self, event: Detected) -> None:

@@ -21,8 +21,9 @@ IDENTITY = (
         "status",
         "status",
         "",
-        "“valid”; “invalid” when a planned fault did not happen; “failed” when the trial ended in "
-        "an error or has no end. Only valid trials enter statistics.",
+        "“valid”; “invalid” when a planned fault did not happen, or a node was given up that no "
+        "fault had struck; “failed” when the trial ended in an error, lost a process by itself, or "
+        "has no end. Only valid trials enter statistics.",
     ),
     Column("reason", "reason", "", "Why a trial is invalid or failed."),
     Column(

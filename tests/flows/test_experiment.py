@@ -99,7 +99,7 @@ def test_runs_tracks_and_reports_every_trial_once(
     done, _ = go(experiment, tmp_path, first)
     assert first.ran == ORDER
     assert [outcome.identity.trial for outcome in done.outcomes] == NAMES
-    assert not [each for each in done.outcomes if each.status == "failed"]
+    assert done.failed == ()
     assert done.report == tmp_path / "results" / "demo" / "report.html"
     assert done.report.stat().st_size > 10_000
     assert children(tmp_path) == sorted(NAMES)
@@ -166,7 +166,7 @@ def test_after_a_failed_trial_the_others_go_on(
     retry = ToyRunner()
     done, _ = go(experiment, tmp_path, retry)
     assert retry.ran == NAMES[:1]
-    assert not [each for each in done.outcomes if each.status == "failed"]
+    assert done.failed == ()
     assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
     assert f"<li>{NAMES[0]}: 1 attempt before failed or invalid</li>" in done.report.read_text()
     out = io.StringIO()
