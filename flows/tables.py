@@ -268,14 +268,19 @@ def glance(groups: Sequence[Group]) -> list[Glance]:
         members = [group for group in groups if group.condition == condition]
         quiet = [words.quiet(groups, group) for group in members]
         base = words.baseline_of([group for group in quiet if group])
-        rows = [
-            (group.strategy, (*(_glance_cell(group, key) for key, _ in GLANCE), _price(q, base)))
-            for group, q in zip(members, quiet, strict=True)
-        ]
-        headings = [heading for _, heading in GLANCE]
-        against = f"money without a fault, against {base.strategy}" if base else "money"
-        tables.append(Glance(condition, (*headings, against), tuple(rows)))
+        columns = [(heading, [_glance_cell(m, key) for m in members]) for key, heading in GLANCE]
+        if base is not None:
+            against = f"money without a fault, against {base.strategy}"
+            columns.append((against, [_price(group, base) for group in quiet]))
+        told = [(heading, cells) for heading, cells in columns if _tells(cells)]
+        rows = [(m.strategy, tuple(cells[i] for _, cells in told)) for i, m in enumerate(members)]
+        tables.append(Glance(condition, tuple(heading for heading, _ in told), tuple(rows)))
     return tables
+
+
+def _tells(cells: Sequence[Cell]) -> bool:
+    """Whether a column applies to any strategy: no shard goes down by a fault that only delays."""
+    return any(cell.mean != NOT_APPLICABLE for cell in cells)
 
 
 def _glance_cell(group: Group, key: str) -> Cell:
@@ -285,8 +290,8 @@ def _glance_cell(group: Group, key: str) -> Cell:
     return Cell(cell.mean if cell.mean == NOT_APPLICABLE else cell.mean + unit, cell.range)
 
 
-def _price(group: Group | None, base: Group | None) -> Cell:
-    ratio = words.ratio(group, base, "cost_usd") if group and base else None
+def _price(group: Group | None, base: Group) -> Cell:
+    ratio = words.ratio(group, base, "cost_usd") if group else None
     return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio.mean:.2f}", "")
 
 
