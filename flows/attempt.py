@@ -17,7 +17,7 @@ from pathlib import Path
 from platform import python_version
 
 from dps.errors import ConfigurationError
-from dps.events import TrialEnded, TrialStarted
+from dps.events import TrialEnded, TrialResumed, TrialStarted
 from flows.grid import Trial
 from flows.kept import settings
 from flows.record import (
@@ -35,6 +35,7 @@ from flows.resume import CHECKPOINTS, interrupted, keep_record
 
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
 FAILED = "failed"
+RESUMED = "resumed"
 DAMAGED = "damaged"
 
 
@@ -60,24 +61,41 @@ class Attempt:
 
 
 def prepare(
-    trial: Trial, folder: Path, circumstances: Mapping[str, int], say: Callable[[str], None]
+    trial: Trial,
+    folder: Path,
+    circumstances: Mapping[str, int],
+    say: Callable[[str], None],
+    *,
+    resume: bool = True,
 ) -> Attempt:
     """Make the folder of a trial ready for an attempt: go on with the last one, or start again.
 
-    What is in it must be of this trial: see `set_aside`.
+    What is in it must be of this trial: see `set_aside`. Without `resume`, it starts again.
     """
-    path = interrupted(trial, folder)
+    path = interrupted(trial, folder) if resume else None
     if path is not None:
         keep_record(folder)
-    elif _ended(folder):
-        _keep_failed(trial, folder, say)
-    elif (folder / EVENTS_FILE).exists():
-        say(f"{trial.name}: an earlier attempt left nothing to go on from: it starts again")
-    if path is None:
-        # What an interrupted attempt left, checkpoints too, must not reach this one.
-        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        start_again(trial, folder, say, resume=resume)
     failed = {FAILED_ATTEMPTS: len(failures(trial, folder))}
     return Attempt(trial, folder, path, {**circumstances, **failed})
+
+
+def start_again(
+    trial: Identified, folder: Path, say: Callable[[str], None], *, resume: bool = False
+) -> None:
+    """Empty the folder of a trial for an attempt from its start, and keep one that is over.
+
+    With `resume`, one that is not over would have been gone on with, but could not be.
+    """
+    if (ended := _ended(folder)) is not None:
+        unwanted = not resume and _is_valid_but_resumed(ended)
+        _keep(trial, folder, RESUMED if unwanted else FAILED, say)
+    elif (folder / EVENTS_FILE).exists():
+        why = "left nothing to go on from" if resume else "was interrupted"
+        say(f"{trial.name}: an earlier attempt {why}: it starts again")
+    # What an interrupted attempt left, checkpoints too, must not reach this one.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
@@ -109,19 +127,26 @@ def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> No
         say(f"{trial.name}: its record under this configuration is back from {kept.parent}")
 
 
-def _ended(folder: Path) -> bool:
-    """Whether what is recorded in a folder is an attempt that is over, to be repeated as it is."""
+def _ended(folder: Path) -> Record | None:
+    """The record in a folder, if it is of an attempt that is over, to be repeated as it is."""
     path = folder / EVENTS_FILE
     try:
-        return path.exists() and read_record(path).ended is not None
+        record = read_record(path) if path.exists() else Record(())
     except ConfigurationError:  # damaged
-        return False
+        return None
+    return record if record.ended is not None else None
 
 
-def _keep_failed(trial: Trial, folder: Path, say: Callable[[str], None]) -> None:
-    """Keep the record of an attempt that went wrong, without its checkpoints: they may be large."""
-    number = len(failures(trial, folder)) + 1
-    while (kept := _earlier(folder, f"{trial.digest}.{FAILED}-{number}")).exists():
+def _is_valid_but_resumed(record: Record) -> bool:
+    """Whether nothing is wrong with an attempt but that its record begins in the middle."""
+    valid = record.ended is not None and record.ended.status == "valid"
+    return valid and bool(record.of(TrialResumed))
+
+
+def _keep(trial: Identified, folder: Path, kind: str, say: Callable[[str], None]) -> None:
+    """Keep the record of an attempt that is over, without its checkpoints: they may be large."""
+    number = len(_attempts(trial, folder, kind)) + 1
+    while (kept := _earlier(folder, f"{trial.digest}.{kind}-{number}")).exists():
         number += 1
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
@@ -129,9 +154,13 @@ def _keep_failed(trial: Trial, folder: Path, say: Callable[[str], None]) -> None
     say(f"{trial.name}: is tried again; the record of the attempt before is kept in {kept}")
 
 
-def failures(trial: Trial, folder: Path) -> list[Path]:
+def failures(trial: Identified, folder: Path) -> list[Path]:
     """Return the kept records of attempts at a trial, as it is configured, that went wrong."""
-    return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{FAILED}-*"))
+    return _attempts(trial, folder, FAILED)
+
+
+def _attempts(trial: Identified, folder: Path, kind: str) -> list[Path]:
+    return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{kind}-*"))
 
 
 def end_unfinished(attempt: Attempt, reason: str) -> None:

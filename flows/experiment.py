@@ -8,7 +8,7 @@ can be made again at any time.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +64,7 @@ def run_experiment(
     store: str | None = None,
     *,
     retry_invalid: bool = False,
+    resume: bool = True,
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -76,12 +77,15 @@ def run_experiment(
     view
         Is told how it goes.
     runner
-        Runs the trials. One that was interrupted goes on from its last complete checkpoint, if it
-        writes any.
+        Runs the trials.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     retry_invalid
         Run those again, too, whose faults did not happen as planned.
+    resume
+        Go on with a trial that was interrupted from its last complete checkpoint, if it wrote any.
+        Without, it starts again, and so does one that was gone on with: such a record begins in the
+        middle and cannot be compared with others.
 
     Raises
     ------
@@ -99,7 +103,9 @@ def run_experiment(
                 take_back(trial, folder / trial.name, view.say)
             recorded, durations = recorded_in(folder, trials)
             if retry_invalid:
-                recorded = [trial for trial in recorded if _is_valid(trial, folder)]
+                recorded = [trial for trial in recorded if _outcome(trial, folder).valid]
+            if not resume:
+                recorded = [trial for trial in recorded if _outcome(trial, folder).whole]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
@@ -115,7 +121,7 @@ def run_experiment(
             write_comparison(folder, experiment.comparison)
             for trial in recorded:
                 books.enter(trial, books.read(trial))
-            to_run = _attempts(in_order, recorded, folder, view, experiment, runner.parallel)
+            to_run = _attempts(in_order, whole, folder, view, experiment, runner.parallel, resume)
             for attempt in runner.run(to_run, view):
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)
@@ -158,14 +164,14 @@ class _Books:
 
 def _attempts(
     trials: Sequence[Trial],
-    recorded: Sequence[Trial],
+    known: Container[str],
     folder: Path,
     view: PlainView,
     experiment: ExperimentConfig,
     parallel: int,
+    resume: bool,
 ) -> Iterator[Attempt]:
     """Yield an attempt at each trial that is not recorded, in order, when it is to begin."""
-    known = {trial.name for trial in recorded}
     for position, trial in enumerate(trials, 1):
         if trial.name not in known:
             view.started(trial)
@@ -174,11 +180,11 @@ def _attempts(
                 "order_seed": experiment.order_seed,
                 "parallel": parallel,
             }
-            yield prepare(trial, folder / trial.name, circumstances, view.say)
+            yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
 
 
-def _is_valid(trial: Trial, folder: Path) -> bool:
-    return read_finished(folder / trial.name / EVENTS_FILE, load_prices()).outcome.valid
+def _outcome(trial: Trial, folder: Path) -> Outcome:
+    return read_finished(folder / trial.name / EVENTS_FILE, load_prices()).outcome
 
 
 def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:

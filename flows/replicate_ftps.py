@@ -85,7 +85,7 @@ def reading(claims: int) -> str:
 def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
     with Drivers() as drivers:
-        run_experiment(experiment, here, view(), drivers, store)
+        run_experiment(experiment, here, view(), drivers, store, resume=False)
     recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
     return [Measured(done.record, done.outcome) for done in recorded]
 
@@ -93,7 +93,10 @@ def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None
 def _how_many(trials: Sequence[Measured], used: int, full: bool) -> str:
     command = "dps replicate ftps --full" if full else "dps replicate ftps"
     left_out = len(trials) - used
-    reason = "their failure did not happen, they ended in an error, or a worker was given up"
+    reason = (
+        "their failure did not happen, they ended in an error, were interrupted and gone on with, "
+        "or a worker was given up"
+    )
     others = f"; {left_out} more are left out, for {reason}" if left_out else ""
     return f"{used} trials, by “{command}”{others}."
 

@@ -91,7 +91,7 @@ def replicate(
     run_published_trials(full, here, view)
     with Drivers() as drivers:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            run_experiment(experiment(name, full), here, view, drivers, store)
+            run_experiment(experiment(name, full), here, view, drivers, store, resume=False)
     return findings(full, here, csv)
 
 

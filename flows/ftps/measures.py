@@ -56,9 +56,8 @@ class Measured:
 
     @property
     def comparable(self) -> bool:
-        """Whether it is valid, and no worker was given up, as on a machine that is too busy."""
         lost = (event for event in self.record.of(WorkerLeft) if event.was_lost)
-        return self.outcome.valid and not any(lost)
+        return self.outcome.valid and self.outcome.whole and not any(lost)
 
     @property
     def iteration_seconds(self) -> float:

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Event, TrialEnded, TrialStarted
+from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
 from flows.attempt import Attempt
 from flows.config import ExperimentConfig
 from flows.experiment import Ran, run_experiment
@@ -77,11 +77,16 @@ ORDER = [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
 
 
 def go(
-    experiment: ExperimentConfig, here: Path, run: ToyRunner, *, retry_invalid: bool = False
+    experiment: ExperimentConfig,
+    here: Path,
+    run: ToyRunner,
+    *,
+    retry_invalid: bool = False,
+    resume: bool = True,
 ) -> tuple[Ran, str]:
     out = io.StringIO()
     view = PlainView(Console(file=out))
-    done = run_experiment(experiment, here, view, run, retry_invalid=retry_invalid)
+    done = run_experiment(experiment, here, view, run, retry_invalid=retry_invalid, resume=resume)
     return done, out.getvalue()
 
 
@@ -190,6 +195,26 @@ def test_invalid_trials_run_again_only_when_asked_for(
     done, _ = go(experiment, tmp_path, retry, retry_invalid=True)
     assert retry.ran == NAMES[:1]
     assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
+
+
+def test_trials_that_were_gone_on_with_run_again_where_records_must_be_whole(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    def late(events: list[Event]) -> list[Event]:
+        return [events[0], TrialResumed(events[0].t, "checkpoints", 100), *events[1:]]
+
+    done, _ = go(experiment, tmp_path, ToyRunner(edit={NAMES[0]: late}))
+    assert [each.whole for each in done.outcomes] == [False, True, True, True]
+    untouched = ToyRunner()
+    go(experiment, tmp_path, untouched)
+    assert untouched.ran == []
+    again = ToyRunner()
+    done, _ = go(experiment, tmp_path, again, resume=False)
+    assert again.ran == NAMES[:1]
+    assert all(each.whole for each in done.outcomes)
+    assert {each.failed_before for each in done.outcomes} == {0}, "nothing went wrong with it"
+    (kept,) = (tmp_path / "results" / "demo" / EARLIER).glob(f"*/{EVENTS_FILE}")
+    assert kept.parent.name.endswith(".resumed-1")
 
 
 def test_an_unwritable_results_folder_stops_it_first(

@@ -19,6 +19,7 @@ from dps.events import (
     Restored,
     TrainingStarted,
     TrialEnded,
+    TrialResumed,
     TrialStarted,
 )
 from flows.claims import judged
@@ -96,6 +97,14 @@ def test_accuracy_lost_at_once_and_regained() -> None:
     assert trial.drop() == pytest.approx(0.003)
     assert quiet.drop(40) == pytest.approx(-0.001)
     assert trial.iterations_to_regain == pytest.approx(4)
+
+
+def test_a_record_that_begins_in_the_middle_is_not_compared() -> None:
+    trial = measured()
+    first, *rest = trial.record.events
+    record = Record((first, TrialResumed(0.0, "checkpoints", 40), *rest))
+    assert trial.comparable
+    assert not Measured(record, outcome(record, load_prices())).comparable
 
 
 def test_an_evaluation_long_before_a_failure_is_none_before_it() -> None:

@@ -16,6 +16,7 @@ from dps.errors import StoreUnavailable
 from dps.events import Event, TrialEnded
 from dps.protocol.runs import find_saved
 from flows import resume
+from flows.attempt import prepare
 from flows.cli import main
 from flows.experiment import exclusive
 from flows.grid import Trial
@@ -52,6 +53,14 @@ def test_a_trial_whose_record_has_no_end_goes_on(tmp_path: Path) -> None:
     assert goes_on(TRIAL, recorded(tmp_path, events[:-1]))
     assert goes_on(TRIAL, tmp_path / "no record")
     assert not goes_on(replace(TRIAL, digest="0123456789ab"), tmp_path)
+
+
+def test_a_trial_that_must_not_go_on_starts_again(tmp_path: Path) -> None:
+    folder, said = tmp_path / TRIAL.name, list[str]()
+    recorded(folder, toy_events("checkpoint", "kill")[:-1])
+    assert prepare(TRIAL, folder, {}, said.append, resume=False).path is None
+    assert not folder.exists()
+    assert said == [f"{TRIAL.name}: an earlier attempt was interrupted: it starts again"]
 
 
 def test_a_trial_that_failed_starts_again(tmp_path: Path) -> None:
