@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from flows.attempt import set_aside, take_back
+from flows.attempt import failures, set_aside, start_again, take_back
 from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
 from flows.experiment import exclusive, run_experiment
@@ -141,20 +141,26 @@ def published_trials(full: bool) -> tuple[PublishedTrial, ...]:
 
 
 def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
-    """Run those trials of the emulation that are not recorded yet, one after the other."""
+    """Run those trials of the emulation that are not recorded yet, one after the other.
+
+    Records of other configurations and of attempts that failed are kept, as `run_experiment` does.
+    """
     trials = published_trials(full)
     place = here / RESULTS / PUBLISHED
     with exclusive(place):
         load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
-        write_grid(place, (trial.name for trial in trials), 0)
         for trial in trials:
             take_back(trial, place / trial.name, view.say)
         left = [trial for trial in trials if not is_recorded(trial, place)]
+        for trial in left:
+            set_aside(trial, place / trial.name, view.say)
+        write_grid(place, (trial.name for trial in trials), 0)
         view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} to run")
         for number, trial in enumerate(left, 1):
-            set_aside(trial, place / trial.name, view.say)
-            run_published(trial, place / trial.name)
-            done = read_finished(place / trial.name / EVENTS_FILE, load_prices()).outcome
+            own = place / trial.name
+            start_again(trial, own, view.say)
+            run_published(trial, own, len(failures(trial, own)))
+            done = read_finished(own / EVENTS_FILE, load_prices()).outcome
             accuracy = (
                 "" if done.accuracy.final is None else f", accuracy {done.accuracy.final:.1%}"
             )

@@ -34,7 +34,7 @@ from flows.attempt import versions
 from flows.published import nodes
 from flows.published.nodes import Place, State
 from flows.published.settings import PublishedTrial
-from flows.record import EVENTS_FILE, EventWriter
+from flows.record import EVENTS_FILE, FAILED_ATTEMPTS, EventWriter
 from flows.trial import PRELOAD, reason_of
 from flows.workloads import with_torch
 
@@ -48,13 +48,17 @@ class RemoteFailure(DpsError):
     """A task or an actor of the emulation failed on its node."""
 
 
-def run_published(trial: PublishedTrial, folder: Path) -> None:
-    """Run one trial and record it in `folder`, as `flows.trial.run_trial` does for the real dps."""
+def run_published(trial: PublishedTrial, folder: Path, failed_before: int = 0) -> None:
+    """Run one trial and record it in `folder`, as `flows.trial.run_trial` does for the real dps.
+
+    Recorded with it is how many attempts at it failed before.
+    """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
     with EventWriter(folder / EVENTS_FILE) as record:
         torch = trial.config.workload.kind in with_torch.KINDS
-        record(TrialStarted(clock.now(), trial.name, trial.settings(), versions(torch)))
+        told = {**trial.settings(), "circumstances": {FAILED_ATTEMPTS: failed_before}}
+        record(TrialStarted(clock.now(), trial.name, told, versions(torch)))
         status, reason = "valid", ""
         try:
             preload = (*PRELOAD, "flows.published.nodes", *(with_torch.PRELOAD if torch else ()))

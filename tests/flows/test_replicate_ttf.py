@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from flows import replicate, replicate_ttf
 from flows.attempt import EARLIER
 from flows.progress import PlainView
 from flows.published.settings import PublishedConfig, PublishedTrial
-from flows.record import EVENTS_FILE, EventWriter, write_grid
+from flows.record import (
+    EVENTS_FILE,
+    FAILED_ATTEMPTS,
+    EventWriter,
+    event_files,
+    read_record,
+    write_grid,
+)
 from flows.replicate_ttf import PUBLISHED, findings, published_trials, run_published_trials
 from flows.results import RESULTS, is_recorded
 from tests.flows.records import acked
@@ -34,14 +42,17 @@ def small(**changes: object) -> PublishedTrial:
     return PublishedTrial("stateless", 0, 0, config)
 
 
-def recorded(trial: PublishedTrial, folder: Path) -> None:
+def recorded(
+    trial: PublishedTrial, folder: Path, failed_before: int = 0, status: str = "valid"
+) -> None:
+    told = {**trial.settings(), "circumstances": {FAILED_ATTEMPTS: failed_before}}
     with EventWriter(folder / EVENTS_FILE) as write:
-        write(TrialStarted(1.0, trial.name, trial.settings(), {}))
+        write(TrialStarted(1.0, trial.name, told, {}))
         write(TrainingStarted(1.0, 1, 1, 10))
         write(ResourceSampled(1.5, "server-0", "server", 1, 0.5, 100, {}, {}, 0))
         write(acked([1], t=2.0))
         write(Evaluated(2.0, 1.0, 1.0, 0.5))
-        write(TrialEnded(2.0, "valid", ""))
+        write(TrialEnded(2.0, status, "" if status == "valid" else "the store burnt down"))
 
 
 def test_a_record_of_another_configuration_is_kept_and_taken_back(
@@ -52,10 +63,46 @@ def test_a_record_of_another_configuration_is_kept_and_taken_back(
     place = tmp_path / RESULTS / PUBLISHED
     for trial, aside in ((first, None), (other, first), (first, other)):
         monkeypatch.setattr(replicate_ttf, "published_trials", lambda full, only=trial: (only,))
-        run_published_trials(False, tmp_path, PlainView(Console(file=StringIO())))
+        run_published_trials(False, tmp_path, quiet())
         assert is_recorded(trial, place)
         kept = [each.name for each in place.glob(f"{EARLIER}/*")]
         assert kept == ([f"{trial.name}.{aside.digest}"] if aside else [])
+
+
+def quiet() -> PlainView:
+    return PlainView(Console(file=StringIO()))
+
+
+def test_attempts_of_the_emulation_that_failed_are_kept_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, place = small(), tmp_path / RESULTS / PUBLISHED
+    monkeypatch.setattr(replicate_ttf, "run_published", recorded)
+    monkeypatch.setattr(replicate_ttf, "published_trials", lambda full: (trial,))
+    recorded(trial, place / trial.name, status="failed")
+    run_published_trials(False, tmp_path, quiet())
+    assert read_record(place / trial.name / EVENTS_FILE).failed_before == 1
+    kept = read_record(place / EARLIER / f"{trial.name}.{trial.digest}.failed-1" / EVENTS_FILE)
+    assert kept.ended is not None
+    assert kept.ended.status == "failed"
+
+
+def test_other_configurations_are_set_aside_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    place = tmp_path / RESULTS / PUBLISHED
+    trials = [replace(small(target=0.9), seed=seed) for seed in range(3)]
+    for trial in trials:
+        recorded(replace(small(), seed=trial.seed), place / trial.name)
+    monkeypatch.setattr(replicate_ttf, "run_published", interrupted)
+    monkeypatch.setattr(replicate_ttf, "published_trials", lambda full: trials)
+    with pytest.raises(KeyboardInterrupt):
+        run_published_trials(False, tmp_path, quiet())
+    assert list(event_files(place)) == []
+    assert len(list(place.glob(f"{EARLIER}/*"))) == len(trials)
 
 
 @pytest.mark.torch
