@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,10 +22,9 @@ from flows.checks import app as checks
 from flows.replicate import app as replicate
 from flows.replicate import run_replication
 from flows.terminal import console as _console
+from flows.terminal import exit_if_failed as _exit_if_failed
 from flows.terminal import store as _store
-
-if TYPE_CHECKING:
-    from flows.outcome import Outcome
+from flows.terminal import warn as _warn
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,10 +81,6 @@ def main() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """End by the same way as Ctrl-C, so that every process that was started is stopped."""
     raise KeyboardInterrupt
-
-
-def _warn(text: str) -> None:
-    print(f"dps: warning: {text}", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:
@@ -248,13 +243,6 @@ def replay(
     names = original.identity.trial, outcome.identity.trial
     console.print(figures_of_two(names, original, outcome))
     _exit_if_failed([outcome] if outcome.status == "failed" else [])
-
-
-def _exit_if_failed(failed: Sequence[Outcome]) -> None:
-    for outcome in failed:
-        print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
-    if failed:
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import console, store
+from flows.terminal import console, exit_if_failed, store
 
 if TYPE_CHECKING:
+    from flows.outcome import Outcome
     from flows.replications import ReplicationConfig
 
 app = typer.Typer(
@@ -38,13 +40,15 @@ def ftps(full: Full = False) -> None:
 
     here = Path.cwd()
     try:
-        findings = replicate_ftps.replicate(full, here, partial(view_for, console()), store())
+        view_of = partial(view_for, console())
+        findings, failed = replicate_ftps.replicate(full, here, view_of, store())
     except KeyboardInterrupt:
         raise _interrupted("ftps", *_full(full)) from None
     folder = replicate_ftps.folder(full, here)
     page = findings.write(folder)
     print(findings.markdown())
     print(f"Page: {page}\nThe text above: {folder / TEXT}")
+    exit_if_failed(failed)
 
 
 @app.command()
@@ -64,11 +68,12 @@ def ttf(
     from flows.ttf.findings import TEXT
 
     here = Path.cwd()
+    failed: Sequence[Outcome] = ()
     try:
-        if records:
-            text = replicate_ttf.findings(full, here, published)
-        else:
-            text = replicate_ttf.replicate(full, here, view_for(console()), store(), published)
+        if not records:
+            view = view_for(console())
+            failed = replicate_ttf.run(full, here, view, store(), published)
+        text = replicate_ttf.findings(full, here, published)
     except KeyboardInterrupt:
         curves = ["--published", str(published)] if published is not None else []
         no_runs = ["--records"] if records else []
@@ -76,6 +81,7 @@ def ttf(
     print(text)
     written = replicate_ttf.folder(full, here) / TEXT
     print(f"The text above, with its figures: {written}")
+    exit_if_failed(failed)
 
 
 def run_replication(config: ReplicationConfig) -> None:

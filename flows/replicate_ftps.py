@@ -18,6 +18,7 @@ from flows.experiment import run_experiment
 from flows.findings import Findings
 from flows.ftps.claims import failure_findings, ring_findings, scaling_findings
 from flows.ftps.measures import Measured
+from flows.outcome import Outcome
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.results import RESULTS, read_experiment
@@ -40,8 +41,12 @@ INTRODUCTION = (
 )
 
 
-def replicate(full: bool, here: Path, view: ViewOf, store: str | None = None) -> Findings:
+def replicate(
+    full: bool, here: Path, view: ViewOf, store: str | None = None
+) -> tuple[Findings, Sequence[Outcome]]:
     """Run the trials that are not recorded yet, and judge the paper's claims from all of them.
+
+    What came of those that failed is returned as well.
 
     Parameters
     ----------
@@ -59,13 +64,15 @@ def replicate(full: bool, here: Path, view: ViewOf, store: str | None = None) ->
     parts = [ring_findings(), scaling_findings(used[0]), failure_findings(used[1])]
     claims = judged([claim for part in parts for claim in part.claims])
     how_many = _how_many([*scaling, *failure], sum(map(len, used)), full)
-    return Findings(
+    findings = Findings(
         TITLE,
         [*INTRODUCTION, f"{how_many} {reading(len(claims))}"],
         claims,
         [table for part in parts for table in part.tables],
         [chart for part in parts for chart in part.charts],
     )
+    outcomes = (trial.outcome for trial in (*scaling, *failure))
+    return findings, [outcome for outcome in outcomes if outcome.status == "failed"]
 
 
 def folder(full: bool, here: Path) -> Path:

@@ -18,6 +18,7 @@ from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
 from flows.experiment import exclusive, run_experiment
 from flows.grid import expand
+from flows.outcome import Outcome
 from flows.prices import load_prices
 from flows.progress import PlainView
 from flows.published.drive import run_published
@@ -64,14 +65,14 @@ SHOWN = {
 }
 
 
-def replicate(
+def run(
     full: bool,
     here: Path,
     view: PlainView,
     store: str | None = None,
     csv: Path | None = None,
-) -> str:
-    """Run what is not recorded yet, and return the findings as Markdown.
+) -> Sequence[Outcome]:
+    """Run what is not recorded yet, and return what came of the trials that failed.
 
     Parameters
     ----------
@@ -84,15 +85,17 @@ def replicate(
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     csv
-        The published curves (`flows.ttf.figures.read_published`), read before anything runs.
+        The published curves (`flows.ttf.figures.read_published`), which must be readable before
+        anything runs.
     """
     if csv is not None:
         read_published(csv)
-    run_published_trials(full, here, view)
+    failed = [*run_published_trials(full, here, view)]
     with Drivers() as drivers:
         for name in (*JUDGED.values(), *SHOWN.values()):
-            run_experiment(experiment(name, full), here, view, drivers, store, resume=False)
-    return findings(full, here, csv)
+            part = experiment(name, full)
+            failed += run_experiment(part, here, view, drivers, store, resume=False).failed
+    return failed
 
 
 def findings(full: bool, here: Path, csv: Path | None = None) -> str:
@@ -140,12 +143,12 @@ def published_trials(full: bool) -> tuple[PublishedTrial, ...]:
     return cells(config.model_copy(update={"repeats": repeats}))
 
 
-def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
-    """Run those trials of the emulation that are not recorded yet, one after the other.
+def run_published_trials(full: bool, here: Path, view: PlainView) -> Sequence[Outcome]:
+    """Run those trials of the emulation that are not recorded yet, and return those that failed.
 
     Records of other configurations and of attempts that failed are kept, as `run_experiment` does.
     """
-    trials = published_trials(full)
+    trials, failed = published_trials(full), list[Outcome]()
     place = here / RESULTS / PUBLISHED
     with exclusive(place):
         load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
@@ -165,6 +168,9 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> None:
                 "" if done.accuracy.final is None else f", accuracy {done.accuracy.final:.1%}"
             )
             view.say(f"[{number}/{len(left)}] {trial.name}: {done.status}{accuracy} {done.reason}")
+            if done.status == "failed":
+                failed.append(done)
+    return failed
 
 
 def _study(title: str, name: str, full: bool, here: Path) -> Study:

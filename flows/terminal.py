@@ -1,13 +1,18 @@
-"""Owns what the commands take from their surroundings: the terminal, and the tracking store."""
+"""Owns what commands share: the terminal, the tracking store, and how they tell what went wrong."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from flows.outcome import Outcome
 
 WIDTH_OFF_TERMINAL = 120
 
@@ -23,3 +28,16 @@ def console() -> Console:
 def store() -> str | None:
     """Return the URI of the tracking store that the environment names, if it names one."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def warn(text: str) -> None:
+    """Tell of something that ends no command."""
+    print(f"dps: warning: {text}", file=sys.stderr)
+
+
+def exit_if_failed(failed: Sequence[Outcome]) -> None:
+    """Name the trials that failed, and end the command with 1 if there are any."""
+    for outcome in failed:
+        print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)

@@ -56,6 +56,7 @@ class Measured:
 
     @property
     def comparable(self) -> bool:
+        """Whether it is valid and whole, and no worker was given up, as on a busy machine."""
         lost = (event for event in self.record.of(WorkerLeft) if event.was_lost)
         return self.outcome.valid and self.outcome.whole and not any(lost)
 

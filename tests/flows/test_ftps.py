@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from dps.events import (
     Acked,
@@ -22,14 +24,19 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
+from flows import replicate, replicate_ftps
+from flows.attempt import Attempt, end_unfinished
 from flows.claims import judged
-from flows.config import load_experiment
+from flows.config import ExperimentConfig, load_experiment
+from flows.ftps import claims
 from flows.ftps.claims import failure_findings, scaling_findings
 from flows.ftps.measures import Measured
+from flows.grid import expand
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record
 from flows.replicate_ftps import FAILURE, SCALING, _shorter, reading
+from flows.results import RESULTS
 
 STEP, WORKERS = 0.1, 2
 
@@ -142,9 +149,9 @@ def test_iterations_are_compared_with_one_server_and_one_worker() -> None:
         for servers, workers, step in ((1, 1, 0.1), (1, 4, 0.2), (4, 4, 0.16), (4, 1, 0.1))
     ]
     part = scaling_findings(trials)
-    claims = judged(part.claims)
-    assert [claim.found.split()[0] for claim in claims] == ["2.00", "0.50", "1.25"]
-    assert {claim.verdict for claim in claims} == {"holds"}
+    found = judged(part.claims)
+    assert [claim.found.split()[0] for claim in found] == ["2.00", "0.50", "1.25"]
+    assert {claim.verdict for claim in found} == {"holds"}
     cells = [row[0].replace("\u00a0", " ") for row in part.tables[0].rows]
     assert cells == ["1 × 1", "1 × 4", "4 × 1"]
 
@@ -163,6 +170,26 @@ def test_the_short_version_is_a_smaller_one_of_the_same_grid(config: str) -> Non
 
 def test_how_claims_are_judged_is_said() -> None:
     assert "of 99.5%, for there are 10 of them (Bonferroni)" in reading(10)
+
+
+def test_trials_that_failed_are_named_and_end_the_command_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran(experiment: ExperimentConfig, here: Path, *_: object, resume: bool) -> None:
+        assert not resume, "a record that begins in the middle is not compared"
+        trial = expand(experiment)[0]
+        folder = here / RESULTS / experiment.experiment / trial.name
+        end_unfinished(Attempt(trial, folder), "the store burnt down")
+
+    monkeypatch.setattr(replicate_ftps, "run_experiment", ran)
+    monkeypatch.setattr(claims, "PARAMETERS", (785,))  # the ring is not what this is about
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(typer.Exit) as ended:
+        replicate.ftps()
+    assert ended.value.exit_code == 1
+    shown = capsys.readouterr()
+    assert shown.err.count(" failed: the store burnt down\n") == 2
+    assert "Page: " in shown.out
 
 
 def test_the_command_says_what_it_repeats() -> None:

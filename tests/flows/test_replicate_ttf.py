@@ -127,13 +127,34 @@ def test_findings_go_by_the_trials_of_the_version_that_is_asked_for(tmp_path: Pa
     }
 
 
+def test_trials_that_failed_are_named_and_end_the_command_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran(trial: PublishedTrial, folder: Path, failed_before: int) -> None:
+        recorded(trial, folder, failed_before, "failed" if trial.seed else "valid")
+
+    trials = [replace(small(), seed=seed) for seed in range(2)]
+    monkeypatch.setattr(replicate_ttf, "run_published", ran)
+    monkeypatch.setattr(replicate_ttf, "published_trials", lambda full: trials)
+    monkeypatch.setattr(replicate_ttf, "JUDGED", {})
+    monkeypatch.setattr(replicate_ttf, "SHOWN", {})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(typer.Exit) as ended:
+        replicate.ttf()
+    assert ended.value.exit_code == 1
+    shown = capsys.readouterr()
+    assert shown.err == f"dps: {trials[1].name} failed: the store burnt down\n"
+    assert "The text above, with its figures" in shown.out
+    replicate.ttf(records=True)  # nothing ran, so nothing failed
+
+
 def test_the_way_to_go_on_after_an_interruption_has_all_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(replicate_ttf, "replicate", interrupted)
+    monkeypatch.setattr(replicate_ttf, "run", interrupted)
     with pytest.raises(typer.Exit):
         replicate.ttf(full=True, published=Path("my curves.csv"))
     assert "dps replicate ttf --full --published 'my curves.csv'\n" in capsys.readouterr().err
