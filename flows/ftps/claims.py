@@ -198,7 +198,8 @@ def _scaling_chart(rates: Mapping[Cell, BySeed]) -> Chart:
     published: defaultdict[str, list[Dot]] = defaultdict(list)
     for (servers, each), rate in rates.items():
         name = "1 server" if servers == 1 else f"{servers} servers"
-        here[name].append(_dot(servers * each, list(rate.values())))
+        if rate:
+            here[name].append(_dot(servers * each, list(rate.values())))
         if (servers, each) in PUBLISHED_SCALING:
             dot = Dot(servers * each, PUBLISHED_SCALING[servers, each][0])
             published[f"{name}, published"].append(dot)

@@ -156,6 +156,14 @@ def test_iterations_are_compared_with_one_server_and_one_worker() -> None:
     assert cells == ["1 × 1", "1 × 4", "4 × 1"]
 
 
+def test_a_cell_that_shares_no_seed_with_one_server_and_one_worker_is_shown_without_a_speed() -> (
+    None
+):
+    part = scaling_findings([measured(0, 1, 1), measured(1, 1, 4)])
+    assert [row[2] for row in part.tables[0].rows] == ["1.00 (one seed)", "–"]
+    assert [dot.x for dot in part.charts[0].lines["1 server"]] == [1]
+
+
 @pytest.mark.parametrize("config", [SCALING, FAILURE])
 def test_the_short_version_is_a_smaller_one_of_the_same_grid(config: str) -> None:
     whole, short = load_experiment(config), load_experiment(config, _shorter(config))
