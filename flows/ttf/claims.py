@@ -30,7 +30,14 @@ from typing import Final, Literal
 import numpy as np
 
 from flows.claims import Verdict
-from flows.statistics import FEWEST_SEEDS, SIGNIFICANCE, Difference, corrected, paired
+from flows.statistics import (
+    FEWEST_SEEDS,
+    SIGNIFICANCE,
+    Difference,
+    corrected,
+    p_of_equal,
+    paired,
+)
 from flows.ttf.measures import Cells, Measured, by_cell, by_seed
 
 BASES = ("checkpoint", "chain")
@@ -332,6 +339,8 @@ def verdict(statement: Statement, found: Difference | None, p: float | None) -> 
     """Say whether a statement holds; `p` is corrected for all statements of the study."""
     if found is None or found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return "not resolved"
+    if found.low == found.high and p_of_equal(found.n) > SIGNIFICANCE:
+        return "not resolved"  # too few equal values say nothing of how much others would vary
     margin = statement.margin
     if statement.same:
         if -margin <= found.low and found.high <= margin:

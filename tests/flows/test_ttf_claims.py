@@ -171,6 +171,13 @@ def test_two_seeds_resolve_nothing() -> None:
     assert {each.verdict for each in judge(trials)} == {"not resolved"}
 
 
+@pytest.mark.parametrize(("seeds", "expected"), [(5, "not resolved"), (6, "does not hold")])
+def test_few_seeds_with_the_same_value_resolve_nothing(seeds: int, expected: str) -> None:
+    same = {"changes": (Change(0.5, 0.4, 1.0),)}
+    first, *_ = judge([t for t in study(stateless=same) if t.seed < seeds])
+    assert first.verdict == expected
+
+
 @pytest.mark.parametrize(
     ("low", "high", "p", "expected"),
     [
