@@ -104,8 +104,8 @@ def write(
         The folder cannot be written.
     """
     studies = {title: each for title, each in judged.items() if each.trials}
-    shown = [each for each in (*studies.values(), *others) if each.finished]
-    if not studies:
+    shown = [each for each in (*judged.values(), *others) if each.finished]
+    if not shown:
         raise ConfigurationError(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
@@ -113,12 +113,12 @@ def write(
         "## Training Through Failure",
         f"From the records of `{command}`. {_sizes([*judged.values(), *others])}",
         "### Claims",
-        claims_table(studies),
-        _reading(),
+        *((claims_table(studies), _reading()) if studies else ("No trial could be measured.",)),
         *_figures(studies, folder, csv),
     ]
     for each in shown:
-        parts += [f"### {each.title}", cells_table(each), *_left_out(each)]
+        table = [cells_table(each)] if each.trials else []
+        parts += [f"### {each.title}", *table, *_left_out(each)]
     text = "\n\n".join(parts) + "\n"
     write_whole(folder / TEXT, text, "the findings")
     return text

@@ -12,13 +12,17 @@ from flows.charts import Chart, Dot
 from flows.comparisons import COMPARISON_FILE, read_comparison, write_comparison
 from flows.files import write_whole
 from flows.findings import TEXT, Findings
-from flows.record import GRID_FILE, write_grid
+from flows.outcome import outcome
+from flows.record import GRID_FILE, Record, write_grid
+from flows.results import Finished
 from flows.sections import ComparisonSection
 from flows.ttf import findings as ttf
+from tests.flows.records import PRICES
 from tests.flows.test_ttf_claims import study
 
 CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
-STUDY = ttf.Study(ttf.CORRECTED, (), tuple(study()), (), 1)
+DONE = Finished(Path(), Record(()), outcome(Record(()), PRICES))
+STUDY = ttf.Study(ttf.CORRECTED, (DONE,), tuple(study()), (), 1)
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "the list of trials": lambda folder: write_grid(folder, ["t"], 0),

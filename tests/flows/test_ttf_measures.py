@@ -68,3 +68,16 @@ def test_a_resumed_trial_is_left_out_and_counted(tmp_path: Path) -> None:
     text = write({"(b)": study("(b)", finished, 3)}, [], tmp_path, None, "dps")
     assert "**Only 2 of 3 trials are recorded.** (b): 2 of 3 trials, 1 left out." in text
     assert "Left out, 1 of 2: late (resumed: its record begins in the middle)" in text
+
+
+def test_why_nothing_of_a_study_could_be_measured_is_told(tmp_path: Path) -> None:
+    whole, late = record(faults=[KILL]), TrialResumed(10.0, "checkpoints", 100)
+    none = [record(late, trial=name, faults=[KILL]) for name in ("one", "two")]
+    studies = {
+        title: study(title, [Finished(tmp_path, r, outcome(r, PRICES)) for r in records], 2)
+        for title, records in {"(a)": [whole], "(b)": none}.items()
+    }
+    text = write(studies, [], tmp_path, None, "dps")
+    assert "### (b)\n\nLeft out, 2 of 2: one (resumed" in text
+    alone = write({"(b)": studies["(b)"]}, [], tmp_path, None, "dps")
+    assert "### Claims\n\nNo trial could be measured.\n\n### (b)\n\nLeft out, 2 of 2" in alone
