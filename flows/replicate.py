@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import console, exit_if_failed, store
+from flows.terminal import console, exit_if_failed, store, warn
 
 if TYPE_CHECKING:
     from flows.outcome import Outcome
@@ -73,7 +73,7 @@ def ttf(
         if not records:
             view = view_for(console())
             failed = replicate_ttf.run(full, here, view, store(), published)
-        text = replicate_ttf.findings(full, here, published)
+        text = replicate_ttf.findings(full, here, published, warn)
     except KeyboardInterrupt:
         curves = ["--published", str(published)] if published is not None else []
         no_runs = ["--records"] if records else []

@@ -8,23 +8,24 @@ of its future work. What is recorded is not run again; claims and figures come f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from dps.errors import RecordDamaged
 from flows.attempt import failures, set_aside, start_again, take_back
 from flows.config import ExperimentConfig, load_experiment
 from flows.drivers import Drivers
 from flows.experiment import exclusive, run_experiment
 from flows.grid import expand
-from flows.outcome import Outcome
-from flows.prices import load_prices
+from flows.outcome import Outcome, outcome
+from flows.prices import Prices, load_prices
 from flows.progress import PlainView
 from flows.published.drive import run_published
 from flows.published.settings import PublishedTrial, cells, load_published
-from flows.record import EVENTS_FILE, read_start, write_grid
-from flows.results import RESULTS, Identified, is_recorded, read_finished
+from flows.record import EVENTS_FILE, Record, read_trial, write_grid
+from flows.results import RESULTS, Finished, Identified, damaged, is_recorded, read_finished
 from flows.ttf.figures import read_published
 from flows.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
 from flows.workloads import load_dataset
@@ -98,11 +99,13 @@ def run(
     return failed
 
 
-def findings(full: bool, here: Path, csv: Path | None = None) -> str:
+def findings(
+    full: bool, here: Path, csv: Path | None = None, warn: Callable[[str], None] = lambda _: None
+) -> str:
     """Return the findings as Markdown and write them with their figures, from records alone.
 
     They go by the trials that this version consists of, whatever was run last in their folders, and
-    say how many of them are recorded.
+    say how many of them are recorded. Damaged records are left out; `warn` is told of each of them.
 
     Raises
     ------
@@ -110,10 +113,10 @@ def findings(full: bool, here: Path, csv: Path | None = None) -> str:
         Nothing is recorded here, or the published curves cannot be read.
     """
     judged = {
-        title: _study(title, name, full, here)
+        title: _study(title, name, full, here, warn)
         for title, name in {AS_PUBLISHED: PUBLISHED, **JUDGED}.items()
     }
-    others = [_study(title, name, full, here) for title, name in SHOWN.items()]
+    others = [_study(title, name, full, here, warn) for title, name in SHOWN.items()]
     command = "dps replicate ttf --full" if full else "dps replicate ttf"
     return write(judged, others, folder(full, here), csv, command)
 
@@ -173,21 +176,29 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> Sequence[Ou
     return failed
 
 
-def _study(title: str, name: str, full: bool, here: Path) -> Study:
+def _study(title: str, name: str, full: bool, here: Path, warn: Callable[[str], None]) -> Study:
     planned: Sequence[Identified] = (
         published_trials(full) if name == PUBLISHED else expand(experiment(name, full))
     )
     prices, place = load_prices(), here / RESULTS / name
     in_order = sorted(planned, key=lambda trial: trial.name)
-    files = [place / trial.name / EVENTS_FILE for trial in in_order if _is_there(trial, place)]
-    return study(title, (read_finished(file, prices) for file in files), len(planned))
+    found = (_finished(trial, place, prices, warn) for trial in in_order)
+    return study(title, (done for done in found if done is not None), len(planned))
 
 
-def _is_there(trial: Identified, place: Path) -> bool:
-    """Whether there is a record of this very trial, be it one that failed."""
+def _finished(
+    trial: Identified, place: Path, prices: Prices, warn: Callable[[str], None]
+) -> Finished | None:
+    """What is recorded of this very trial, be it one that failed."""
     path = place / trial.name / EVENTS_FILE
-    started = read_start(path) if path.exists() else None
-    return started is not None and started.settings.get("digest") == trial.digest
+    try:
+        record = read_trial(path) if path.exists() else Record(())
+    except RecordDamaged as error:
+        warn(damaged(path, error))
+        return None
+    if record.started is None or record.started.settings.get("digest") != trial.digest:
+        return None
+    return Finished(path, record, outcome(record, prices))
 
 
 def _file(name: str) -> Path:

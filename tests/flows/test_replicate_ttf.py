@@ -148,6 +148,30 @@ def test_trials_that_failed_are_named_and_end_the_command_with_1(
     replicate.ttf(records=True)  # nothing ran, so nothing failed
 
 
+@pytest.mark.parametrize("line", [0, 3])
+def test_damaged_records_are_left_out_and_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: int,
+) -> None:
+    trials = [replace(small(), seed=seed) for seed in range(2)]
+    for trial in trials:
+        recorded(trial, tmp_path / RESULTS / PUBLISHED / trial.name)
+    path = tmp_path / RESULTS / PUBLISHED / trials[1].name / EVENTS_FILE
+    lines = path.read_text().splitlines(keepends=True)
+    lines[line] = "garbage\n"
+    path.write_text("".join(lines))
+    monkeypatch.setattr(replicate_ttf, "published_trials", lambda full: trials)
+    monkeypatch.setattr(replicate_ttf, "JUDGED", {})
+    monkeypatch.setattr(replicate_ttf, "SHOWN", {})
+    monkeypatch.chdir(tmp_path)
+    replicate.ttf(records=True)
+    shown = capsys.readouterr()
+    assert f"dps: warning: {trials[1].name} is left out, its record is damaged: " in shown.err
+    assert "(a) as published: 1 of 2 trials" in shown.out
+
+
 def test_the_way_to_go_on_after_an_interruption_has_all_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
