@@ -72,7 +72,8 @@ def read_published(path: Path) -> dict[tuple[str, int], Curve]:
     Raises
     ------
     ConfigurationError
-        There is no such file, a column is missing, or a row cannot be read.
+        There is no such file, a column is missing, a row cannot be read, or none is of that
+        recording.
     """
     curves: defaultdict[tuple[str, int], Curve] = defaultdict(lambda: ([], []))
     try:
@@ -88,6 +89,11 @@ def read_published(path: Path) -> dict[tuple[str, int], Curve]:
                     _take(curves, row, f"{path}, line {number}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: the published curves cannot be read: {error}") from error
+    if not curves:
+        raise ConfigurationError(
+            f"{path}: no row of the recording {RECORDING!r}, the one that is drawn; expected its "
+            "name in the column 'recording'"
+        )
     return dict(curves)
 
 

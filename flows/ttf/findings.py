@@ -243,7 +243,8 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
     curves = read_published(csv) if csv is not None else {}
     parts = []
     for kills in (1, 2):
-        panels = [published_panel(curves, kills)] if curves else []
+        published = any(k == kills for _, k in curves)
+        panels = [published_panel(curves, kills)] if published else []
         for title, each in studies.items():
             if shown := _shown(each, kills):
                 panels.append(accuracy_panel(title, shown))

@@ -217,6 +217,7 @@ def test_published_curves_are_read_by_configuration_and_kills(tmp_path: Path) ->
         ("recording,kills\n", "configuration"),
         (f"{HEADER}\nkill30_recover20,SYNC_CHECKPOINTING,1,zero,0.1,2\n", "line 2"),
         (f"{HEADER}\nkill30_recover20,MAGIC,1,0,0.1,2\n", "line 2: configuration 'MAGIC'"),
+        (f"{HEADER}\nrecover30,SYNC_CHECKPOINTING,1,0,9,9\n", "no row of .*'kill30_recover20'"),
     ],
 )
 def test_broken_published_curves_are_refused_with_the_place(

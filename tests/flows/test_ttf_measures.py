@@ -17,6 +17,7 @@ from dps.events import (
 from flows.outcome import outcome
 from flows.record import Record
 from flows.results import Finished
+from flows.ttf.figures import COLUMNS
 from flows.ttf.findings import study, write
 from flows.ttf.measures import Measured, measure
 from tests.flows.records import PRICES, acked, scores
@@ -81,3 +82,13 @@ def test_why_nothing_of_a_study_could_be_measured_is_told(tmp_path: Path) -> Non
     assert "### (b)\n\nLeft out, 2 of 2: one (resumed" in text
     alone = write({"(b)": studies["(b)"]}, [], tmp_path, None, "dps")
     assert "### Claims\n\nNo trial could be measured.\n\n### (b)\n\nLeft out, 2 of 2" in alone
+
+
+def test_published_curves_are_drawn_where_there_are_any(tmp_path: Path) -> None:
+    whole, curves = record(faults=[KILL]), tmp_path / "curves.csv"
+    row = "kill30_recover20,SYNC_CHECKPOINTING,1,{},0.1"
+    curves.write_text("\n".join([",".join(COLUMNS), row.format(0), row.format(9)]))
+    done = Finished(tmp_path, whole, outcome(whole, PRICES))
+    text = write({"(b)": study("(b)", [done], 1)}, [], tmp_path, curves, "dps")
+    assert "(accuracy-1.svg)" in text
+    assert "(accuracy-2.svg)" not in text
