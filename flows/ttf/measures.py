@@ -59,9 +59,9 @@ class Measured:
         Accuracy across each kill.
     pushed, seconds
         Gradients that workers delivered, and for how long they trained.
-    applied, lost
-        Gradients in the final weights, and those that a failure left out of them: of the real dps
-        such as were acked, of the emulation all that a server had been given.
+    lost
+        Gradients that a failure left out of the final weights: of the real dps such as were acked,
+        of the emulation all that a server had been given.
     final
         Mean of the last 3 evaluations.
     to_target
@@ -82,7 +82,6 @@ class Measured:
     changes: tuple[Change, ...]
     pushed: int
     seconds: float
-    applied: int
     lost: int
     final: float
     to_target: float
@@ -112,7 +111,6 @@ def measure(record: Record, outcome: Outcome) -> Measured | None:
         changes=changes(record),
         pushed=outcome.pace.pushed,
         seconds=seconds,
-        applied=outcome.ledger.applied,
         lost=lost_gradients(record) if is_emulated(record.config) else outcome.ledger.lost,
         final=outcome.accuracy.final,
         to_target=seconds if reached is None else reached,

@@ -30,7 +30,6 @@ def trial(strategy: str, kills: int, seed: int, **given: object) -> Measured:
         "changes": (Change(0.5, 0.5 + jitter - 0.001, 1.0),) * kills,
         "pushed": 500,
         "seconds": 10.0 + jitter,
-        "applied": 500,
         "lost": 0,
         "final": 0.9,
         "to_target": 5.0 + jitter,
