@@ -286,17 +286,28 @@ class StatelessServer(Trainer):
         super().__init__(group, node, role, config, epoch)
         self._store = store
         self._stopped = threading.Event()
+        self._error: Exception | None = None
         _data(config, "test")
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     async def finish(self) -> None:
-        """Stop serving and recording."""
+        """Stop serving and recording; raise what serving ended by, if it ended before."""
         self._stopped.set()
         await asyncio.to_thread(self._thread.join)
         await super().finish()
+        if self._error is not None:
+            raise self._error
 
     def _serve(self) -> None:
+        try:
+            self._apply_what_is_queued()
+        except Exception as error:  # noqa: BLE001 (no caller would see it in this thread)
+            self._error = error
+            # Nothing would be applied any more: the worker ends, and with it the training.
+            ask(self.dask, self._store, "close")
+
+    def _apply_what_is_queued(self) -> None:
         due = 0.0
         while not self._stopped.is_set():
             state, queue = ask(self.dask, self._store, "take")

@@ -20,6 +20,7 @@ from flows.results import RESULTS, Finished, is_recorded, read_finished
 from flows.ttf.findings import AS_PUBLISHED, study, write
 from flows.ttf.measures import measure
 from tests.flows.records import acked, applied, restored, start
+from tests.support import eventually
 
 TINY = {
     "emulation": "ttf-published",
@@ -134,6 +135,25 @@ def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
     assert "AttributeError: 'str' object has no attribute 'version'" in ended.reason
     assert "see traceback.txt beside the record" in ended.reason
     assert "in save" in (tmp_path / "traceback.txt").read_text()
+
+
+@pytest.mark.cluster
+def test_a_stateless_server_that_cannot_go_on_ends_the_training_and_fails_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply_nonsense(run: drive._Run) -> None:
+        store = run._up("store-0", "store", nodes.Store, nodes.State({}, 0))
+        run._up("server-0", "server", nodes.StatelessServer, run.config, 1, store)
+        nonsense = nodes.Gradient(0, {}, "no version", 0.0, 0.0)  # type: ignore[arg-type]
+        eventually(lambda: not run.ask(store, "push", nonsense), 5)
+
+    monkeypatch.setattr(drive._Run, "_stateless", apply_nonsense)
+    trial = PublishedTrial("stateless", 0, 0, PublishedConfig.model_validate(TINY))
+    run_published(trial, tmp_path)
+    ended = read_record(tmp_path / EVENTS_FILE).ended
+    assert ended is not None
+    assert ended.status == "failed"
+    assert "unsupported operand type(s) for -: 'int' and 'str'" in ended.reason
 
 
 # -- cells and configurations ------------------------------------------------------------------
