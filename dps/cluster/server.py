@@ -33,13 +33,7 @@ from dps.core.rules import SGD, UpdateRule
 from dps.errors import CapacityError, ConfigurationError, GroupClosed, StoreUnavailable
 from dps.events import Sink
 from dps.protocol.group import Timings
-from dps.protocol.messages import (
-    AddHosts,
-    AuditReply,
-    CloseGroup,
-    HostInfo,
-    Table,
-)
+from dps.protocol.messages import AddHosts, AuditReply, CloseGroup, HostInfo, Table
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
 from dps.protocol.transport import Endpoint
