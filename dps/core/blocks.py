@@ -1,8 +1,9 @@
 """Owns the map between named arrays and blocks, and where blocks lie in a shard's flat buffer.
 
 A `Layout` cuts arrays into blocks, places blocks on shards, and then gathers gradients into and
-scatters weights out of one contiguous byte buffer per shard. It is plain data that every process
-can hold; it is made once and never changes.
+scatters weights out of one contiguous byte buffer per shard. The keys of sparse tables are placed
+with them, by partitions (see `dps.core.routing`). It is plain data that every process can hold; it
+is made once and never changes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from dps.core.placement import place
+from dps.core.sparse import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]
@@ -85,9 +87,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The pieces of one shard's buffer, in order; pieces of one dtype lie together."""
+    """The pieces of one shard's buffer, in order; pieces of one dtype lie together.
+
+    `tables` are the sparse tables, of which every shard may hold rows.
+    """
 
     pieces: tuple[Piece, ...]
+    tables: tuple[SparseSpec, ...] = ()
 
     @cached_property
     def nbytes(self) -> int:
@@ -103,6 +109,18 @@ class ShardLayout:
                 found.append((of_dtype[0].offset, of_dtype[-1].end, dtype))
         return tuple(found)
 
+    @cached_property
+    def _tables(self) -> dict[str, SparseSpec]:
+        return {spec.name: spec for spec in self.tables}
+
+    def table(self, name: str) -> SparseSpec:
+        """The sparse table of that name; raises `ShapeMismatch` if there is none."""
+        spec = self._tables.get(name)
+        if spec is None:
+            known = f"there are: {', '.join(self._tables)}" if self.tables else "there are none"
+            raise ShapeMismatch(f"no sparse table is named {name!r}; {known}")
+        return spec
+
     def name_at(self, byte: int) -> str:
         """Name of the array that the byte of the buffer belongs to."""
         return next(p.block.name for p in self.pieces if p.offset <= byte < p.end)
@@ -110,13 +128,15 @@ class ShardLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """A model's arrays, cut into blocks and placed on shards.
+    """A model's arrays, cut into blocks and placed on shards, and its sparse tables.
 
-    Thread-safe: it is never changed after it was made.
+    `homes` has the shard of each partition of keys, if there are tables. Thread-safe: it is never
+    changed after it was made.
     """
 
     arrays: tuple[ArraySpec, ...]
     shards: tuple[ShardLayout, ...]
+    homes: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -125,6 +145,7 @@ class Layout:
         shards: int,
         block_bytes: int = DEFAULT_BLOCK_BYTES,
         whole_rows: bool = False,
+        tables: Sequence[SparseSpec] = (),
     ) -> Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
@@ -135,24 +156,25 @@ class Layout:
         Raises
         ------
         ConfigurationError
-            No arrays, an array that is empty or neither float32 nor float64, or more shards than
-            elements, or rows.
+            Neither arrays nor tables, an array that is empty or neither float32 nor float64, a
+            name that is used twice, or more shards than elements, or rows.
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
                 f"params is {type(params).__name__}, expected a mapping of names to arrays"
             )
         arrays = tuple(_spec(name, array) for name, array in params.items())
-        if not arrays:
-            raise ConfigurationError("params is empty: give at least one named array")
+        if not arrays and not tables:
+            raise ConfigurationError("params is empty: give at least one named array, or a table")
         if shards < 1:
             raise ConfigurationError(f"shards={shards}, expected at least 1")
+        _check_tables(arrays, tables)
         total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
         blocks = [block for array in arrays for block in _cut(array, limit, whole_rows)]
         if len(blocks) < shards:  # long rows of one array have left the others in one piece
             blocks = [block for array in arrays for block in _cut(array, 0, whole_rows)]
-        if len(blocks) < shards:
+        if len(blocks) < shards and not (tables and shards <= PARTITIONS):
             unit = "rows, which the optimizer needs whole" if whole_rows else "elements"
             raise ConfigurationError(
                 f"shards={shards}, but the parameters have only {len(blocks)} {unit}"
@@ -161,7 +183,13 @@ class Layout:
         members: list[list[Block]] = [[] for _ in range(shards)]
         for block in blocks:
             members[homes[block.key]].append(block)
-        return cls(arrays, tuple(_lay_out(shard) for shard in members))
+        laid_out = tuple(_lay_out(shard, tuple(tables)) for shard in members)
+        return cls(arrays, laid_out, _homes_of_partitions(shards) if tables else ())
+
+    @property
+    def tables(self) -> tuple[SparseSpec, ...]:
+        """The sparse tables."""
+        return self.shards[0].tables
 
     @cached_property
     def names(self) -> dict[str, ArraySpec]:
@@ -323,9 +351,28 @@ def _cut(array: ArraySpec, limit_bytes: int, whole_rows: bool) -> Iterable[Block
         yield Block(array.name, start, min(start + length, array.size), array.dtype, row)
 
 
-def _lay_out(blocks: list[Block]) -> ShardLayout:
+def _check_tables(arrays: Iterable[ArraySpec], tables: Iterable[SparseSpec]) -> None:
+    taken = {spec.name for spec in arrays}
+    for table in tables:
+        if not isinstance(table, SparseSpec):
+            raise ConfigurationError(
+                f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
+            )
+        if table.name in taken:
+            raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
+        taken.add(table.name)
+
+
+def _homes_of_partitions(shards: int) -> tuple[int, ...]:
+    """The shard of each partition of keys."""
+    names = [f"partition-{number}" for number in range(PARTITIONS)]
+    homes = place(dict.fromkeys(names, 1), shards)
+    return tuple(homes[name] for name in names)
+
+
+def _lay_out(blocks: list[Block], tables: tuple[SparseSpec, ...]) -> ShardLayout:
     pieces, offset = [], 0
     for block in sorted(blocks, key=lambda b: DTYPES.index(b.dtype)):
         pieces.append(Piece(block, offset))
         offset += block.nbytes
-    return ShardLayout(tuple(pieces))
+    return ShardLayout(tuple(pieces), tables)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.recovery import Replay
+from dps.core.rows import added, squares, times
 from dps.core.updates import Operation
 
 PUBLISHED_QUEUE = 50
@@ -98,51 +99,61 @@ def _count(op: Operation) -> int:
 def summed(layout: ShardLayout, ops: Sequence[Operation]) -> tuple[Operation, ...]:
     """Merge runs of gradients that cover the same pieces into one operation each.
 
-    The updates keep their identity: the first gives the operation its own, the others are `merged`.
+    They may be of different rows. The updates keep their identity: the first gives the operation
+    its own, the others are `merged`.
     """
     merged: list[Operation] = []
     for op in ops:
         last = merged[-1] if merged else None
-        if last is None or last.pieces != op.pieces:
+        if last is None or not _cover_the_same(last, op):
             merged.append(op)
             continue
-        total = _combined(layout, last, op)
         identity = (op.id, op.based_on, op.based_at)
-        merged[-1] = replace(last, gradient=total, merged=(*last.merged, identity))
+        merged[-1] = replace(
+            last,
+            gradient=_combined(layout, last, op),
+            merged=(*last.merged, identity),
+            rows=added(last.rows, op.rows),
+        )
     return tuple(merged)
 
 
-def _combined(layout: ShardLayout, a: Operation, b: Operation) -> np.ndarray:
-    assert a.gradient is not None
-    assert b.gradient is not None
+def _cover_the_same(a: Operation, b: Operation) -> bool:
+    return a.pieces == b.pieces and (a.gradient is None) == (b.gradient is None)
+
+
+def _combined(layout: ShardLayout, a: Operation, b: Operation) -> np.ndarray | None:
+    if a.gradient is None or b.gradient is None:
+        return None
     out = np.empty_like(a.gradient)
-    for where, dtype in _parts(layout, a.pieces):
+    for where, dtype in _parts(layout, a):
         np.add(a.gradient[where].view(dtype), b.gradient[where].view(dtype), out[where].view(dtype))
     return out
 
 
 def _times(layout: ShardLayout, op: Operation, factor: float) -> Operation:
-    assert op.gradient is not None
-    out = np.empty_like(op.gradient)
-    for where, dtype in _parts(layout, op.pieces):
-        np.multiply(op.gradient[where].view(dtype), factor, out[where].view(dtype))
-    return replace(op, gradient=out)
+    out = None
+    if op.gradient is not None:
+        out = np.empty_like(op.gradient)
+        for where, dtype in _parts(layout, op):
+            np.multiply(op.gradient[where].view(dtype), factor, out[where].view(dtype))
+    return replace(op, gradient=out, rows=times(op.rows, factor))
 
 
 def _clipped(layout: ShardLayout, op: Operation, limit: float) -> Operation:
-    assert op.gradient is not None
-    squares = (
-        float(np.square(op.gradient[where].view(dtype), dtype=np.float64).sum())
-        for where, dtype in _parts(layout, op.pieces)
-    )
-    norm = float(np.sqrt(sum(squares)))
+    total = squares(op.rows)
+    if op.gradient is not None:
+        for where, dtype in _parts(layout, op):
+            part = op.gradient[where].view(dtype)
+            total += float(np.square(part, dtype=np.float64).sum())
+    norm = float(np.sqrt(total))
     return op if norm <= limit else _times(layout, op, limit / norm)
 
 
-def _parts(layout: ShardLayout, pieces: Sequence[int]) -> list[tuple[slice, str]]:
-    """Stretches of one dtype in a gradient buffer that covers these pieces (empty: all)."""
+def _parts(layout: ShardLayout, op: Operation) -> list[tuple[slice, str]]:
+    """Stretches of one dtype in the buffer of a gradient."""
     parts, at = [], 0
-    for piece in [layout.pieces[i] for i in pieces] if pieces else layout.pieces:
+    for piece in [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces:
         parts.append((slice(at, at + piece.block.nbytes), piece.block.dtype))
         at += piece.block.nbytes
     return parts

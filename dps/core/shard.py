@@ -1,7 +1,7 @@
-"""Owns the shard: the state machine that applies operations to a shard's blocks.
+"""Owns the shard: the state machine that applies operations to a shard's blocks and rows.
 
-State is one immutable value: weights, optimizer state, version, dedupe table and worker clocks
-together, because they must be copied, replicated and restored together. Applying an operation
+State is one immutable value: weights, rows, optimizer state, version, dedupe table and worker
+clocks together, because they must be copied, replicated and restored together. Applying an operation
 yields the next state; the old one stays valid for whoever holds it.
 """
 
@@ -14,7 +14,9 @@ from typing import Literal
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
+from dps.core.row_steps import check_rows, stepped_tables
 from dps.core.rules import UpdateRule, by_rows, factor
+from dps.core.tables import SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -55,6 +57,8 @@ class ShardState:
         Optimizer state, each a buffer like `values`.
     workers
         The dedupe table and the clocks.
+    tables
+        The rows of sparse tables, with their optimizer state; those that were pushed to.
     """
 
     index: int
@@ -63,10 +67,12 @@ class ShardState:
     values: np.ndarray
     slots: dict[str, np.ndarray]
     workers: dict[str, Progress] = field(default_factory=dict)
+    tables: dict[str, SparseTable] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+        dense = self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+        return dense + sum(table.nbytes for table in self.tables.values())
 
     @property
     def clocks(self) -> dict[str, int]:
@@ -133,6 +139,7 @@ def check_gradient(layout: ShardLayout, op: Operation) -> None:
     """Refuse a gradient of the wrong size, or with NaN or infinity in it, naming the array."""
     for stretch in _chunks(layout, op):
         _check_chunk(layout, op, stretch)
+    check_rows(layout, op)
 
 
 def _leave(state: ShardState, op: Operation) -> Step:
@@ -159,7 +166,10 @@ def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) 
 
 
 def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
-    values, slots = _stepped(layout, rule, state, op)
+    scale = op.scale * factor(rule, _staleness(state, op))
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
+        values, slots = _stepped(layout, rule, state, op, scale)
+        tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
     updates: list[AppliedUpdate] = []
     following = state
     for update, based_on, based_at in ((op.id, op.based_on, op.based_at), *op.merged):
@@ -169,7 +179,12 @@ def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Oper
         following = replace(following, version=following.version + 1)
         updates.append(AppliedUpdate(update, following.version, staleness, based_at, op.replayed))
     after = replace(
-        following, index=state.index + 1, steps=state.steps + 1, values=values, slots=slots
+        following,
+        index=state.index + 1,
+        steps=state.steps + 1,
+        values=values,
+        slots=slots,
+        tables=tables,
     )
     return Step("applied", after, tuple(updates))
 
@@ -198,29 +213,29 @@ def _shaped(part: np.ndarray, dtype: str, row: int) -> np.ndarray:
 
 
 def _stepped(
-    layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation
+    layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation, scale: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Run the rule over what the gradient covers; return new buffers.
 
     It goes in chunks that stay in the processor's cache from the check to the last operation.
     """
+    if op.gradient is None and op.rows:
+        return state.values, state.slots
     fresh = np.empty_like if not op.pieces else np.copy
     values = fresh(state.values)
     slots = {name: fresh(slot) for name, slot in state.slots.items()}
-    scale = op.scale * factor(rule, _staleness(state, op))
-    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
-        for chunk in _chunks(layout, op, by_rows(rule)):
-            _check_chunk(layout, op, chunk)
-            _, new_slots = rule.step(
-                chunk.of(state.values),
-                chunk.gradient,
-                {name: chunk.of(slot) for name, slot in state.slots.items()},
-                state.steps + 1,
-                scale,
-                out=chunk.of(values),
-            )
-            for name, slot in new_slots.items():
-                chunk.of(slots[name])[:] = slot
+    for chunk in _chunks(layout, op, by_rows(rule)):
+        _check_chunk(layout, op, chunk)
+        _, new_slots = rule.step(
+            chunk.of(state.values),
+            chunk.gradient,
+            {name: chunk.of(slot) for name, slot in state.slots.items()},
+            state.steps + 1,
+            scale,
+            out=chunk.of(values),
+        )
+        for name, slot in new_slots.items():
+            chunk.of(slots[name])[:] = slot
     return values, slots
 
 
@@ -246,8 +261,10 @@ def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
 def _chunks(layout: ShardLayout, op: Operation, rows: bool = False) -> Iterator[_Chunk]:
     """Cut what the gradient covers into chunks, of whole `rows` or of any elements.
 
-    The gradient is cut with it.
+    The gradient is cut with it. One of rows of tables alone covers nothing here.
     """
+    if op.gradient is None and op.rows:
+        return
     if rows or op.pieces:
         chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
         stretches = [(p.offset, p.end, p.block.dtype, p.block.row) for p in chosen]

@@ -7,10 +7,12 @@ equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
+
+from dps.core.rows import Rows, owned
 
 
 class UpdateId(NamedTuple):
@@ -43,13 +45,15 @@ class Operation:
     pieces
         Indices of the shard's pieces that the gradient covers; empty: all.
     gradient
-        uint8 buffer of those pieces; None for the other kinds.
+        uint8 buffer of those pieces; None for the other kinds, and if only rows are pushed.
     replayed
         Whether it comes out of a buffer after an outage.
     scale
         Factor on the learning rate, 1 but for replay policies that reduce it.
     merged
         Further updates whose gradients are summed into this one (replay after an outage).
+    rows
+        The gradient of rows of sparse tables, one entry for each table.
     """
 
     kind: Literal["gradient", "join", "leave", "tick"]
@@ -61,3 +65,15 @@ class Operation:
     replayed: bool = False
     scale: float = 1.0
     merged: tuple[tuple[UpdateId, int, float], ...] = ()
+    rows: tuple[Rows, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradient."""
+        dense = 0 if self.gradient is None else self.gradient.nbytes
+        return dense + sum(rows.nbytes for rows in self.rows)
+
+    def copied(self) -> Operation:
+        """The same operation in memory of its own: the caller's may change."""
+        dense = None if self.gradient is None else self.gradient.copy()
+        return replace(self, gradient=dense, rows=owned(self.rows))

@@ -1,0 +1,140 @@
+"""Owns which shard a key of a sparse table lives on, and dealing rows out to shards and back.
+
+A key's hash tells its partition, and the layout tells each partition's shard. All of it works on
+whole arrays: no step is taken key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dps.core.blocks import Layout, all_finite
+from dps.core.rows import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
+from dps.core.sparse import SparseSpec, partitions_of
+from dps.errors import NonFiniteGradient, ShapeMismatch
+
+# For each table, keys and as many rows of a gradient.
+Gradients = Mapping[str, tuple[object, object]]
+
+
+def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
+    """Return for each shard the rows that it holds, sorted; of repeated keys the sum.
+
+    The arrays may be views of those that were given. Values are looked at only if `values`.
+
+    Raises
+    ------
+    ShapeMismatch
+        An unknown table, keys that are none, or not one row of the table's width for each.
+    NonFiniteGradient
+        Rows hold NaN or infinity.
+    """
+    parts: dict[int, list[Rows]] = {}
+    for name, pushed in gradients.items():
+        keys, gradient = _checked(layout.shards[0].table(name), pushed, values)
+        keys, gradient = summed_by_key(keys, gradient)
+        order, cuts = _by_shard(layout, keys)
+        if order is not None:
+            keys, gradient = keys[order], gradient.take(order, 0)
+        for shard, cut in cuts:
+            parts.setdefault(shard, []).append(Rows(name, keys[cut], gradient[cut]))
+    return {shard: tuple(rows) for shard, rows in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Keys of a table that are asked for, shard by shard.
+
+    Attributes
+    ----------
+    spec
+        The table.
+    keys
+        For each shard that is asked, the keys that it holds, sorted; some may be repeated.
+    where
+        For each shard that is asked, which of the keys these are, in the order asked for.
+    count
+        How many keys are asked for.
+    """
+
+    spec: SparseSpec
+    keys: dict[int, np.ndarray]
+    where: dict[int, np.ndarray | slice]
+    count: int
+
+    def answer(self, rows: Mapping[int, np.ndarray]) -> np.ndarray:
+        """Put the shards' rows together, in the order asked for."""
+        out = np.empty((self.count, self.spec.width), self.spec.dtype)
+        for shard, where in self.where.items():
+            out[where] = rows[shard]
+        return out
+
+
+def asked(layout: Layout, table: str, keys: object) -> Question:
+    """Deal keys out to the shards that hold them.
+
+    Raises
+    ------
+    ShapeMismatch
+        An unknown table, or keys that are none.
+    """
+    spec = layout.shards[0].table(table)
+    wanted = as_keys(table, keys)
+    order: np.ndarray | None = None
+    if not are_sorted(wanted):  # a shard is quicker with sorted keys
+        order = wanted.argsort()
+        wanted = wanted[order]
+    by_shard, cuts = _by_shard(layout, wanted)
+    if by_shard is not None:
+        wanted = wanted[by_shard]
+        order = by_shard if order is None else order[by_shard]
+    found = dict(cuts)
+    where = {shard: cut if order is None else order[cut] for shard, cut in found.items()}
+    return Question(spec, {s: wanted[cut] for s, cut in found.items()}, where, len(wanted))
+
+
+def check_range(start: int, stop: int) -> None:
+    """Refuse what is no range of keys; raises `ShapeMismatch`."""
+    if not 0 <= start <= stop <= KEYS:
+        raise ShapeMismatch(f"keys from {start} to {stop}: expected 0 ≤ start ≤ stop ≤ 2⁶³")
+
+
+def _checked(
+    spec: SparseSpec, pushed: tuple[object, object], values: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(pushed, tuple) or len(pushed) != 2:
+        raise ShapeMismatch(
+            f"the rows for table {spec.name!r} are {type(pushed).__name__}, "
+            "expected a pair: keys, and an array with a row for each"
+        )
+    keys, gradient = as_keys(spec.name, pushed[0]), pushed[1]
+    check_fit(spec, keys, gradient)
+    assert isinstance(gradient, np.ndarray)
+    if values and not all_finite(gradient):
+        raise NonFiniteGradient(
+            f"the rows for table {spec.name!r} hold NaN or infinity; "
+            "nothing of this update was applied"
+        )
+    return keys, gradient
+
+
+def _by_shard(
+    layout: Layout, keys: np.ndarray
+) -> tuple[np.ndarray | None, Iterator[tuple[int, slice]]]:
+    """How to order keys by shard, else as they are, and which are then each shard's.
+
+    No order: they all are of one shard.
+    """
+    shards = len(layout.shards)
+    if shards == 1 or not len(keys):
+        return None, iter([(0, slice(0, len(keys)))] if len(keys) else [])
+    # With small numbers, sorting is counting.
+    small = np.uint8 if shards <= 1 << 8 else np.uint16
+    homes = np.array(layout.homes, small)[partitions_of(keys)]
+    ends = np.bincount(homes, minlength=shards).cumsum().tolist()
+    starts = [0, *ends[:-1]]
+    cuts = ((s, slice(a, b)) for s, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < b)
+    return homes.argsort(kind="stable"), cuts

@@ -1,0 +1,184 @@
+"""Owns what a sparse table is: the width of its rows, and what a row is before it is first pushed.
+
+Initial values are a function of the seed, the key and the column alone, made of whole-number
+arithmetic and one multiplication: every process on every machine computes the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dps.core import ranges
+from dps.errors import ConfigurationError
+
+ROW_DTYPES = ("float64", "float32")
+PARTITION_BITS = 8
+PARTITIONS = 1 << PARTITION_BITS  # the units in which keys are placed on shards
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_LANES = np.uint64(0x0000FFFF0000FFFF)
+_PIECE = 1 << 16
+
+
+def mix64(numbers: np.ndarray) -> np.ndarray:
+    """Return a hash of each uint64, as a fresh array (splitmix64: Steele, Lea and Flood 2014)."""
+    z = numbers + _GOLDEN
+    z ^= z >> np.uint64(30)
+    z *= _FIRST
+    z ^= z >> np.uint64(27)
+    z *= _SECOND
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def partitions_of(keys: np.ndarray) -> np.ndarray:
+    """The partition of each int64 key, from 0 to `PARTITIONS` - 1."""
+    return mix64(keys.view(np.uint64)) >> np.uint64(64 - PARTITION_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Rows begin as zeros."""
+
+    def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
+        """Return the initial rows of these keys."""
+        return np.zeros((len(keys), width), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Elements begin as random numbers from [-limit, limit), the same for the same key."""
+
+    limit: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "limit")
+        _require_seed(self, self.seed)
+
+    def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
+        """Return the initial rows of these keys."""
+        drawn = _draws(self.seed, keys, width, 1)[0] >> np.uint64(11)
+        return _scaled(drawn, float(1 << 52), self.limit / (1 << 52), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Elements begin as random numbers of mean 0, the same for the same key.
+
+    Their distribution is that of the sum of twelve uniform numbers, which is near the normal one
+    and ends at six standard deviations: logarithms and cosines would differ between machines.
+
+    Parameters
+    ----------
+    std
+        Standard deviation, 0 or above.
+    seed
+        Which numbers.
+    """
+
+    std: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "std")
+        _require_seed(self, self.seed)
+
+    def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
+        """Return the initial rows of these keys."""
+        # Each of three draws has four pieces of 16 bits, which are added two by two in one word.
+        lanes = np.zeros((len(keys), width), np.uint64)
+        for drawn in _draws(self.seed, keys, width, 3):
+            lanes += drawn & _LANES
+            lanes += (drawn >> np.uint64(16)) & _LANES
+        total = (lanes & np.uint64(0xFFFFFFFF)) + (lanes >> np.uint64(32))
+        mean, deviation = 12 * (_PIECE - 1) / 2, float(np.sqrt(_PIECE**2 - 1))
+        return _scaled(total, mean, self.std / deviation, dtype)
+
+
+Initial = Zeros | Uniform | Normal
+
+
+@dataclass(frozen=True, slots=True)
+class SparseSpec:
+    """A sparse table: int64 key → a row of `width` numbers, which exists once it is pushed to.
+
+    Parameters
+    ----------
+    name
+        Under which it is pushed to and pulled from.
+    width
+        How many numbers a row has, at least 1.
+    dtype
+        "float32" or "float64".
+    initial
+        What a row is before its first update: `Zeros()`, `Uniform(limit)` or `Normal(std)`. One
+        that nobody has pushed to reads like that too.
+
+    Raises
+    ------
+    ConfigurationError
+        A value is none of these.
+    """
+
+    name: str
+    width: int
+    dtype: str = "float32"
+    initial: Initial = Zeros()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigurationError(f"SparseSpec: name={self.name!r}, expected a text")
+        if not _is_whole(self.width) or self.width < 1:
+            raise ConfigurationError(
+                f"SparseSpec {self.name!r}: width={self.width!r}, expected a whole number above 0"
+            )
+        if self.dtype not in ROW_DTYPES:
+            raise ConfigurationError(
+                f"SparseSpec {self.name!r}: dtype={self.dtype!r}, expected 'float32' or 'float64'"
+            )
+        if not isinstance(self.initial, Initial):
+            raise ConfigurationError(
+                f"SparseSpec {self.name!r}: initial={self.initial!r}, expected Zeros(), "
+                "Uniform(limit) or Normal(std)"
+            )
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of the numbers of one row."""
+        return self.width * np.dtype(self.dtype).itemsize
+
+    def initial_rows(self, keys: np.ndarray) -> np.ndarray:
+        """What the rows of these keys are before their first update, one below the other."""
+        return self.initial.rows(keys, self.width, self.dtype)
+
+
+def _draws(seed: int, keys: np.ndarray, width: int, count: int) -> list[np.ndarray]:
+    """Return `count` random uint64 for each key and column, as arrays of (keys, width)."""
+    start = mix64(keys.view(np.uint64) ^ mix64(np.array([seed], np.uint64)))[:, None]
+    steps = np.arange(width * count, dtype=np.uint64) * _GOLDEN
+    return [mix64(start + steps[i * width : (i + 1) * width]) for i in range(count)]
+
+
+def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.ndarray:
+    """Return (numbers - mean) · scale; the numbers are whole and below 2⁵³."""
+    values = numbers.astype(np.float64)
+    values -= mean
+    values *= scale
+    return values.astype(dtype, copy=False)
+
+
+def _require_seed(owner: object, seed: object) -> None:
+    if not _is_whole(seed) or not 0 <= int(str(seed)) < 1 << 63:
+        raise ConfigurationError(
+            f"{type(owner).__name__}: seed={seed!r}, expected a whole number from 0 to 2⁶³ - 1"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
