@@ -1,8 +1,8 @@
 """Owns the shard: the state machine that applies operations to a shard's blocks and rows.
 
-State is one immutable value: weights, rows, optimizer state, version, dedupe table and worker
-clocks together, because they must be copied, replicated and restored together. Applying an operation
-yields the next state; the old one stays valid for whoever holds it.
+State is one immutable value: weights, rows, optimizer state, version, dedupe table and workers'
+clocks together, because they must be copied, replicated and restored together. Applying an
+operation yields the next state; the old one stays valid for whoever holds it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ arithmetic and one multiplication: every process on every machine computes the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 

@@ -27,6 +27,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import load, save
 
 from dps.core.shard import Progress, ShardState
+from dps.core.tables import Level, SparseTable
 from dps.errors import (
     CheckpointCorrupt,
     ConfigurationError,
@@ -83,7 +84,7 @@ class CheckpointFiles:
             The path cannot be written; what was there before is still there.
         """
         name = f"e{epoch:06d}-i{state.index:012d}" + ("" if cut is None else f"-c{cut:06d}")
-        data = save({"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}})
+        data = save(_arrays(state))
         manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
         try:
             self._fs.makedirs(self._folder, exist_ok=True)
@@ -267,7 +268,23 @@ def _manifest(name: str, epoch: int, state: ShardState, data: bytes) -> dict[str
         "version": state.version,
         "steps": state.steps,
         "workers": {name: dataclasses.asdict(p) for name, p in state.workers.items()},
+        "tables": {name: len(table.levels) for name, table in state.tables.items()},
     }
+
+
+def _arrays(state: ShardState) -> dict[str, np.ndarray]:
+    arrays = {"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}}
+    for table, of_table in enumerate(state.tables.values()):
+        for number, level in enumerate(of_table.levels):
+            at = _level(table, number)
+            arrays |= {f"{at}.keys": level.keys, f"{at}.values": level.values}
+            arrays |= {f"{at}.slot.{k}": v for k, v in level.slots.items()}
+    return arrays
+
+
+def _level(table: int, number: int) -> str:
+    """What the arrays of a table's level are called; a name of the user's might be mistaken."""
+    return f"table.{table}.{number}"
 
 
 def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
@@ -279,7 +296,7 @@ def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
 
 
 def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardState:
-    slots = {k.removeprefix("slot."): v for k, v in arrays.items() if k != "values"}
+    slots = _slots("slot.", arrays)
     workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
     return ShardState(
         manifest["index"],
@@ -288,4 +305,23 @@ def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardStat
         arrays["values"],
         slots,
         workers,
+        # Checkpoints of before there were tables do not say how many.
+        {
+            name: _table(number, levels, arrays)
+            for number, (name, levels) in enumerate(manifest.get("tables", {}).items())
+        },
+    )
+
+
+def _slots(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _table(table: int, levels: int, arrays: dict[str, np.ndarray]) -> SparseTable:
+    places = [_level(table, number) for number in range(levels)]
+    return SparseTable(
+        tuple(
+            Level(arrays[f"{at}.keys"], arrays[f"{at}.values"], _slots(f"{at}.slot.", arrays))
+            for at in places
+        )
     )

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.recovery import WorkerCache
+from dps.core.routing import Gradients, asked, check_range, dealt
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
     NotServing,
@@ -33,6 +35,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
+from dps.protocol.row_reads import PullRange, PullRows, RowsAsked, RowsRead
 from dps.protocol.transport import Transport
 
 
@@ -135,12 +138,18 @@ class Client:
         await self._all_lanes(lambda lane: lane.close())
         await self.router.close()
 
-    async def push(self, gradients: Arrays, pull: bool = False) -> None:
-        """Push gradients of some or all arrays.
+    async def push(
+        self,
+        gradients: Arrays,
+        pull: bool = False,
+        rows: Gradients = MappingProxyType({}),
+    ) -> None:
+        """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
 
-        With `pull`, the weights are read in the same round trip and then found by `weights`. A
-        worker that was not heard of for a lease or more may find its gradients refused as too
-        stale; they are dropped and counted, and it takes part again.
+        `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
+        repeated are summed. With `pull`, the weights are read in the same round trip and then found
+        by `weights`. A worker that was not heard of for a lease or more may find its gradients
+        refused as too stale; they are dropped and counted, and it takes part again.
 
         Raises
         ------
@@ -151,20 +160,23 @@ class Client:
         """
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
-        layout.check(gradients, values=len(layout.shards) > 1)
-        touched = layout.shards_of(gradients)
+        several = len(layout.shards) > 1
+        layout.check(gradients, values=several)
+        rows_of = dealt(layout, rows, values=several)
+        dense = layout.shards_of(gradients)
         await self._entered.wait()
         self._seq += 1
         operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq))
 
         async def send(shard: int) -> None:
-            gradient, pieces = layout.gather(shard, gradients)
-            op = replace(operation, gradient=gradient, pieces=pieces)
+            part = layout.gather(shard, gradients) if shard in dense else (None, ())
+            of_tables = rows_of.get(shard, ())
+            op = replace(operation, gradient=part[0], pieces=part[1], rows=of_tables)
             await self._lanes[shard].push(op, pull)
 
         jobs: dict[int, Callable[[], Awaitable[None]]] = {}
         for shard, lane in self._numbered:
-            if shard in touched:
+            if shard in dense or shard in rows_of:
                 jobs[shard] = partial(send, shard)
             elif self._ticks:
                 jobs[shard] = partial(lane.push, replace(operation, kind="tick"), pull)
@@ -191,6 +203,62 @@ class Client:
         await self._all_lanes(lambda lane: lane.pull(self._reader))
         if await self._entered_again():
             await self.pull()
+
+    async def pull_rows(self, table: str, keys: object) -> np.ndarray:
+        """Read the rows of these keys, in the order in which they are given.
+
+        Each shard's are those of one version, not older than what this client has seen of it.
+
+        Raises
+        ------
+        ShapeMismatch
+            An unknown table, or keys that are no whole numbers from 0 to 2⁶³ - 1.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        question = asked(self._group.layout, table, keys)
+
+        def of(shard: int) -> PullRows:
+            reader = (self.worker, self.incarnation)
+            return PullRows(shard, 0, *reader, 0, 0.0, table, question.keys[shard])
+
+        read = await self._rows(list(question.keys), of)
+        return question.answer({shard: rows.values for shard, rows in read.items()})
+
+    async def pull_range(self, table: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Read the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
+
+        Returns
+        -------
+        keys
+            int64, sorted.
+        rows
+            One for each key.
+        """
+        layout = self._group.layout
+        layout.shards[0].table(table)
+        check_range(start, stop)
+
+        def of(shard: int) -> PullRange:
+            reader = (self.worker, self.incarnation)
+            return PullRange(shard, 0, *reader, 0, 0.0, table, start, stop)
+
+        read = (await self._rows(range(len(layout.shards)), of)).values()
+        keys = np.concatenate([rows.keys for rows in read if rows.keys is not None])
+        order = keys.argsort()
+        return keys[order], np.concatenate([rows.values for rows in read])[order]
+
+    async def _rows(
+        self, shards: Sequence[int], of: Callable[[int], RowsAsked]
+    ) -> dict[int, RowsRead]:
+        """Ask shards for rows, again as another incarnation if this one was evicted."""
+        while True:
+            await self._entered_again()
+            await self._entered.wait()
+            read = await asyncio.gather(*(self._lanes[s].pull_rows(of(s)) for s in shards))
+            whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
+            if len(whole) == len(shards):
+                return whole
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights that were read last, as read-only arrays."""

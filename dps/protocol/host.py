@@ -43,6 +43,7 @@ from dps.protocol.messages import (
     TakeMail,
 )
 from dps.protocol.replica import Replica
+from dps.protocol.row_reads import PullRange, PullRows, RowsAsked
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -70,6 +71,8 @@ class Host:
         self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: self._push,
             Pull: self._pull,
+            PullRows: self._pull,
+            PullRange: self._pull,
             ReplayBuffered: self._replay,
             Replicate: self._replicate,
             Evict: self._evict,
@@ -159,7 +162,7 @@ class Host:
     async def _push(self, m: Push) -> Any:
         return await self.replica(m.shard).push(m)
 
-    async def _pull(self, m: Pull) -> Any:
+    async def _pull(self, m: Pull | RowsAsked) -> Any:
         return await self.replica(m.shard).pull(m)
 
     async def _replay(self, m: ReplayBuffered) -> Done:

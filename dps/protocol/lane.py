@@ -43,6 +43,7 @@ from dps.protocol.messages import (
     Weights,
 )
 from dps.protocol.router import Router
+from dps.protocol.row_reads import RowsAsked, RowsRead
 from dps.protocol.transport import Endpoint, Transport
 
 Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
@@ -68,6 +69,7 @@ class Lane:
         self._on_ack = on_ack
         self._turn = asyncio.Lock()
         self._base: Weights | None = None
+        self._seen: tuple[int, float] | None = None  # version and time of what was read last
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
@@ -95,8 +97,8 @@ class Lane:
             if op.kind == "join":
                 self._last = None
                 self._begin_to_tell()
-            if op.kind == "gradient" and self._base is not None:
-                op = replace(op, based_on=self._base.version, based_at=self._base.at)
+            if op.kind == "gradient" and self._seen is not None:
+                op = replace(op, based_on=self._seen[0], based_at=self._seen[1])
             self._since_read += op.kind != "join"
             try:
                 await self._deliver(op, pull)
@@ -107,6 +109,21 @@ class Lane:
         """Read the weights; during an outage the last ones may have to do."""
         async with self._turn:
             await self._read_unless_evicted(reader)
+
+    async def pull_rows(self, asked: RowsAsked) -> RowsRead | None:
+        """Read rows of a table, however long that has to be waited for; None: it was evicted.
+
+        `epoch`, `seen` and `patience` of what is asked are filled in here.
+        """
+        found: list[RowsRead] = []
+        async with self._turn:
+            try:
+                await self._until_served("pull of rows", self._asking(asked, found.append))
+            except Evicted:
+                self.evicted = True
+                return None
+        self._seen = (found[-1].version, found[-1].at)
+        return found[-1]
 
     async def drain(self) -> None:
         """Wait until the gradients that are buffered in this worker are applied."""
@@ -193,6 +210,7 @@ class Lane:
 
     def _keep(self, weights: Weights) -> None:
         self._base = weights
+        self._seen = (weights.version, weights.at)
         self._since_read = 0
 
     def _drop(self, ops: list[Operation]) -> None:
@@ -215,21 +233,24 @@ class Lane:
             return base is not None and (base.slack < 0 or self._since_read <= base.slack)
 
         keep = isinstance(self._group.recovery.outage, Continue) and reader.worker
-        await self._until_served("pull", self._pull_as(reader), keep_last if keep else None)
+        pull = Pull(self._shard, 0, reader.worker, reader.incarnation, 0, 0.0)
+        attempt = self._asking(pull, self._keep)
+        await self._until_served("pull", attempt, keep_last if keep else None)
 
-    def _pull_as(self, reader: UpdateId) -> Callable[[View], Awaitable[bool]]:
+    def _asking(
+        self, asked: Pull | RowsAsked, keep: Callable[[Any], None]
+    ) -> Callable[[View], Awaitable[bool]]:
         async def attempt(view: View) -> bool:
             await self._tell(view)  # the shard judges by this worker's clock
             await self._flush_held(view)
-            seen = self._base.version if self._base else 0
+            seen = self._seen[0] if self._seen else 0
             patience = self._group.timings.patience
-            request = Pull(
-                view.shard, view.epoch, reader.worker, reader.incarnation, seen, patience
-            )
-            reply = await self._ask(view, self._serving_reads(view, reader.worker), request)
-            if isinstance(reply, Weights):
-                self._keep(reply)
-            return isinstance(reply, Weights)
+            request = replace(asked, epoch=view.epoch, seen=seen, patience=patience)
+            reply = await self._ask(view, self._serving_reads(view, asked.worker), request)
+            if isinstance(reply, Waiting):
+                return False
+            keep(reply)
+            return True
 
         return attempt
 
@@ -325,8 +346,7 @@ class Lane:
             if len(self._held) >= outage.limit:
                 return False
             check()
-            mine = op.gradient.copy() if op.gradient is not None else None  # it may be the caller's
-            self._held.append(replace(op, gradient=mine))
+            self._held.append(op.copied())  # the arrays may be the caller's
             if self._draining is None or self._draining.done():
                 self._draining = asyncio.create_task(self._drain_when_served())
             buffered()

@@ -14,6 +14,7 @@ from functools import partial
 from dps.core.consistency import BSP, slack
 from dps.core.recovery import Chain
 from dps.core.replay import plan
+from dps.core.row_steps import written_bytes
 from dps.core.shard import ShardState, Step, apply, check_gradient, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
@@ -36,12 +37,11 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
+from dps.protocol.offload import offload
 from dps.protocol.rebuild import weights
 from dps.protocol.rounds import Rounds, evicted, is_refused
+from dps.protocol.row_reads import RowsAsked, RowsRead, read_rows
 from dps.protocol.transport import Clock, Endpoint, Transport
-
-# Below this many bytes a step of the update rule is quicker than handing it to a thread.
-INLINE_BYTES = 1 << 20
 
 
 class Replica:
@@ -138,8 +138,8 @@ class Replica:
         clock = step.state.workers[op.id.worker].clock
         return Pushed(step.outcome, version, clock, read)
 
-    async def pull(self, m: Pull) -> Weights | Waiting:
-        """Return the committed weights, when the consistency model lets this worker read them.
+    async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
+        """Return committed weights or rows, when the consistency model lets this worker read them.
 
         Any replica can: what another one has committed, it has applied. So it never shows less
         than the client has seen, but for what was lost since.
@@ -151,7 +151,9 @@ class Replica:
         seen = min(m.seen, self.state.version)
         if not await self._until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
-        read = await self._readable(m.worker, until)
+        read: Weights | RowsRead | None = await self._readable(m.worker, until)
+        if read is not None and not isinstance(m, Pull):
+            read = await self._rows(m)
         self._must_be_in(m.epoch)
         self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
         return read if read is not None else Waiting()
@@ -371,9 +373,7 @@ class Replica:
 
     async def _stepped(self, op: Operation) -> Step:
         work = partial(apply, self._layout, self._group.rule, self.state, op)
-        if op.gradient is None or op.gradient.nbytes < INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await offload(work, written_bytes(self._layout, self.state.tables, op))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -385,6 +385,9 @@ class Replica:
         return weights(
             visible, self.epoch, self._clock.now(), -1 if left is None else left, self._group
         )
+
+    async def _rows(self, m: RowsAsked) -> RowsRead:
+        return await read_rows(self._layout, self._commits.visible, m, self._clock.now())
 
     def _may_read(self, worker: str) -> bool:
         left = self._slack(worker)

@@ -16,7 +16,17 @@ from dataclasses import dataclass, replace
 import fsspec
 import numpy as np
 
-from dps.core import blocks, consistency, ftrl, penalties, proximal, recovery, rules, staleness
+from dps.core import (
+    blocks,
+    consistency,
+    ftrl,
+    penalties,
+    proximal,
+    recovery,
+    rules,
+    sparse,
+    staleness,
+)
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.recovery import Checkpoint, Recovery
@@ -31,6 +41,7 @@ FILE = "run.json"
 
 for _cls in (
     *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
+    *(sparse.SparseSpec, sparse.Zeros, sparse.Uniform, sparse.Normal),
     *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, ftrl.FTRL),
     *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
     *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),

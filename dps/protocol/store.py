@@ -74,12 +74,7 @@ class Mailboxes:
     @property
     def nbytes(self) -> int:
         """Bytes of gradients held."""
-        return sum(
-            op.gradient.nbytes
-            for mail in self._mail.values()
-            for _, op in mail
-            if op.gradient is not None
-        )
+        return sum(op.nbytes for mail in self._mail.values() for _, op in mail)
 
     def clear_all(self) -> None:
         """Forget everything."""

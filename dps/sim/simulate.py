@@ -9,7 +9,7 @@ from random import Random
 
 from dps.core.recovery import with_checkpoint_path
 from dps.core.rules import SGD
-from dps.protocol import replica
+from dps.protocol import offload
 from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
@@ -60,7 +60,7 @@ def simulate(schedule: Schedule) -> Record:
 
     files = disk("counting")
     random = Random(f"{schedule.case.name}/{schedule.seed}/work")
-    threshold, replica.INLINE_BYTES = replica.INLINE_BYTES, 1 << 20 if schedule.inline else 0
+    threshold, offload.INLINE_BYTES = offload.INLINE_BYTES, 1 << 20 if schedule.inline else 0
     try:
         run(main, random, schedule.work)
     except Violation as violation:
@@ -68,7 +68,7 @@ def simulate(schedule: Schedule) -> Record:
     except (Deadlock, TimeoutError) as error:
         record.violation = Violation("stuck", str(error) or "the group did not start")
     finally:
-        replica.INLINE_BYTES = threshold
+        offload.INLINE_BYTES = threshold
         files.erase()
     return record
 

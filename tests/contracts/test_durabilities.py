@@ -19,6 +19,10 @@ from dps.core.recovery import (
     SharedStore,
     WorkerCache,
 )
+from dps.core.routing import Gradients
+from dps.core.rows import KEYS
+from dps.core.shard import ShardState
+from dps.core.sparse import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Restored
@@ -26,6 +30,8 @@ from dps.protocol.messages import Push
 from tests.protocol.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}
+TABLE = SparseSpec("emb", 2, "float64")
+ROWS = {"emb": (np.arange(50), np.ones((50, 2)))}
 PUSHES = 12
 _numbers = count()
 
@@ -54,7 +60,22 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def carry_out(kind: str, scenario: Callable[[Setting], Any], seed: int = 0) -> None:
     make, _ = DURABILITIES[kind]
-    in_world(scenario, seed=seed, shards=2, recovery=Recovery(make()))
+    tables = [TABLE] if rows(kind) else []
+    in_world(scenario, seed=seed, shards=2, tables=tables, recovery=Recovery(make()))
+
+
+def rows(kind: str) -> Gradients:
+    """What is pushed with the dense gradient, where tables are kept."""
+    return {} if kind == "worker_cache" else ROWS
+
+
+def check_whole(state: ShardState, kind: str) -> None:
+    """Each weight and each row counts the updates that are in the state."""
+    assert (state.values.view("float64") == -state.version).all()
+    if rows(kind) and state.version:
+        held = state.tables["emb"].between(0, KEYS, TABLE)
+        assert 10 < len(held) < 40
+        assert (held.values == -state.version).all()
 
 
 async def lose(s: Setting) -> None:
@@ -82,15 +103,16 @@ def test_no_more_is_lost_than_promised_and_nothing_enters_twice(kind: str) -> No
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
         for _ in range(s.random.randint(1, PUSHES)):
-            await client.push(ONES, pull=s.random.random() < 0.5)
+            await client.push(ONES, pull=s.random.random() < 0.5, rows=rows(kind))
         acked = client.next_seq - 1
         await lose(s)
         state = (await s.states())[0]
         assert 0 <= acked - state.version <= may_lose
-        await s.all_of(process.run(client.push(ONES)), within=10.0)
+        await s.all_of(process.run(client.push(ONES, rows=rows(kind))), within=10.0)
         after = (await s.states())[0]
         assert after.version == state.version + 1 == sum(p.applied for p in after.workers.values())
-        assert (after.values.view("float64") == -after.version).all()
+        check_whole(state, kind)
+        check_whole(after, kind)
 
     for seed in range(8):
         carry_out(kind, scenario, seed)
@@ -100,7 +122,7 @@ def test_what_came_back_knows_which_updates_it_holds(kind: str) -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
         for _ in range(PUSHES):
-            await client.push(ONES, pull=True)
+            await client.push(ONES, pull=True, rows=rows(kind))
         await asyncio.sleep(1.0)
         await lose(s)
         view = (await s.world.complete()).views[0]
@@ -110,7 +132,9 @@ def test_what_came_back_knows_which_updates_it_holds(kind: str) -> None:
             op = Operation("gradient", UpdateId("a", 1, seq), gradient=np.ones(size).view("uint8"))
             reply = await s.ask(view.chain[0], Push(0, view.epoch, op, False, 0.1))
             assert reply.outcome == "duplicate"
-        assert (await s.states())[0].version == state.version
+        after = (await s.states())[0]
+        assert after.version == state.version
+        check_whole(after, kind)
 
     carry_out(kind, scenario)
 

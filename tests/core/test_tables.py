@@ -80,7 +80,9 @@ def test_a_table_holds_what_a_dictionary_would(
     assert [row.tobytes() for row in found] == [model.read(key).tobytes() for key in asked]
     every = table.between(0, KEYS, SPEC)
     assert every.keys.tolist() == sorted(model.rows)
-    assert all(row.tobytes() == model.rows[k].tobytes() for k, row in zip(*both(every)))
+    assert all(
+        row.tobytes() == model.rows[k].tobytes() for k, row in zip(*both(every), strict=True)
+    )
 
 
 @given(st.lists(key_sets, max_size=8), keys, keys)

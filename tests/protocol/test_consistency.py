@@ -11,7 +11,7 @@ import pytest
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.recovery import Chain, Recovery
 from dps.core.rules import Momentum
-from dps.protocol import replica
+from dps.protocol import offload
 from dps.protocol.client import Client
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
@@ -75,7 +75,7 @@ def test_bsp_is_the_sequential_computation_whatever_the_schedule(block: int) -> 
 @pytest.mark.parametrize("block", range(4))
 def test_bsp_on_a_chain_is_the_same_when_a_head_is_lost(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
-        with patch.object(replica, "INLINE_BYTES", 0 if seed % 2 else 1 << 20):
+        with patch.object(offload, "INLINE_BYTES", 0 if seed % 2 else 1 << 20):
             result = in_world(
                 lambda s: bulk_synchronous(s, lose=True),
                 seed=seed,

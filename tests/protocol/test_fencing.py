@@ -14,7 +14,7 @@ from dps.core.shard import ShardState, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted, StaleEpoch
 from dps.events import Detected, Restored
-from dps.protocol import replica
+from dps.protocol import offload
 from dps.protocol.host import Host
 from dps.protocol.lane import Outcome
 from dps.protocol.lease import Leases
@@ -311,5 +311,5 @@ def test_no_more_updates_share_a_write_than_were_allowed() -> None:
         await s.all_of(*(process.run(client.push(ONES)) for process, client in entered), within=3.0)
         assert most == 2
 
-    with patch.object(replica, "INLINE_BYTES", 0):
+    with patch.object(offload, "INLINE_BYTES", 0):
         in_world(scenario, recovery=Recovery(SharedStore(every=2)), shards=1)

@@ -13,15 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps import errors
+from dps.core.rows import Rows
 from dps.core.shard import Progress, ShardState
+from dps.core.tables import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol import messages
+from dps.protocol.row_reads import PullRange, PullRows, RowsRead
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import Frames, decode, encode, size
 from tests.strategies import arrays, records
 
-CARRIED = (Endpoint, UpdateId, Operation, Progress, ShardState)
+CARRIED = (
+    *(Endpoint, UpdateId, Operation, Rows, Progress, ShardState, SparseTable, Level),
+    *(PullRows, PullRange, RowsRead),
+)
 MESSAGES = sorted(
     (c for c in vars(messages).values() if is_dataclass(c) and c.__module__ == messages.__name__),
     key=lambda cls: cls.__name__,

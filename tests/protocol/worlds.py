@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -16,6 +16,7 @@ from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
+from dps.core.sparse import SparseSpec
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.lane import OnAck
@@ -80,6 +81,7 @@ def in_world(
     *,
     seed: object = 0,
     params: Mapping[str, np.ndarray] | None = None,
+    tables: Sequence[SparseSpec] = (),
     shards: int = 2,
     rule: UpdateRule = SGD(1.0),  # noqa: B008 - a frozen value
     consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
@@ -91,7 +93,7 @@ def in_world(
     """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
     random = Random(str(seed))
     params = params if params is not None else {"w": np.zeros(40)}
-    layout = Layout.of(params, shards, whole_rows=by_rows(rule))
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
     name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
     group = Group(
         name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
