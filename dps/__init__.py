@@ -1,4 +1,4 @@
-"""dps: a parameter server on Dask.
+"""dps: a parameter server on Dask, for dense arrays and sparse tables.
 
 The names below are the public interface. `ParameterServer` is imported on first use, because it
 brings in Dask, which takes a second to import.
@@ -24,6 +24,7 @@ from dps.core.recovery import (
     WorkerCache,
 )
 from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.sparse import Normal, SparseSpec, Uniform, Zeros
 from dps.core.staleness import StalenessAware
 from dps.errors import DpsError
 
@@ -53,17 +54,21 @@ __all__ = [
     "GroupL1",
     "Momentum",
     "NoDurability",
+    "Normal",
     "ParameterServer",
     "Penalty",
     "Proximal",
     "Recovery",
     "Replay",
     "SharedStore",
+    "SparseSpec",
     "StalenessAware",
+    "Uniform",
     "UpdateRule",
     "Wait",
     "Worker",
     "WorkerCache",
+    "Zeros",
     "__version__",
 ]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dps.core.consistency import ASP, BSP, SSP
-from dps.core.recovery import Checkpoint, Recovery, preset
+from dps.core.recovery import Checkpoint, Recovery, WorkerCache, preset
 from dps.errors import ConfigurationError
 from dps.protocol.checkpoint import absolute, in_memory
 
@@ -58,3 +59,16 @@ def check_choices(optimizer: object, consistency: object) -> None:
         )
     if not isinstance(consistency, BSP | SSP | ASP):
         raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
+
+
+def check_tables(tables: object, recovery: Recovery) -> None:
+    """Refuse sparse tables where they would not survive; raises `ConfigurationError`."""
+    if isinstance(tables, str) or not isinstance(tables, Sequence):
+        raise ConfigurationError(
+            f"tables is {type(tables).__name__}, expected a list of SparseSpec(name, width, ...)"
+        )
+    if tables and isinstance(recovery.durability, WorkerCache):
+        raise ConfigurationError(
+            "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
+            "chain, checkpoint or shared_store"
+        )

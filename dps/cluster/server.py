@@ -18,7 +18,7 @@ import numpy as np
 
 from dps.cluster import roles
 from dps.cluster.actor import HostActor, Hosted
-from dps.cluster.audit import audit_all, pull_all
+from dps.cluster.audit import Readable
 from dps.cluster.evaluator import EvaluatorActor, Score
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
@@ -30,10 +30,11 @@ from dps.cluster.worker import Worker, run_worker
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule
-from dps.errors import CapacityError, ConfigurationError, GroupClosed, StoreUnavailable
+from dps.core.sparse import SparseSpec
+from dps.errors import CapacityError, ConfigurationError, StoreUnavailable
 from dps.events import Sink
 from dps.protocol.group import Timings
-from dps.protocol.messages import AddHosts, AuditReply, CloseGroup, HostInfo, Table
+from dps.protocol.messages import AddHosts, CloseGroup, HostInfo
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
 from dps.protocol.transport import Endpoint
@@ -46,8 +47,8 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 
 
-class ParameterServer:
-    """Named arrays, sharded over Dask nodes and updated by asynchronous workers.
+class ParameterServer(Readable):
+    """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
     ----------
@@ -55,7 +56,9 @@ class ParameterServer:
         A Dask client. Nodes with the Dask resource "server" hold shards, those with "worker" run
         training functions; if no node carries such a resource, dps shares the nodes out.
     params
-        Name → array (float32 or float64): the initial values.
+        Name → array (float32 or float64): the initial values. May be empty if there are tables.
+    tables
+        Sparse tables, whose rows are made when they are first pushed to (see `SparseSpec`).
     shards
         How many servers the parameters are spread over.
     optimizer
@@ -100,6 +103,7 @@ class ParameterServer:
         client: distributed.Client,
         params: Mapping[str, np.ndarray],
         *,
+        tables: Sequence[SparseSpec] = (),
         shards: int = 1,
         optimizer: UpdateRule = SGD(0.01),  # noqa: B008 - a frozen value
         consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
@@ -108,9 +112,8 @@ class ParameterServer:
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        start = afresh(
-            client, params, shards, optimizer, consistency, recovery, timings, about or {}
-        )
+        choices = optimizer, consistency, recovery, timings
+        start = afresh(client, params, tables, shards, *choices, about or {})
         self._set_up(client, start, on_event)
 
     @classmethod
@@ -247,31 +250,6 @@ class ParameterServer:
         """
         return self._client.sync(self._evaluate, score, every)
 
-    def pull(self) -> dict[str, np.ndarray]:
-        """Return the current weights as fresh arrays, without waiting for any worker.
-
-        Raises
-        ------
-        ShardUnavailable
-            A shard stayed down for too long.
-        """
-        self._require_open()
-        weights: dict[str, np.ndarray] = self._client.sync(pull_all, self.group, self._transport)
-        return weights
-
-    def audit(self) -> list[AuditReply | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
-        self._require_open()
-        asked = self._client.sync(audit_all, self.group, self._router, self._transport)
-        replies: list[AuditReply | None] = asked
-        return replies
-
-    def table(self) -> Table:
-        """Return who serves what at this moment."""
-        self._require_open()
-        table: Table = self._client.sync(self._router.fetch)
-        return table
-
     def close(self) -> Any:
         """Take the group down: workers and hosts stop, last events arrive, the coordinator goes.
 
@@ -296,10 +274,6 @@ class ParameterServer:
         )
         self._futures.add(future)
         return future
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise GroupClosed("this parameter server is closed")
 
     # -- up and down -----------------------------------------------------------------------------
 

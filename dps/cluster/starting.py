@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.cluster.choices import check_choices, checked_recovery, shared_path
+from dps.cluster.choices import check_choices, check_tables, checked_recovery, shared_path
 from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
+from dps.core.sparse import SparseSpec
 from dps.errors import ConfigurationError
 from dps.protocol.group import Group, Timings
 from dps.protocol.runs import Saved, about, describe, find_saved, must_be_known, write_run
@@ -52,6 +53,7 @@ class Start:
 def afresh(
     client: distributed.Client,
     params: Mapping[str, np.ndarray],
+    tables: Sequence[SparseSpec],
     shards: int,
     optimizer: UpdateRule,
     consistency: Consistency,
@@ -62,11 +64,12 @@ def afresh(
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
     check_choices(optimizer, consistency)
-    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer))
-    initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     chosen = checked_recovery(recovery)
     if isinstance(chosen.durability, Checkpoint):
         must_be_known(optimizer)
+    check_tables(tables, chosen)
+    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
+    initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)
     return Start(group, initial, None, kept)
 

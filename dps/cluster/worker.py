@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -23,7 +24,10 @@ from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, SystemClock, meter_of
+from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
+from dps.core.routing import Gradients
+from dps.core.rows import KEYS
 from dps.events import Acked, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client import Client
 from dps.protocol.group import Group
@@ -31,6 +35,9 @@ from dps.protocol.lane import Outcome
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")
+Keys = Sequence[int] | np.ndarray
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Handle(Generic[T]):
@@ -138,7 +145,7 @@ class Worker:
         """
         return self.pull_async().wait()
 
-    def push(self, gradients: Mapping[str, np.ndarray]) -> None:
+    def push(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> None:
         """Push gradients and wait until they are durable to the recovery strategy's promise.
 
         Where the consistency model refuses them as too stale, they are counted in `dropped`.
@@ -147,6 +154,11 @@ class Worker:
         ----------
         gradients
             Name → array with the shape and dtype of the parameter; of some or all parameters.
+        rows
+            Name of a sparse table → keys, and an array (keys, width) of the table's dtype with the
+            gradient of each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
+            gradients of one that is repeated are summed. They are one update with `gradients`, of
+            each shard that holds some of them.
 
         Raises
         ------
@@ -157,30 +169,85 @@ class Worker:
         GroupClosed
             The parameter server was closed.
         """
-        self.push_async(gradients).wait()
+        self.push_async(gradients, rows).wait()
 
-    def push_pull(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def push_pull(
+        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+    ) -> dict[str, np.ndarray]:
         """Push gradients and return the weights after them, in one round trip."""
-        return self.push_pull_async(gradients).wait()
+        return self.push_pull_async(gradients, rows).wait()
+
+    def pull_rows(self, table: str, keys: Keys) -> np.ndarray:
+        """Return rows of a sparse table by their keys.
+
+        Waits as the consistency model says, as `pull` does. There are no last rows to go on with
+        while a shard is down, so this waits then, whatever the outage policy is.
+
+        Parameters
+        ----------
+        table
+            Its name.
+        keys
+            Whole numbers from 0 to 2⁶³ - 1, in any order; some may be repeated.
+
+        Returns
+        -------
+        rows
+            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
+
+        Raises
+        ------
+        ShapeMismatch
+            An unknown table, or keys that are none; nothing was sent.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        return self.pull_rows_async(table, keys).wait()
+
+    def pull_range(
+        self, table: str, start: int = 0, stop: int = KEYS
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that exist with keys from `start` to below `stop`, else as `pull_rows`.
+
+        Returns
+        -------
+        keys
+            int64, sorted: those that were pushed to.
+        rows
+            (keys, width).
+        """
+        return self.pull_range_async(table, start, stop).wait()
 
     def pull_async(self) -> Handle[dict[str, np.ndarray]]:
         """Like `pull`, but return at once with a handle to wait on."""
         return Handle(self._begin(self._client.pull()), lambda _: self._client.weights())
 
-    def push_async(self, gradients: Mapping[str, np.ndarray]) -> Handle[None]:
+    def push_async(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Handle[None]:
         """Like `push`, but return at once with a handle to wait on.
 
         The gradients must not be changed before the handle is done.
         """
-        return Handle(self._begin(self._client.push(gradients)), lambda _: None)
+        return Handle(self._begin(self._client.push(gradients, rows=rows)), lambda _: None)
 
-    def push_pull_async(self, gradients: Mapping[str, np.ndarray]) -> Handle[dict[str, np.ndarray]]:
+    def push_pull_async(
+        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+    ) -> Handle[dict[str, np.ndarray]]:
         """Like `push_pull`, but return at once with a handle to wait on.
 
         The gradients must not be changed before the handle is done.
         """
-        pushed = self._begin(self._client.push(gradients, pull=True))
+        pushed = self._begin(self._client.push(gradients, pull=True, rows=rows))
         return Handle(pushed, lambda _: self._client.weights())
+
+    def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
+        """Like `pull_rows`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.pull_rows(table, keys)), lambda rows: rows)
+
+    def pull_range_async(
+        self, table: str, start: int = 0, stop: int = KEYS
+    ) -> Handle[tuple[np.ndarray, np.ndarray]]:
+        """Like `pull_range`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.pull_range(table, start, stop)), lambda rows: rows)
 
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
