@@ -13,7 +13,7 @@ INLINE_BYTES = 1 << 20
 
 
 async def offload(work: Callable[[], T], nbytes: int) -> T:
-    """Return what `work` returns, which reads and writes about so many bytes."""
-    if nbytes < INLINE_BYTES:
+    """Return what `work` returns, which reads and writes about so many bytes, if any."""
+    if not nbytes or nbytes < INLINE_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)

@@ -30,6 +30,7 @@ from dps.protocol.messages import Table, View
 from dps.protocol.replica import Replica
 from dps.sim.cases import JOINING, Case
 from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
+from dps.sim.counting_rows import RowKeys, digest
 from dps.sim.injector import Injector
 from dps.sim.process import Process
 from dps.sim.violation import Violation, require
@@ -58,13 +59,23 @@ class Auditor:
     ----------
     injector
         Knows which nodes were touched by a fault, so that they may be given up.
+    rows
+        Where the rows lie that are pushed to as well; None: there are none.
     """
 
-    def __init__(self, world: World, case: Case, tally: Tally, injector: Injector) -> None:
+    def __init__(
+        self,
+        world: World,
+        case: Case,
+        tally: Tally,
+        injector: Injector,
+        rows: RowKeys | None = None,
+    ) -> None:
         self._world = world
         self._case = case
         self._tally = tally
         self._injector = injector
+        self._row_keys = rows
         self._shards = [_Shard() for _ in range(case.shards)]
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
@@ -83,9 +94,8 @@ class Auditor:
         shard.existed.add(_digest(state))
         if not step.updates:
             return
-        values = state.values.view(DTYPE)
         what = f"shard {replica.shard} on {replica.node}"
-        check_counts(what, values, state.version)
+        values = self._check_counts(what, replica.shard, state)
         shard.ever |= cells_in(values)
         if replica.is_head:
             epoch, address = replica.epoch, replica._me.address
@@ -198,6 +208,14 @@ class Auditor:
         for buffered, forgiven in zip(self._tally.buffered, self._tally.forgiven, strict=True):
             forgiven |= buffered & set(cells_of(worker))
 
+    def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
+        """The counters and cells of a state, which holds each update once, and whole."""
+        values = state.values.view(DTYPE)
+        check_counts(what, values, state.version)
+        if self._row_keys is not None:
+            self._row_keys.check(what, shard, state, values)
+        return values
+
     # -- at the end --------------------------------------------------------------------------------
 
     def check(self, table: Table) -> None:
@@ -220,9 +238,8 @@ class Auditor:
         require(not undone, "taken back", f"shard {shard}: {sorted(undone)} was read, is lost")
 
     def _check_state(self, view: View, state: ShardState) -> set[int]:
-        values = state.values.view(DTYPE)
         applied = sum(progress.applied for progress in state.workers.values())
-        check_counts(f"shard {view.shard}", values, state.version)
+        values = self._check_counts(f"shard {view.shard}", view.shard, state)
         require(
             applied == state.version,
             "counts",
@@ -271,7 +288,8 @@ def _digest(state: ShardState) -> int:
     """What tells two states of a shard apart, in this process."""
     slots = tuple(slot.tobytes() for slot in state.slots.values())
     workers = frozenset(state.workers.items())
-    return hash((state.index, state.version, state.steps, state.values.tobytes(), slots, workers))
+    numbers = (state.index, state.version, state.steps)
+    return hash((*numbers, state.values.tobytes(), slots, workers, digest(state)))
 
 
 def _check_equal(view: View, states: Sequence[ShardState]) -> None:
@@ -282,6 +300,7 @@ def _check_equal(view: View, states: Sequence[ShardState]) -> None:
             and all(np.array_equal(head.slots[k], state.slots[k]) for k in head.slots)
             and (head.index, head.version, head.steps) == (state.index, state.version, state.steps)
             and head.workers == state.workers
+            and digest(head) == digest(state)
         )
         text = f"shard {view.shard}: {member.address} differs from its head"
         require(same, "replicas differ", text)

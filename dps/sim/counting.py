@@ -16,6 +16,7 @@ import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.protocol.lane import Outcome
+from dps.sim.counting_rows import TABLE, RowKeys, homes
 from dps.sim.violation import require
 from dps.sim.world import World
 
@@ -25,11 +26,13 @@ ENOUGH = 6  # updates of one worker at least
 LAST = 2  # updates that a worker keeps for the time after the faults
 
 
-def counters(shards: int, cells: int) -> Layout:
-    """The layout of one array for each shard: its counter, then the cells."""
+def counters(shards: int, cells: int, tables: bool = False) -> Layout:
+    """The layout of one array for each shard: its counter, then the cells; and of rows like it."""
     arrays = tuple(ArraySpec(_name(shard), (1 + cells,), DTYPE) for shard in range(shards))
     blocks = (Block(_name(shard), 0, 1 + cells, DTYPE) for shard in range(shards))
-    return Layout(arrays, tuple(ShardLayout((Piece(block, 0),)) for block in blocks))
+    sparse = (TABLE,) if tables else ()
+    laid_out = tuple(ShardLayout((Piece(block, 0),), sparse) for block in blocks)
+    return Layout(arrays, laid_out, homes(shards) if tables else ())
 
 
 def zeros(layout: Layout) -> list[np.ndarray]:
@@ -110,10 +113,18 @@ class CountingWorker:
     lead
         How many updates this worker may be ahead of others in the weights that it computes from;
         None: any number.
+    rows
+        Where the rows lie that it pushes to as well; None: it pushes to none.
     """
 
     def __init__(
-        self, world: World, name: str, tally: Tally, linear: bool = False, lead: int | None = None
+        self,
+        world: World,
+        name: str,
+        tally: Tally,
+        linear: bool = False,
+        lead: int | None = None,
+        rows: RowKeys | None = None,
     ) -> None:
         self.name = name
         self.process, self.client = world.client(name, self._acked)
@@ -123,6 +134,7 @@ class CountingWorker:
         self._tally = tally
         self._linear = linear
         self._lead = lead
+        self._row_keys = rows
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
@@ -152,19 +164,34 @@ class CountingWorker:
         number = self._tally.numbers[cell] = self.client.next_seq
         self._cell_of[number] = cell
         computed_from, self._readings = self._readings, []
-        await self._in_time(self.client.push(self._gradient(cell), pull))
+        rows = self._row_keys.gradient(cell) if self._row_keys else {}
+        await self._in_time(self.client.push(self._gradient(cell), pull, rows))
         if not self._note_entered():
             self._check_lead(number, computed_from)
         if pull:
             self._check_read(known)
         elif read:
             await self._read()
+        if self._row_keys and random.random() < 0.5:
+            await self._read_rows(self._row_keys)
 
     async def _read(self) -> None:
         known = [set(of_shard) for of_shard in self._tally.seen]
         await self._in_time(self.client.pull())
         self._note_entered()
         self._check_read(known)
+
+    async def _read_rows(self, keys: RowKeys) -> None:
+        known = [set(of_shard) for of_shard in self._tally.seen]
+        rows: list[np.ndarray] = []
+
+        async def read() -> None:
+            rows.append(await self.client.pull_rows(TABLE.name, keys.all))
+
+        await self._in_time(read())
+        self._note_entered()
+        for shard, values in enumerate(keys.by_shard(rows[0])):
+            self._check_found(shard, "rows", values, int(values[0]), known[shard])
 
     def _note_entered(self) -> bool:
         """Take note if the worker has entered anew; return whether it has."""
@@ -195,18 +222,25 @@ class CountingWorker:
         readings = []
         for name, values in self.client.weights().items():
             shard = int(name.partition("-")[2])
-            what = f"{self.name} read shard {shard}"
-            check_counts(what, values, versions[shard])
-            found = cells_in(values)
-            missing = known[shard] - found - tally.forgiven[shard]
-            text = f"{what}: {sorted(missing)} was there, is gone"
-            require(not (self._linear and missing), "stale read", text)
-            tally.seen[shard] |= found
+            found = self._check_found(shard, "weights", values, versions[shard], known[shard])
             set_back = tally.clock(self.name, shard, found) is None
             active = {} if set_back else tally.active
             clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active.items()}
             readings.append(_Reading(clocks))
         self._readings = readings
+
+    def _check_found(
+        self, shard: int, kind: str, values: np.ndarray, version: int, known: set[int]
+    ) -> set[int]:
+        """What was read holds whole updates, once, and no fewer than were known before."""
+        what = f"{self.name} read {kind} of shard {shard}"
+        check_counts(what, values, version)
+        found = cells_in(values)
+        missing = known - found - self._tally.forgiven[shard]
+        text = f"{what}: {sorted(missing)} was there, is gone"
+        require(not (self._linear and missing), "stale read", text)
+        self._tally.seen[shard] |= found
+        return found
 
     def _check_lead(self, number: int, computed_from: list[_Reading]) -> None:
         """Nobody computes from weights that miss what slow workers should have pushed by then."""

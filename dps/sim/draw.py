@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from random import Random
 
-from dps.core.recovery import Checkpoint
+from dps.core.recovery import Checkpoint, WorkerCache
 from dps.errors import ConfigurationError
 from dps.sim.cases import CASES, Case
 from dps.sim.faults import CALM, NOTHING, Fault, Kind, Role, Schedule, Trigger, Whom
@@ -16,6 +16,7 @@ DELAYS = ((0.0002, 0.005), (0.002, 0.02))
 LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
 WORK = (0.02, 0.2)
 THINK = (0.03, 0.12)
+WITH_TABLES = 0.4
 SERIES = 1_000_000  # seeds of one series
 
 Story = Callable[["Draw"], list[Fault]]
@@ -23,7 +24,7 @@ Story = Callable[["Draw"], list[Fault]]
 
 def schedule(case: Case, seed: int) -> Schedule:
     """The schedule of a case that a seed stands for."""
-    weather = Random(f"{case.name}/{seed}/weather")
+    weather, durability = Random(f"{case.name}/{seed}/weather"), case.recovery.durability
     lossy, twice = weather.random() < 0.3, weather.random() < 0.2
     return Schedule(
         case,
@@ -36,6 +37,7 @@ def schedule(case: Case, seed: int) -> Schedule:
         skewed=weather.random() < 0.5,
         extra=_extra(case, weather),
         told=weather.random() < 0.85,
+        tables=weather.random() < WITH_TABLES and not isinstance(durability, WorkerCache),
     )
 
 

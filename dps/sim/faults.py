@@ -178,6 +178,8 @@ class Schedule:
         Whether the coordinator is told of connections that break.
     skewed
         Whether the processes' clocks differ.
+    tables
+        Whether workers push to a sparse table as well.
     calm
         Whether all was left out that the seed draws besides the faults.
     chosen
@@ -194,6 +196,7 @@ class Schedule:
     extra: tuple[str, ...] = ()
     told: bool = True
     skewed: bool = False
+    tables: bool = False
     calm: bool = False
     chosen: tuple[int, ...] | None = None
 

@@ -14,6 +14,7 @@ from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
 from dps.sim.counting import CELLS, CountingWorker, Tally, counters, zeros
+from dps.sim.counting_rows import RowKeys
 from dps.sim.disk import SCHEME, SimDisk, disk
 from dps.sim.faults import Schedule
 from dps.sim.injector import Injector
@@ -79,7 +80,9 @@ class _Run:
     def __init__(self, schedule: Schedule, files: SimDisk, record: Record) -> None:
         case = schedule.case
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
-        layout = counters(case.shards, CELLS * (case.workers + JOINING))
+        cells = CELLS * (case.workers + JOINING)
+        layout = counters(case.shards, cells, schedule.tables)
+        self._row_keys = RowKeys(layout, cells) if schedule.tables else None
         group = Group("g", layout, SGD(1.0), case.consistency, recovery, COORDINATOR, TIMINGS)
         self._case = case
         self._schedule = schedule
@@ -91,7 +94,8 @@ class _Run:
         self._world.tells = schedule.told
         self._tally = Tally(case.shards)
         self._injector = Injector(self._world, files, schedule, self._join)
-        self._auditor = Auditor(self._world, case, self._tally, self._injector)
+        watched = self._world, case, self._tally, self._injector
+        self._auditor = Auditor(*watched, self._row_keys)
         self._over = asyncio.Event()
         self._training: list[asyncio.Task[None]] = []
         self._workers = 0
@@ -132,7 +136,8 @@ class _Run:
         name = f"worker-{self._workers}"
         self._workers += 1
         case = self._case
-        worker = CountingWorker(self._world, name, self._tally, case.linear, case.lead)
+        bounds = case.linear, case.lead
+        worker = CountingWorker(self._world, name, self._tally, *bounds, self._row_keys)
         training = worker.train(self._stream(name), self._schedule.think, self._over)
         task = worker.process.run(training)
         task.add_done_callback(self._ended_well)

@@ -32,12 +32,14 @@ from dps.protocol.messages import (
     Pull,
     Push,
     Pushed,
+    PutState,
     Replicate,
     TakeMail,
     View,
     Weights,
 )
 from dps.protocol.replica import Replica
+from dps.protocol.row_reads import RowsAsked, RowsRead, read_rows
 from dps.protocol.saving import Checkpoints
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
@@ -348,6 +350,40 @@ def _oldest_first(self: CheckpointFiles) -> Any:
     return list(reversed(_found(self)))
 
 
+# -- sparse tables ---------------------------------------------------------------------------------
+
+
+@instead_of(Host, "_install", "tables not replicated", chains)
+async def _install_without_tables(self: Host, m: Install) -> Any:
+    """Give a newcomer the weights, but not the rows of sparse tables."""
+    return await _install(self, replace(m, state=replace(m.state, tables={})))
+
+
+@instead_of(files, "_arrays", "tables left out of checkpoints", checkpoints)
+def _arrays_without_new_rows(state: ShardState) -> Any:
+    """Write the rows of the oldest level of a table alone."""
+    tables = {n: replace(t, levels=t.levels[-1:] * len(t.levels)) for n, t in state.tables.items()}
+    return _arrays(replace(state, tables=tables))
+
+
+@instead_of(StateStore, "put", "tables left out of the store", stores)
+def _put_without_tables(self: StateStore, m: PutState) -> Done:
+    """Keep the weights of a state, but no rows."""
+    return _put(self, replace(m, state=replace(m.state, tables={})))
+
+
+@instead_of(replay, "added", "rows of summed updates forgotten", sums)
+def _rows_of_the_first(a: Any, b: Any) -> Any:
+    """Sum the gradients of dense arrays, but take the rows of the first alone."""
+    return a
+
+
+@instead_of(Replica, "_rows", "uncommitted rows served", chains)
+async def _uncommitted_rows(self: Replica, m: RowsAsked) -> RowsRead:
+    """Serve rows that a failure may take back."""
+    return await read_rows(self._layout, self.state, m, self._clock.now())
+
+
 # -- consistency -----------------------------------------------------------------------------------
 
 
@@ -372,3 +408,4 @@ _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
 _plan, _slack = replay.plan, consistency.slack
+_arrays, _put = files._arrays, StateStore.put
