@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -93,6 +93,9 @@ bench-recovery: setup ## time recoveries from real faults, and what each strateg
 
 bench-measuring: setup ## compare updates per second with everything recorded and evaluated, and with neither
 	$(BIN)/dps bench measuring
+
+bench-sparse: setup ## count keys per second of sparse tables, beside a dictionary of arrays and Ray actors
+	$(BIN)/dps bench sparse
 
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
 	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)

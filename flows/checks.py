@@ -91,3 +91,14 @@ def measuring(
 
     tell = partial(print, file=sys.stderr, flush=True)
     print(bench_measuring.table(bench_measuring.measuring(tell, rounds)))
+
+
+@bench.command()
+def sparse(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each system.")] = 7,
+) -> None:
+    """Count keys per second of sparse tables, beside a dictionary of arrays and Ray actors."""
+    from flows import bench_sparse
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_sparse.table(bench_sparse.sparse(tell, rounds), rounds))

@@ -6,8 +6,9 @@ whole arrays: no step is taken key by key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,11 +36,14 @@ def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
         keys, gradient = _checked(layout.shards[0].table(name), pushed, values)
-        keys, gradient = summed_by_key(keys, gradient)
-        order, cuts = _by_shard(layout, keys)
+        order = _order(keys)
+        if order is not None and not are_sorted(keys[order]):
+            keys, gradient = summed_by_key(keys, gradient)
+            order = None
+        keys, order, cuts = _by_shard(layout, keys, order)
         if order is not None:
-            keys, gradient = keys[order], gradient.take(order, 0)
-        for shard, cut in cuts:
+            gradient = gradient.take(order, 0)
+        for shard, cut in cuts.items():
             parts.setdefault(shard, []).append(Rows(name, keys[cut], gradient[cut]))
     return {shard: tuple(rows) for shard, rows in parts.items()}
 
@@ -83,17 +87,10 @@ def asked(layout: Layout, table: str, keys: object) -> Question:
     """
     spec = layout.shards[0].table(table)
     wanted = as_keys(table, keys)
-    order: np.ndarray | None = None
-    if not are_sorted(wanted):  # a shard is quicker with sorted keys
-        order = wanted.argsort()
-        wanted = wanted[order]
-    by_shard, cuts = _by_shard(layout, wanted)
-    if by_shard is not None:
-        wanted = wanted[by_shard]
-        order = by_shard if order is None else order[by_shard]
-    found = dict(cuts)
-    where = {shard: cut if order is None else order[cut] for shard, cut in found.items()}
-    return Question(spec, {s: wanted[cut] for s, cut in found.items()}, where, len(wanted))
+    # A shard is quicker with sorted keys.
+    ordered, order, cuts = _by_shard(layout, wanted, _order(wanted))
+    where = {shard: cut if order is None else order[cut] for shard, cut in cuts.items()}
+    return Question(spec, {s: ordered[cut] for s, cut in cuts.items()}, where, len(wanted))
 
 
 def check_range(start: int, stop: int) -> None:
@@ -121,20 +118,32 @@ def _checked(
     return keys, gradient
 
 
-def _by_shard(
-    layout: Layout, keys: np.ndarray
-) -> tuple[np.ndarray | None, Iterator[tuple[int, slice]]]:
-    """How to order keys by shard, else as they are, and which are then each shard's.
+def _order(keys: np.ndarray) -> np.ndarray | None:
+    """What sorts the keys; None if they are sorted, each once."""
+    return None if are_sorted(keys) else keys.argsort()
 
-    No order: they all are of one shard.
+
+def _by_shard(
+    layout: Layout, keys: np.ndarray, order: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, dict[int, slice]]:
+    """Order keys by shard, and within each by `order`.
+
+    Returns
+    -------
+    keys
+        The keys in that order.
+    order
+        Which each of them was; None: they are as they were.
+    cuts
+        Which of them are each shard's, for those that have any.
     """
-    shards = len(layout.shards)
+    ordered, shards = keys if order is None else keys[order], len(layout.shards)
     if shards == 1 or not len(keys):
-        return None, iter([(0, slice(0, len(keys)))] if len(keys) else [])
+        return ordered, order, {0: slice(0, len(keys))} if len(keys) else {}
     # With small numbers, sorting is counting.
     small = np.uint8 if shards <= 1 << 8 else np.uint16
-    homes = np.array(layout.homes, small)[partitions_of(keys)]
+    homes = np.array(layout.homes, small)[partitions_of(ordered)]
     ends = np.bincount(homes, minlength=shards).cumsum().tolist()
-    starts = [0, *ends[:-1]]
-    cuts = ((s, slice(a, b)) for s, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < b)
-    return homes.argsort(kind="stable"), cuts
+    cuts = {s: slice(a, b) for s, (a, b) in enumerate(pairwise([0, *ends])) if a < b}
+    by_shard = homes.argsort(kind="stable")
+    return ordered[by_shard], by_shard if order is None else order[by_shard], cuts

@@ -37,7 +37,7 @@ def mix64(numbers: np.ndarray) -> np.ndarray:
 
 def partitions_of(keys: np.ndarray) -> np.ndarray:
     """The partition of each int64 key, from 0 to `PARTITIONS` - 1."""
-    return mix64(keys.view(np.uint64)) >> np.uint64(64 - PARTITION_BITS)
+    return (mix64(keys.view(np.uint64)) >> np.uint64(64 - PARTITION_BITS)).view(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
