@@ -17,6 +17,7 @@ from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.group import Group
 from dps.protocol.messages import GetState, PutState
 from dps.protocol.saving import Checkpoints
+from dps.protocol.store import PutSince, without
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 
@@ -94,15 +95,27 @@ class Stored:
         self._deadline = group.timings.copy
         self._transport = transport
         self._store = store
+        # What is known to be in the store, which one that is, and in which epoch.
+        self._there: tuple[ShardState, Endpoint, int] | None = None
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Put the state that the server starts with."""
         await self.commit(epoch, state)
 
     async def commit(self, epoch: int, state: ShardState) -> None:
-        """Return when the store has the state."""
-        request = PutState(self._shard, epoch, state)
-        await self._transport.call(await self._store(), request, self._deadline, "store")
+        """Return when the store has the state; of tables only what is new goes there."""
+        store = await self._store()
+        there, self._there = self._there, None
+        if there is None or not state.tables or there[1:] != (store, epoch):
+            await self._put(store, PutState(self._shard, epoch, state))
+        else:
+            try:
+                newer, kept = without(there[0], state)
+                since = PutSince(self._shard, epoch, newer, there[0].index, kept)
+                await self._put(store, since)
+            except StoreUnavailable:
+                await self._put(store, PutState(self._shard, epoch, state))
+        self._there = (state, store, epoch)
 
     async def restore(self, epoch: int) -> ShardState:
         """Return the state that the store has."""
@@ -111,6 +124,9 @@ class Stored:
         if not isinstance(state, ShardState):
             raise StoreUnavailable(f"shard {self._shard}: the state store has no state of it")
         return state
+
+    async def _put(self, store: Endpoint, request: PutState | PutSince) -> None:
+        await self._transport.call(store, request, self._deadline, "store")
 
     async def close(self) -> None:
         """Do nothing: the store is written to only by `commit`."""

@@ -44,7 +44,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked
-from dps.protocol.store import Mailboxes, StateStore
+from dps.protocol.store import Mailboxes, PutSince, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 
@@ -86,6 +86,7 @@ class Host:
             EndCut: self._cut,
             Flush: self._flush,
             PutState: _at_once(self._states.put),
+            PutSince: _at_once(self._states.put_since),
             GetState: _at_once(self._states.get),
             Deposit: _at_once(self._mailboxes.deposit),
             TakeMail: _at_once(self._mailboxes.take),

@@ -6,9 +6,13 @@ can neither overwrite its state nor empty its mailbox.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
 from dps.core.shard import ShardState
+from dps.core.tables import SparseTable, table_of
 from dps.core.updates import Operation
-from dps.errors import MailboxClosed, StaleEpoch
+from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable
 from dps.protocol.messages import (
     ClearMail,
     Deposit,
@@ -18,6 +22,49 @@ from dps.protocol.messages import (
     PutState,
     TakeMail,
 )
+from dps.protocol.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PutSince:
+    """Keep a state as by `PutState`, of which what the store holds already was left out.
+
+    Of each table in `kept`, so many of the oldest levels are those of the state of index `base`.
+    """
+
+    shard: int
+    epoch: int
+    state: ShardState
+    base: int
+    kept: dict[str, int]
+
+
+def without(base: ShardState, state: ShardState) -> tuple[ShardState, dict[str, int]]:
+    """Return a state without the levels that it shares with `base`, and how many of each table."""
+    kept = {name: _shared(base, name, table) for name, table in state.tables.items()}
+    tables = {
+        name: SparseTable(table.levels[: len(table.levels) - kept[name]])
+        for name, table in state.tables.items()
+    }
+    return replace(state, tables=tables), kept
+
+
+def _shared(base: ShardState, name: str, table: SparseTable) -> int:
+    """How many of the oldest levels of a table are those that it has in `base`."""
+    before = reversed(table_of(base.tables, name).levels)
+    both = zip(before, reversed(table.levels), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], both))
+
+
+def _with(base: ShardState, m: PutSince) -> ShardState:
+    """Undo `without`."""
+    tables = {}
+    for name, table in m.state.tables.items():
+        older = table_of(base.tables, name).levels
+        kept = older[len(older) - m.kept[name] :]
+        tables[name] = SparseTable((*table.levels, *kept))
+    return replace(m.state, tables=tables)
 
 
 class StateStore:
@@ -42,6 +89,20 @@ class StateStore:
         if epoch < m.epoch or held.index <= m.state.index:
             self._states[m.shard] = (m.epoch, m.state)
         return Done()
+
+    def put_since(self, m: PutSince) -> Done:
+        """Keep a state that goes on from the one that is here; errors as for `put`.
+
+        Raises
+        ------
+        StoreUnavailable
+            What is here is another one: the whole state has to be put.
+        """
+        self._fence(m.shard, m.epoch)
+        epoch, base = self._states.get(m.shard, (0, m.state))
+        if (epoch, base.index) != (m.epoch, m.base):
+            raise StoreUnavailable(f"store: index {m.base} of shard {m.shard} is not here")
+        return self.put(PutState(m.shard, m.epoch, _with(base, m)))
 
     def get(self, m: GetState) -> ShardState | None:
         """Return the state, if there is one, and fence earlier servers off."""

@@ -36,6 +36,7 @@ SIGNS: dict[tuple[str, str], Trigger] = {
     ("event", "Restored"): "restored",
     ("write", ""): "writing",
     ("sent", "PutState"): "stored",
+    ("sent", "PutSince"): "stored",
     ("sent", "TakeMail"): "mail taken",
 }
 

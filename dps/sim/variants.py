@@ -39,7 +39,6 @@ from dps.protocol.messages import (
     Weights,
 )
 from dps.protocol.replica import Replica
-from dps.protocol.row_reads import RowsAsked, RowsRead, read_rows
 from dps.protocol.saving import Checkpoints
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
@@ -376,12 +375,6 @@ def _put_without_tables(self: StateStore, m: PutState) -> Done:
 def _rows_of_the_first(a: Any, b: Any) -> Any:
     """Sum the gradients of dense arrays, but take the rows of the first alone."""
     return a
-
-
-@instead_of(Replica, "_rows", "uncommitted rows served", chains)
-async def _uncommitted_rows(self: Replica, m: RowsAsked) -> RowsRead:
-    """Serve rows that a failure may take back."""
-    return await read_rows(self._layout, self.state, m, self._clock.now())
 
 
 # -- consistency -----------------------------------------------------------------------------------

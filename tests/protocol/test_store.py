@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dps.core.shard import ShardState
+from dps.core.tables import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
-from dps.errors import MailboxClosed, StaleEpoch
+from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable
 from dps.protocol.messages import ClearMail, Deposit, GetState, PutState, TakeMail
-from dps.protocol.store import Mailboxes, StateStore
+from dps.protocol.store import Mailboxes, PutSince, StateStore, without
 
 
 def state(index: int) -> ShardState:
@@ -54,6 +56,53 @@ def test_a_put_fences_earlier_servers_off_too_and_each_shard_for_itself() -> Non
     with pytest.raises(StaleEpoch):
         store.put(PutState(0, 2, state(9)))
     store.put(PutState(1, 2, state(9)))
+
+
+def with_rows(index: int, *levels: Level) -> ShardState:
+    return replace(state(index), tables={"emb": SparseTable(levels)} if levels else {})
+
+
+OLD, NEW, NEWEST = (Level(np.array([i]), np.full((1, 2), float(i))) for i in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sent"),
+    [
+        (with_rows(1, OLD), with_rows(2, NEW, OLD), 1),
+        (with_rows(1, NEW, OLD), with_rows(4, NEWEST, NEW, OLD), 1),
+        (with_rows(1, NEW, OLD), with_rows(2, NEWEST, OLD), 1),
+        (with_rows(1, NEW, OLD), with_rows(2, NEWEST), 1),
+        (with_rows(1, OLD), with_rows(2, OLD), 0),
+        (with_rows(1), with_rows(2, NEW, OLD), 2),
+    ],
+)
+def test_only_the_levels_that_are_new_need_be_put(
+    before: ShardState, after: ShardState, sent: int
+) -> None:
+    store = StateStore()
+    store.put(PutState(0, 1, before))
+    newer, kept = without(before, after)
+    assert len(newer.tables["emb"].levels) == sent
+    store.put_since(PutSince(0, 1, newer, before.index, kept))
+    found = store.get(GetState(0, 1))
+    assert found is not None
+    assert [id(level) for level in found.tables["emb"].levels] == [
+        id(level) for level in after.tables["emb"].levels
+    ]
+    assert found.index == after.index
+
+
+@pytest.mark.parametrize("there", [None, (1, 4), (2, 4), (3, 5)])
+def test_levels_are_not_put_on_another_state(there: tuple[int, int] | None) -> None:
+    store, before = StateStore(), with_rows(4, OLD)
+    if there is not None:
+        store.put(PutState(0, there[0], with_rows(there[1], OLD)))
+    newer, kept = without(before, with_rows(5, NEW, OLD))
+    with pytest.raises(StoreUnavailable, match="index 4 of shard 0 is not here"):
+        store.put_since(PutSince(0, 3, newer, 4, kept))
+    store.get(GetState(0, 4))
+    with pytest.raises(StaleEpoch):
+        store.put_since(PutSince(0, 3, newer, 4, kept))
 
 
 def test_a_put_that_was_overtaken_does_not_bring_an_older_state_back() -> None:

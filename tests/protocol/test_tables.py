@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from dps.core.updates import UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.messages import Evict
+from dps.protocol.row_reads import PullRows
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -195,6 +197,29 @@ def test_rows_that_were_buffered_during_an_outage_are_applied_once(buffer: Any) 
     with_table(scenario, recovery=Recovery(SharedStore(), Continue(buffer=buffer)))
 
 
+def test_the_store_is_sent_what_is_new_of_a_table() -> None:
+    """And the whole of it when another store takes over."""
+
+    def sent(s: Setting) -> list[str]:
+        return [what for *_, what in s.network.trace if what in ("PutState", "PutSince")]
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        for _ in range(5):
+            await client.push({"w": np.ones(40)}, rows={"emb": ones(MANY)})
+        before = Counter(sent(s))
+        assert before["PutSince"] >= 8
+        s.world.crash("store-0", back_after=0.1)
+        for _ in range(5):
+            await client.push({"w": np.ones(40)}, rows={"emb": ones(MANY)})
+        assert Counter(sent(s))["PutState"] > before["PutState"]
+        s.world.crash("server-0", back_after=0.1)
+        rows = await client.pull_rows("emb", MANY)
+        assert rows == pytest.approx(expected(MANY, dict.fromkeys(MANY.tolist(), 10)))
+
+    with_table(scenario, recovery=Recovery(SharedStore()))
+
+
 def test_a_worker_that_was_given_up_enters_again_before_it_reads_rows() -> None:
     async def scenario(s: Setting) -> None:
         (_, a), (_, b) = await s.enter("a"), await s.enter("b")
@@ -222,6 +247,26 @@ def test_a_worker_that_is_too_far_ahead_waits_to_read_rows() -> None:
         await s.all_of(reading, within=5.0)
 
     with_table(scenario, consistency=SSP(1))
+
+
+def test_rows_are_shown_only_when_they_are_committed() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        head, tail = (s.world.name_of(host) for host in view.chain)
+        s.network.slow(head, tail, 0.5)
+        pushing = process.run(client.push({}, rows={"emb": ones(MANY)}))
+        await asyncio.sleep(0.2)
+        ask = PullRows(0, view.epoch, "", 0, 0, 0.1, "emb", MANY)
+        read = await s.ask(view.chain[0], ask)
+        applied = s.world.hosts[view.chain[0].address].replica(0).state.version
+        assert (applied, read.version) == (1, 0)
+        assert read.values == pytest.approx(expected(MANY, {}))
+        await s.all_of(pushing, within=5.0)
+        read = await s.ask(view.chain[0], ask)
+        assert read.values == pytest.approx(expected(MANY, dict.fromkeys(MANY.tolist(), 1)))
+
+    with_table(scenario, shards=1, recovery=Recovery(Chain(2, reads="any")))
 
 
 def test_rows_come_back_from_a_checkpoint_with_their_optimizer_state() -> None:

@@ -13,6 +13,7 @@ KNOWN = {
     "lease counted from the reply": "chain(2), SSP(1):57",
     "lease not checked again": "worker cache + continue:7",
     "mailbox cleared before apply": "chain(3) + mailbox:22",
+    "rows of summed updates forgotten": "chain(2), aggregated:6",
     "non-atomic publish": "checkpoint, BSP:59",
     "torn checkpoint accepted": "checkpoint, seconds:16",
     "workers forgotten after a loss": "checkpoint, BSP:32",
