@@ -113,7 +113,7 @@ class ParameterServer(Readable):
         about: Mapping[str, Any] | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
-        start = afresh(client, params, tables, shards, *choices, about or {})
+        start = afresh(client, params, shards, *choices, about or {}, tables)
         self._set_up(client, start, on_event)
 
     @classmethod

@@ -53,13 +53,13 @@ class Start:
 def afresh(
     client: distributed.Client,
     params: Mapping[str, np.ndarray],
-    tables: Sequence[SparseSpec],
     shards: int,
     optimizer: UpdateRule,
     consistency: Consistency,
     recovery: str | Recovery,
     timings: Timings,
     kept: Mapping[str, Any],
+    tables: Sequence[SparseSpec] = (),
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)

@@ -526,10 +526,11 @@ def test_an_asynchronous_client_awaits_the_same_methods(with_roles: Client) -> N
     assert events.of(Evaluated)[-1].loss == 2 * STEPS
 
 
-def test_the_lines_in_the_readme_run_as_they_stand(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    block = re.search(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    assert block is not None, "README.md has no ```python block"
+@pytest.mark.parametrize("document", ["README.md", "docs/sparse-tables.md"])
+def test_the_lines_in_a_document_run_as_they_stand(tmp_path: Path, document: str) -> None:
+    text = (Path(__file__).parents[2] / document).read_text()
+    block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert block is not None, f"{document} has no ```python block"
     script = tmp_path / "quick_start.py"
     script.write_text(block[1])
     ran = subprocess.run(
