@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dps.core.compensation import DelayCompensated
 from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.filters import (
+    KKT,
+    Filter,
+    Lossless,
+    Quantise,
+    RandomSkip,
+    Selection,
+    Sending,
+    SignificantlyModified,
+    TopK,
+)
 from dps.core.ftrl import FTRL
 from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.proximal import DelayedProximal, Proximal
@@ -37,6 +49,7 @@ __all__ = [
     "ASP",
     "BSP",
     "FTRL",
+    "KKT",
     "L1",
     "L2",
     "SGD",
@@ -47,19 +60,28 @@ __all__ = [
     "Checkpoint",
     "Consistency",
     "Continue",
+    "DelayCompensated",
     "DelayedProximal",
     "DpsError",
     "ElasticNet",
+    "Filter",
     "GroupL1",
+    "Lossless",
     "Momentum",
     "NoDurability",
     "ParameterServer",
     "Penalty",
     "Proximal",
+    "Quantise",
+    "RandomSkip",
     "Recovery",
     "Replay",
+    "Selection",
+    "Sending",
     "SharedStore",
+    "SignificantlyModified",
     "StalenessAware",
+    "TopK",
     "UpdateRule",
     "Wait",
     "Worker",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ from dps.cluster.choices import check_choices, checked_recovery, shared_path
 from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.filter_chain import checked
+from dps.core.filters import Filter
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError
+from dps.protocol.codecs import check_available
 from dps.protocol.group import Group, Timings
 from dps.protocol.runs import Saved, about, describe, find_saved, must_be_known, write_run
 from dps.protocol.transport import Endpoint
@@ -58,6 +61,7 @@ def afresh(
     recovery: str | Recovery,
     timings: Timings,
     kept: Mapping[str, Any],
+    filters: Mapping[str, Sequence[Filter]] | None = None,
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
@@ -67,7 +71,12 @@ def afresh(
     chosen = checked_recovery(recovery)
     if isinstance(chosen.durability, Checkpoint):
         must_be_known(optimizer)
-    group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)
+    chains = checked(filters or {}, layout, optimizer)
+    if any(chain.lossless for chain in chains.values()):
+        check_available()
+    group = Group(
+        name, layout, optimizer, consistency, chosen, coordinator, timings, filters=chains
+    )
     return Start(group, initial, None, kept)
 
 
@@ -85,6 +94,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         coordinator,
         timings,
         saved.incarnations,
+        filters=run.filters,
     )
     return Start(group, (), saved, about(run))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
+from dps.core.outbox import Counts
 from dps.core.recovery import WorkerCache
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
@@ -31,6 +32,7 @@ from dps.protocol.messages import (
     ExitWorker,
     RenewWorker,
 )
+from dps.protocol.outgoing import FilterState, Outgoing
 from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.transport import Transport
@@ -66,6 +68,7 @@ class Client:
             Lane(shard, group, transport, self.router, self._acked)
             for shard in range(len(group.layout.shards))
         ]
+        self._outgoing = Outgoing(group, self._base)
 
     async def enter(self, address: str, node: str) -> None:
         """Take part in the training under this client's name."""
@@ -117,9 +120,10 @@ class Client:
             self._given_up = True
 
     async def leave(self, reason: str) -> None:
-        """Take part no longer; what is still buffered here is applied first."""
+        """Take part no longer; what is still buffered or withheld here is applied first."""
         try:
             if reason == "finished":
+                await self._push_withheld()
                 await self._all_lanes(lambda lane: lane.drain())
         finally:
             request = ExitWorker(self.worker, self.incarnation, reason)
@@ -151,16 +155,27 @@ class Client:
         """
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
-        layout.check(gradients, values=len(layout.shards) > 1)
+        layout.check(gradients, values=len(layout.shards) > 1 or self._outgoing.filters)
         touched = layout.shards_of(gradients)
         await self._entered.wait()
+        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
+        made = self._outgoing.operations(operation, gradients, touched)
         self._seq += 1
-        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq))
+        await self._send(operation, made, touched, pull)
+        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
+            await self.pull()
+
+    async def _send(
+        self,
+        operation: Operation,
+        made: Callable[[int], Operation],
+        touched: Sequence[int],
+        pull: bool,
+    ) -> None:
+        """Send an update to the shards that it touches, and to the others what goes with it."""
 
         async def send(shard: int) -> None:
-            gradient, pieces = layout.gather(shard, gradients)
-            op = replace(operation, gradient=gradient, pieces=pieces)
-            await self._lanes[shard].push(op, pull)
+            await self._lanes[shard].push(made(shard), pull)
 
         jobs: dict[int, Callable[[], Awaitable[None]]] = {}
         for shard, lane in self._numbered:
@@ -171,8 +186,25 @@ class Client:
             elif pull:
                 jobs[shard] = partial(lane.pull, self._reader)
         await self._to_all(jobs)
-        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
-            await self.pull()
+
+    async def _push_withheld(self) -> None:
+        """Send all that filters have withheld as one last update."""
+        await self._entered.wait()
+        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
+        remainders = self._outgoing.remainders(operation)
+        if remainders:
+            self._seq += 1
+            await self._send(operation, remainders.__getitem__, list(remainders), False)
+
+    @property
+    def filtered(self) -> FilterState:
+        """What the filters have done to this client's gradients so far."""
+        state, saved = self._outgoing.state, sum(lane.keys.saved_bytes for lane in self._lanes)
+        return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
+
+    def withheld(self, shard: int) -> dict[str, np.ndarray]:
+        """What the filters withhold from a shard now, by array; for reading only."""
+        return self._outgoing.withheld(shard)
 
     @property
     def dropped(self) -> int:
@@ -201,6 +233,10 @@ class Client:
     def versions(self) -> tuple[int, ...]:
         """The version of each shard's weights that were read last; -1 where none were."""
         return tuple(lane.base.version if lane.base else -1 for lane in self._lanes)
+
+    def _base(self, shard: int) -> np.ndarray | None:
+        base = self._lanes[shard].base
+        return base.values if base is not None else None
 
     async def _offer_copies(self) -> None:
         """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from dps.core.shard import ShardState
@@ -18,6 +19,7 @@ from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.cuts import EndCut, Held, HoldCut, TakeCut, Taken
 from dps.protocol.durability import Durability, durability
 from dps.protocol.group import Group
+from dps.protocol.keys import KeyLists
 from dps.protocol.lease import Lease
 from dps.protocol.messages import (
     Audit,
@@ -62,6 +64,7 @@ class Host:
         self._replicas: dict[int, Replica] = {}
         self._states = StateStore()
         self._mailboxes = Mailboxes()
+        self._keys = KeyLists()
         self._restored: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self._lease = Lease(group.timings, clock)
@@ -157,7 +160,8 @@ class Host:
     # -- messages for a replica that is here -----------------------------------------------------
 
     async def _push(self, m: Push) -> Any:
-        return await self.replica(m.shard).push(m)
+        operation = self._keys.completed(m.operation)
+        return await self.replica(m.shard).push(replace(m, operation=operation))
 
     async def _pull(self, m: Pull) -> Any:
         return await self.replica(m.shard).pull(m)

@@ -11,14 +11,26 @@ import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import fsspec
 import numpy as np
 
-from dps.core import blocks, consistency, ftrl, penalties, proximal, recovery, rules, staleness
+from dps.core import (
+    blocks,
+    compensation,
+    consistency,
+    filters,
+    ftrl,
+    penalties,
+    proximal,
+    recovery,
+    rules,
+    staleness,
+)
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.filter_chain import FilterChain
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
@@ -33,6 +45,9 @@ for _cls in (
     *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
     *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, ftrl.FTRL),
     *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
+    *(compensation.DelayCompensated, FilterChain),
+    *(filters.SignificantlyModified, filters.KKT, filters.RandomSkip, filters.TopK),
+    *(filters.Quantise, filters.Lossless),
     *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
     *(consistency.BSP, consistency.SSP, consistency.ASP),
     *(recovery.Recovery, recovery.Checkpoint, recovery.Wait, recovery.Continue, recovery.Replay),
@@ -56,6 +71,7 @@ class Run:
     consistency: Consistency
     recovery: Recovery
     about: str
+    filters: dict[str, FilterChain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +117,7 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         group.consistency,
         group.recovery,
         about,
+        group.filters,
     )
 
 
