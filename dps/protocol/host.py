@@ -153,6 +153,7 @@ class Host:
         dropped, self._replicas = self._replicas, {}
         self._states.clear()
         self._mailboxes.clear_all()
+        self._keys = KeyLists()
         self._left |= {shard: replica.epoch for shard, replica in dropped.items()}
         for replica in dropped.values():
             await replica.close()

@@ -30,6 +30,7 @@ from dps.protocol.messages import Table, View
 from dps.protocol.replica import Replica
 from dps.sim.cases import JOINING, Case
 from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
+from dps.sim.filters import WITHHELD
 from dps.sim.injector import Injector
 from dps.sim.process import Process
 from dps.sim.violation import Violation, require
@@ -85,7 +86,7 @@ class Auditor:
             return
         values = state.values.view(DTYPE)
         what = f"shard {replica.shard} on {replica.node}"
-        check_counts(what, values, state.version)
+        check_counts(what, values, state.version, bool(self._case.filters))
         shard.ever |= cells_in(values)
         if replica.is_head:
             epoch, address = replica.epoch, replica._me.address
@@ -171,6 +172,7 @@ class Auditor:
         """How many acked updates a restoration may take back."""
         together = applies(self._world.group)
         under_way = self._case.workers + JOINING if together else 0  # when a cut is taken
+        under_way *= WITHHELD if self._case.filters else 1
         return self._case.interval * (1 + shard.refused) + under_way * shard.refused
 
     def _check_all_lost(self, what: str, shard: _Shard, process: Process) -> None:
@@ -222,7 +224,7 @@ class Auditor:
     def _check_state(self, view: View, state: ShardState) -> set[int]:
         values = state.values.view(DTYPE)
         applied = sum(progress.applied for progress in state.workers.values())
-        check_counts(f"shard {view.shard}", values, state.version)
+        check_counts(f"shard {view.shard}", values, state.version, bool(self._case.filters))
         require(
             applied == state.version,
             "counts",

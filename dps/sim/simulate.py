@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from dps.core.filter_chain import EVERY, checked
 from dps.core.recovery import with_checkpoint_path
 from dps.core.rules import SGD
-from dps.protocol import replica
+from dps.protocol import keys, replica
 from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
@@ -61,6 +62,7 @@ def simulate(schedule: Schedule) -> Record:
     files = disk("counting")
     random = Random(f"{schedule.case.name}/{schedule.seed}/work")
     threshold, replica.INLINE_BYTES = replica.INLINE_BYTES, 1 << 20 if schedule.inline else 0
+    worth, keys.WORTH = keys.WORTH, 1
     try:
         run(main, random, schedule.work)
     except Violation as violation:
@@ -68,7 +70,7 @@ def simulate(schedule: Schedule) -> Record:
     except (Deadlock, TimeoutError) as error:
         record.violation = Violation("stuck", str(error) or "the group did not start")
     finally:
-        replica.INLINE_BYTES = threshold
+        replica.INLINE_BYTES, keys.WORTH = threshold, worth
         files.erase()
     return record
 
@@ -80,7 +82,11 @@ class _Run:
         case = schedule.case
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
         layout = counters(case.shards, CELLS * (case.workers + JOINING))
-        group = Group("g", layout, SGD(1.0), case.consistency, recovery, COORDINATOR, TIMINGS)
+        rule = SGD(1.0)
+        filters = checked({EVERY: case.filters} if case.filters else {}, layout, rule)
+        group = Group(
+            "g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS, filters=filters
+        )
         self._case = case
         self._schedule = schedule
         self._record = record
