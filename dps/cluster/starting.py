@@ -15,13 +15,12 @@ from dps.cluster.choices import check_choices, checked_recovery, shared_path
 from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
-from dps.core.filter_chain import checked
 from dps.core.filters import Filter
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError
-from dps.protocol.codecs import check_available
+from dps.protocol.codecs import checked_filters
 from dps.protocol.group import Group, Timings
 from dps.protocol.runs import Saved, about, describe, find_saved, must_be_known, write_run
 from dps.protocol.transport import Endpoint
@@ -71,9 +70,7 @@ def afresh(
     chosen = checked_recovery(recovery)
     if isinstance(chosen.durability, Checkpoint):
         must_be_known(optimizer)
-    chains = checked(filters or {}, layout, optimizer)
-    if any(chain.lossless for chain in chains.values()):
-        check_available()
+    chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
     group = Group(
         name, layout, optimizer, consistency, chosen, coordinator, timings, filters=chains
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dps.core.blocks import Layout, all_finite
+from dps.core.blocks import all_finite
 from dps.core.codecs import Section, encoded, values_of
 from dps.core.filters import KKT, Filter, Lossless, Quantise, Selection, Sending
 from dps.core.penalties import L1, ElasticNet
@@ -50,7 +50,8 @@ class FilterChain:
         NonFiniteGradient
             The gradient and what was kept before are too large together.
         """
-        accumulated = gradient if residual is None else gradient + residual
+        with np.errstate(over="ignore"):
+            accumulated = gradient if residual is None else gradient + residual
         if residual is not None and not all_finite(accumulated):
             raise NonFiniteGradient(
                 f"update {sending.update}: the gradient of {sending.array!r} with what its filters "
@@ -86,7 +87,7 @@ class FilterChain:
 
 
 def checked(
-    filters: Mapping[str, Sequence[Filter]], layout: Layout, rule: UpdateRule
+    filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
 ) -> dict[str, FilterChain]:
     """Return the chain of each array that has filters of its own, or those of every array.
 
@@ -94,27 +95,29 @@ def checked(
     ----------
     filters
         The name of an array, or "*" for all that are not named → its filters.
+    names
+        Those of all arrays.
 
     Raises
     ------
     ConfigurationError
         There is no such array, or its filters cannot work together or with the rule.
     """
-    check_form(filters)
+    _check_form(filters)
     for name in filters:
-        if name != EVERY and name not in layout.names:
+        if name != EVERY and name not in names:
             raise ConfigurationError(
-                f"filters[{name!r}]: there is no such array; there are: {', '.join(layout.names)} "
+                f"filters[{name!r}]: there is no such array; there are: {', '.join(names)} "
                 f"(and {EVERY!r} for all that are not named)"
             )
     for name, chain in filters.items():
         _check_rule(name, chain, rule)
     chains = {name: made(chain) for name, chain in filters.items()}
-    found = {name: chains.get(name, chains.get(EVERY)) for name in layout.names}
+    found = {name: chains.get(name, chains.get(EVERY)) for name in names}
     return {name: chain for name, chain in found.items() if chain is not None}
 
 
-def check_form(filters: object) -> None:
+def _check_form(filters: object) -> None:
     """Refuse filters that no arrays and no rule could make work; raises `ConfigurationError`."""
     if not isinstance(filters, Mapping):
         raise ConfigurationError(

@@ -122,10 +122,7 @@ class Outbox:
     @property
     def residual_norm(self) -> float:
         """The Euclidean norm of all that is withheld."""
-        squares = (
-            float(np.square(kept, dtype=np.float64).sum()) for kept in self._residuals.values()
-        )
-        return math.sqrt(sum(squares))
+        return math.hypot(*(float(np.linalg.norm(kept)) for kept in self._residuals.values()))
 
     def withheld(self) -> dict[str, Array]:
         """What is withheld, by array: 1-D, the part that is on this shard. For reading only."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from dps.core.codecs import (
     taken_apart,
 )
 from dps.core.compensation import compensated
+from dps.core.filter_chain import FilterChain, checked
+from dps.core.filters import Filter
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState, Step, apply
 from dps.core.updates import Operation
@@ -28,15 +31,23 @@ Array = np.ndarray
 WORTH = 64  # bytes: what is shorter gets longer
 
 
-def check_available() -> None:
-    """Refuse compression where its library is not installed; raises `ConfigurationError`."""
-    try:
-        import lz4.block  # noqa: F401
-    except ImportError as error:
+def checked_filters(
+    filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
+) -> dict[str, FilterChain]:
+    """Return each array's chain of filters (see `dps.core.filter_chain.checked`).
+
+    Raises
+    ------
+    ConfigurationError
+        They cannot work; or compression is wanted, and its library is not installed.
+    """
+    chains = checked(filters, names, rule)
+    if any(chain.lossless for chain in chains.values()) and find_spec("lz4") is None:
         raise ConfigurationError(
             "the filter Lossless needs the package lz4 in every process: pip install lz4, or leave "
             "the filter out"
-        ) from error
+        )
+    return chains
 
 
 def packed(op: Operation, lossless: Sequence[bool]) -> Operation:

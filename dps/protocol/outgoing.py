@@ -6,6 +6,7 @@ again later is the operation that came out of that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,8 +82,8 @@ class Outgoing:
     def state(self) -> FilterState:
         """What the filters have done so far."""
         counts = sum((outbox.counts for outbox in self._outboxes), Counts())
-        norms = [outbox.residual_norm for outbox in self._outboxes]
-        return FilterState(counts, float(np.linalg.norm(norms)))
+        norms = (outbox.residual_norm for outbox in self._outboxes)
+        return FilterState(counts, math.hypot(*norms))
 
     def _committed(self, shard: int, prepared: Prepared) -> Operation:
         op = packed(prepared.operation, prepared.lossless)

@@ -83,7 +83,7 @@ class _Run:
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
         layout = counters(case.shards, CELLS * (case.workers + JOINING))
         rule = SGD(1.0)
-        filters = checked({EVERY: case.filters} if case.filters else {}, layout, rule)
+        filters = checked({EVERY: case.filters} if case.filters else {}, layout.names, rule)
         group = Group(
             "g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS, filters=filters
         )
