@@ -251,6 +251,8 @@ def _int8(sent: Array, random: np.random.Generator) -> Array:
     padded.reshape(-1)[: sent.size] = sent
     scales = np.abs(padded).max(axis=1, initial=0) / LEVELS
     steps = np.divide(padded, scales[:, None], out=np.zeros_like(padded), where=scales[:, None] > 0)
-    steps += random.random(steps.shape, dtype=np.float32)
-    whole = np.clip(np.floor(steps), -LEVELS, LEVELS).astype(np.int8).reshape(-1)[: sent.size]
+    whole = np.floor(steps)
+    steps -= whole
+    whole += random.random(steps.shape, dtype=np.float32) < steps
+    whole = np.clip(whole, -LEVELS, LEVELS).astype(np.int8).reshape(-1)[: sent.size]
     return np.concatenate([scales.astype(sent.dtype).view(np.uint8), whole.view(np.uint8)])

@@ -73,13 +73,10 @@ class Mailboxes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of gradients held."""
-        return sum(
-            op.gradient.nbytes
-            for mail in self._mail.values()
-            for _, op in mail
-            if op.gradient is not None
-        )
+        """Bytes of gradients held, and of the weights that go with them."""
+        operations = [op for mail in self._mail.values() for _, op in mail]
+        buffers = (buffer for op in operations for buffer in (op.gradient, op.base))
+        return sum(buffer.nbytes for buffer in buffers if buffer is not None)
 
     def clear_all(self) -> None:
         """Forget everything."""

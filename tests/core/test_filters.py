@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -258,6 +259,39 @@ def test_arrays_without_filters_go_as_they_are() -> None:
     outbox = Outbox(model.layout, 0, checked({"w": [dps.TopK(0.1)]}, ["w", "b"], dps.SGD(0.1)))
     parts = outbox.prepared(model.gradient("a", 1), None).operation.codec
     assert [part.entries for part in parts] == [1, -1]
+
+
+@cache
+def trained(*filters: Filter, steps: int = 600) -> float:
+    """The logistic loss that descent with one worker's gradients through filters comes to."""
+    random = np.random.default_rng(5)
+    x = random.standard_normal((400, 50))
+    y = np.sign(x @ random.standard_normal(50) + 8 * random.standard_normal(400))
+    model = Model.of(w=np.zeros(50))
+    sender, state = Sender(model, *filters, rule=dps.SGD(0.5)), np.zeros(50)
+    for _ in range(steps):
+        slope = -y / (1 + np.exp(y * (x @ state)))
+        state = state - 0.5 * sender.push(w=x.T @ slope / 400)["w"]
+    return float(np.logaddexp(0, -y * (x @ state)).mean())
+
+
+@pytest.mark.parametrize(
+    ("filters", "within"),
+    [
+        ([dps.TopK(0.1)], 1e-3),
+        ([dps.RandomSkip(0.8)], 1e-3),
+        ([dps.SignificantlyModified(0.01, decay="1/t")], 1e-3),
+        ([dps.Quantise("bf16")], 1e-3),
+        ([dps.Quantise("int8")], 1e-3),
+        ([dps.TopK(0.1), dps.Quantise("bf16")], 1e-3),
+    ],
+    ids=str,
+)
+def test_logistic_regression_comes_to_the_same_loss(filters: list[Filter], within: float) -> None:
+    plain = trained()
+    assert plain < 0.8 * np.log(2)
+    assert trained(steps=1200) == pytest.approx(plain, rel=1e-4), "it is at its end"
+    assert trained(*filters) == pytest.approx(plain, rel=within)
 
 
 # -- what cannot be read ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -13,6 +13,8 @@ import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
+from dps.core.filter_chain import checked
+from dps.core.filters import Filter
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -85,6 +87,7 @@ def in_world(
     consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
     recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
+    filters: Mapping[str, Sequence[Filter]] | None = None,
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     **timings: Any,
 ) -> T:
@@ -94,7 +97,14 @@ def in_world(
     layout = Layout.of(params, shards, whole_rows=by_rows(rule))
     name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
     group = Group(
-        name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
+        name,
+        layout,
+        rule,
+        consistency,
+        recovery,
+        COORDINATOR,
+        replace(TIMINGS, **timings),
+        filters=checked(filters or {}, layout.names, rule),
     )
 
     async def main() -> T:
