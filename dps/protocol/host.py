@@ -161,8 +161,9 @@ class Host:
     # -- messages for a replica that is here -----------------------------------------------------
 
     async def _push(self, m: Push) -> Any:
-        operation = self._keys.completed(m.operation)
-        return await self.replica(m.shard).push(replace(m, operation=operation))
+        if m.operation.codec:
+            m = replace(m, operation=self._keys.completed(m.operation))
+        return await self.replica(m.shard).push(m)
 
     async def _pull(self, m: Pull) -> Any:
         return await self.replica(m.shard).pull(m)

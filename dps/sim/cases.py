@@ -60,7 +60,12 @@ class Case:
 
     @property
     def lead(self) -> int | None:
-        """How many updates a worker may be ahead of the weights that it computes from."""
+        """How many updates a worker may be ahead of the weights that it computes from.
+
+        None: any number, or with filters, that weights do not tell how far somebody is.
+        """
+        if self.filters:
+            return None
         match self.consistency:
             case BSP():
                 return 0
@@ -114,6 +119,13 @@ _ALL = (
     Case(
         "worker cache + continue, filters",
         Recovery(WorkerCache(), Continue(limit=3, buffer="worker")),
+        filters=_FILTERS,
+    ),
+    Case("chain(2), BSP, filters", Recovery(Chain(2)), BSP(), filters=_FILTERS),
+    Case(
+        "chain(2) + continue, SSP(1), filters",
+        Recovery(Chain(2), Continue(limit=3, buffer="worker")),
+        SSP(1),
         filters=_FILTERS,
     ),
 )

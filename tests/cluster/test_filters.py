@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,3 +104,15 @@ def test_delay_compensation_sends_the_weights_too(with_roles: Client) -> None:
 def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) -> None:
     with pytest.raises(ConfigurationError, match="no such array; there are: w, b"):
         ParameterServer(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
+
+
+def test_the_examples_of_the_page_about_filters_run(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
+    training, own = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    script = tmp_path / "examples.py"
+    script.write_text(own + training.replace("[TopK(0.05)", "[EverySecondPush(), TopK(0.05)"))
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout.rpartition(" ")[2]) < 0.05
