@@ -80,10 +80,9 @@ def summable(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Opera
 
 
 def size(layout: ShardLayout, op: Operation) -> int:
-    """How many bytes of gradient applying the operation has to do with, roughly."""
-    if op.codec:
-        return layout.nbytes
-    return op.gradient.nbytes if op.gradient is not None else 0
+    """How many bytes of gradient applying an operation that has one has to do with, at most."""
+    assert op.gradient is not None
+    return layout.nbytes if op.codec else op.gradient.nbytes
 
 
 def _packed(section: Section) -> Section:

@@ -372,7 +372,7 @@ class Replica:
 
     async def _stepped(self, op: Operation) -> Step:
         work = partial(applied, self._layout, self._group.rule, self.state, op)
-        if size(self._layout, op) < INLINE_BYTES:
+        if op.gradient is None or size(self._layout, op) < INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
