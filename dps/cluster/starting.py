@@ -68,9 +68,10 @@ def afresh(
     layout = Layout.of(params, shards, whole_rows=by_rows(optimizer))
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     chosen = checked_recovery(recovery)
-    if isinstance(chosen.durability, Checkpoint):
-        must_be_known(optimizer)
     chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
+    if isinstance(chosen.durability, Checkpoint):
+        must_be_known("optimizer", optimizer)
+        must_be_known("filters", chains)
     group = Group(
         name, layout, optimizer, consistency, chosen, coordinator, timings, filters=chains
     )

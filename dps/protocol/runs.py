@@ -121,19 +121,19 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
     )
 
 
-def must_be_known(rule: UpdateRule) -> None:
-    """Make sure that an update rule can be written beside checkpoints.
+def must_be_known(what: str, choice: object) -> None:
+    """Make sure that an update rule or filters can be written beside checkpoints.
 
     Raises
     ------
     ConfigurationError
-        It is one of the user's own that is not registered.
+        There is one of the user's own that is not registered.
     """
     try:
-        encode(rule)
+        encode(choice)
     except TypeError as error:
         raise ConfigurationError(
-            f"optimizer={rule!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
+            f"{what}={choice!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
             "dataclass of plain values and decorate it with dps.protocol.wire.message"
         ) from error
 

@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -106,13 +107,29 @@ def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) 
         ParameterServer(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
 
 
+@dataclass(frozen=True)
+class Own:
+    feedback: ClassVar[bool] = True
+
+    def selected(self, gradient: np.ndarray, sending: dps.Sending) -> np.ndarray:
+        return np.ones(gradient.size, bool)
+
+
+def test_a_filter_that_could_not_be_read_back_is_refused(
+    with_roles: Client, tmp_path: Path
+) -> None:
+    recovery = dps.Recovery(dps.Checkpoint(path=str(tmp_path)))
+    with pytest.raises(ConfigurationError, match=r"filters=.*Own is not registered"):
+        ParameterServer(with_roles, INITIAL, recovery=recovery, filters={"w": [Own()]})
+
+
 def test_the_examples_of_the_page_about_filters_run(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
     training, own = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script = tmp_path / "examples.py"
     script.write_text(own + training.replace("[TopK(0.05)", "[EverySecondPush(), TopK(0.05)"))
     ran = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=110
     )
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout.rpartition(" ")[2]) < 0.05
