@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dps.core.compensation import DelayCompensated
 from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.filters import (
+    KKT,
+    Filter,
+    Lossless,
+    Quantise,
+    RandomSkip,
+    Selection,
+    Sending,
+    SignificantlyModified,
+    TopK,
+)
 from dps.core.ftrl import FTRL
 from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.proximal import DelayedProximal, Proximal
@@ -38,6 +50,7 @@ __all__ = [
     "ASP",
     "BSP",
     "FTRL",
+    "KKT",
     "L1",
     "L2",
     "SGD",
@@ -48,21 +61,30 @@ __all__ = [
     "Checkpoint",
     "Consistency",
     "Continue",
+    "DelayCompensated",
     "DelayedProximal",
     "DpsError",
     "ElasticNet",
+    "Filter",
     "GroupL1",
+    "Lossless",
     "Momentum",
     "NoDurability",
     "Normal",
     "ParameterServer",
     "Penalty",
     "Proximal",
+    "Quantise",
+    "RandomSkip",
     "Recovery",
     "Replay",
+    "Selection",
+    "Sending",
     "SharedStore",
+    "SignificantlyModified",
     "SparseSpec",
     "StalenessAware",
+    "TopK",
     "Uniform",
     "UpdateRule",
     "Wait",

@@ -43,6 +43,10 @@ class DeadlineExceeded(TransportError):
     """No reply came before the call's deadline."""
 
 
+class KeysUnknown(DpsError):
+    """The shard's node does not have the list of indices that an update counts on; send it too."""
+
+
 class StaleEpoch(DpsError):
     """The request names another epoch of the shard than the replica is in; fetch the new table."""
 

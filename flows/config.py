@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import (
     Field,
     NonNegativeInt,
@@ -23,9 +24,11 @@ from pydantic import (
 from dps.core.consistency import Consistency
 from dps.core.expansion import Entry, expand
 from dps.core.faults import Fault, FaultPlan
+from dps.core.filters import Filter
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
+from dps.protocol.codecs import checked_filters
 from flows.axes import (
     OF_THE_GRID,
     Combinations,
@@ -37,6 +40,7 @@ from flows.axes import (
 from flows.complaints import Complaint, complaints, placed, suggest
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
 from flows.fault_sections import FaultSection
+from flows.filter_sections import FilterSection
 from flows.optimizer_sections import OptimizerSection
 from flows.sections import (
     AspSection,
@@ -51,7 +55,7 @@ from flows.sections import (
     refuse,
 )
 from flows.source import Document, Override, overridden, parse_override, read_document, set_key
-from flows.workload_sections import DatasetSection, WorkloadSection
+from flows.workload_sections import DatasetSection, WorkloadSection, workload_of
 
 
 class _Settings(Section):
@@ -62,6 +66,10 @@ class _Settings(Section):
     dataset: DatasetSection
     training: TrainingSection
     optimizer: OptimizerSection
+    # Left out of what is recorded unless there are any (see `OptimizerSection`).
+    filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
+        default_factory=dict, exclude_if=lambda filters: not filters
+    )
     consistency: ConsistencySection = AspSection()
     server: ServerSection = ServerSection()
     recovery: RecoverySection = RecoverySection()
@@ -80,6 +88,16 @@ class TrialConfig(_Settings):
         wrong = next(self._fault_objections(), None)
         if wrong is not None:
             refuse(wrong[1], key=wrong[0])
+        return self
+
+    @model_validator(mode="after")
+    def _filters_can_work(self) -> TrialConfig:
+        if self.filters:
+            arrays = workload_of(self).initial(np.random.default_rng(0))
+            try:
+                checked_filters(self.build_filters(), arrays, self.build_optimizer())
+            except ConfigurationError as error:
+                refuse(str(error), key="filters")
         return self
 
     @property
@@ -104,6 +122,10 @@ class TrialConfig(_Settings):
     def build_optimizer(self) -> UpdateRule:
         """Return the update rule of the shards."""
         return self.optimizer.build()
+
+    def build_filters(self) -> dict[str, list[Filter]]:
+        """Return the filters of each array that has any, "*" for those that are not named."""
+        return {name: [f.build() for f in chain] for name, chain in self.filters.items()}
 
     def build_consistency(self) -> Consistency:
         """Return the consistency model."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from dps.core.compensation import DelayCompensated
 from dps.core.ftrl import FTRL
 from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.proximal import DelayedProximal, Proximal
@@ -68,14 +69,22 @@ PenaltySection = Annotated[
 
 
 class _RuleSection(Section, ABC):
-    """What all update rules have in common: their steps may be divided by the staleness."""
+    """What all update rules have in common: what may be done about stale gradients.
+
+    Steps may be divided by the staleness, and gradients corrected for what they have missed.
+    """
 
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     staleness_aware: bool = Field(default=False, exclude_if=lambda aware: not aware)
+    delay_compensation: NonNegativeFloat | None = Field(
+        default=None, exclude_if=lambda strength: strength is None
+    )
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
-        return StalenessAware(self._rule()) if self.staleness_aware else self._rule()
+        rule = StalenessAware(self._rule()) if self.staleness_aware else self._rule()
+        strength = self.delay_compensation
+        return rule if strength is None else DelayCompensated(rule, strength)
 
     @abstractmethod
     def _rule(self) -> UpdateRule:

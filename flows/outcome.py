@@ -13,6 +13,7 @@ from typing import Any
 
 from dps.core.names import ROLES
 from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
+from flows.filtering import Filtering, filtering
 from flows.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.lineage import Ledger, applied_rows, ledger
 from flows.pace import Pace, pace
@@ -47,7 +48,15 @@ _OF_THE_WHOLE = frozenset(
         *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
     }
 )
-_SUMS = ("cpu_seconds_", "peak_bytes_", "sent_bytes_", "received_bytes_", "checkpoint_", "cost_")
+_SUMS = (
+    "filter_",
+    "cpu_seconds_",
+    "peak_bytes_",
+    "sent_bytes_",
+    "received_bytes_",
+    "checkpoint_",
+    "cost_",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,8 @@ class Outcome:
         How fast it went.
     usage, sent_by_link, storage, cost
         What it took, per role of node and per kind of link, and what that would cost.
+    filtering
+        What filters did to the gradients.
     evaluations, evaluations_missed
         How often the evaluator read a snapshot, or could not because a shard was down.
     whole
@@ -121,6 +132,7 @@ class Outcome:
     sent_by_link: dict[str, int]
     storage: Storage
     cost: Cost
+    filtering: Filtering
     evaluations: int
     evaluations_missed: int
     whole: bool
@@ -171,6 +183,7 @@ class Outcome:
             **{f"updates_{name}": count for name, count in asdict(self.ledger).items()},
             **self._staleness_row(),
             **self._pace_row(),
+            **{f"filter_{name}": value for name, value in asdict(self.filtering).items()},
             **self._usage_row(),
             **self._cost_row(),
         }
@@ -276,6 +289,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         sent_by_link=sent_by_link(record),
         storage=storage(record),
         cost=cost(record, prices),
+        filtering=filtering(record),
         evaluations=len(record.of(Evaluated)),
         evaluations_missed=len(record.of(EvaluationMissed)),
         whole=not record.of(TrialResumed),

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
 RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
+NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
 SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
 MOVE_AWAY = (
@@ -211,7 +213,8 @@ class Tracker:
         # with the first ones by name.
         labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
         known = {**labels, **flat(config)}
-        params = [Param(key, _shortened(value)) for key, value in known.items()]
+        named = {NO_NAME.sub("_", key): value for key, value in known.items()}
+        params = [Param(key, _shortened(value)) for key, value in named.items()]
         versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
         for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
             self._client.log_batch(run_id, params=batch)

@@ -202,6 +202,7 @@ def _server(
         on_event=on_event,
         timings=timings,
         about=settings(trial, {}),
+        filters=config.build_filters(),
     )
 
 

@@ -33,7 +33,7 @@ LIBRARIES = {
     "errors": set[str](),
     "events": set[str](),
     "core": {"numpy"},
-    "protocol": {"numpy", "fsspec", "safetensors"},
+    "protocol": {"numpy", "fsspec", "lz4", "safetensors"},
     "sim": {"numpy", "fsspec"},
     "cluster": {"numpy", "dask", "distributed", "psutil"},
     "chaos": {"dask", "distributed", "psutil"},

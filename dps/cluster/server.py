@@ -19,7 +19,7 @@ import numpy as np
 from dps.cluster import roles
 from dps.cluster.actor import HostActor, Hosted
 from dps.cluster.audit import Readable
-from dps.cluster.evaluator import EvaluatorActor, Score
+from dps.cluster.evaluator import Score, start_evaluator
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
@@ -28,6 +28,7 @@ from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
 from dps.cluster.weak import weakly
 from dps.cluster.worker import Worker, run_worker
 from dps.core.consistency import ASP, Consistency
+from dps.core.filters import Filter
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule
 from dps.core.sparse import SparseSpec
@@ -77,6 +78,9 @@ class ParameterServer(Readable):
         Deadlines of the protocol.
     about
         Kept beside checkpoints, for whoever goes on from them (see `resume`); JSON.
+    filters
+        The name of an array, or "*" for all others → what its gradients go through before they are
+        sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
 
     Attributes
     ----------
@@ -111,9 +115,10 @@ class ParameterServer(Readable):
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         about: Mapping[str, Any] | None = None,
+        filters: Mapping[str, Sequence[Filter]] | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
-        start = afresh(client, params, shards, *choices, about or {}, tables)
+        start = afresh(client, params, shards, *choices, about or {}, tables, filters)
         self._set_up(client, start, on_event)
 
     @classmethod
@@ -400,20 +405,5 @@ class ParameterServer(Readable):
         await self._make_hosts([node for node in self.nodes if node.address == address])
 
     async def _evaluate(self, score: Score, every: float) -> None:
-        able = [n for n in self.nodes if n.role == "evaluator"]
-        able += [n for n in reversed(self.nodes) if n.role == "worker"]
-        if not able:
-            raise CapacityError("no node is left for an evaluator; start more Dask workers")
-        node, key = able[0], f"dps-evaluator-{self.group.name}-{uuid.uuid4().hex[:8]}"
-        future = self._client.submit(
-            EvaluatorActor,
-            self.group,
-            score,
-            every,
-            node.name,
-            key=key,
-            actor=True,
-            workers=[node.address],
-        )
-        await future
-        self._evaluators.append(Hosted(node, Endpoint(node.address, key), future))
+        hosted = await start_evaluator(self._client, self.group, self.nodes, score, every)
+        self._evaluators.append(hosted)

@@ -15,11 +15,13 @@ from dps.cluster.choices import check_choices, check_tables, checked_recovery, s
 from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.filters import Filter
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.sparse import SparseSpec
 from dps.errors import ConfigurationError
+from dps.protocol.codecs import checked_filters
 from dps.protocol.group import Group, Timings
 from dps.protocol.runs import Saved, about, describe, find_saved, must_be_known, write_run
 from dps.protocol.transport import Endpoint
@@ -60,17 +62,22 @@ def afresh(
     timings: Timings,
     kept: Mapping[str, Any],
     tables: Sequence[SparseSpec] = (),
+    filters: Mapping[str, Sequence[Filter]] | None = None,
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
     check_choices(optimizer, consistency)
     chosen = checked_recovery(recovery)
-    if isinstance(chosen.durability, Checkpoint):
-        must_be_known(optimizer)
     check_tables(tables, chosen)
     layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
+    chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
+    if isinstance(chosen.durability, Checkpoint):
+        must_be_known("optimizer", optimizer)
+        must_be_known("filters", chains)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
-    group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)
+    group = Group(
+        name, layout, optimizer, consistency, chosen, coordinator, timings, filters=chains
+    )
     return Start(group, initial, None, kept)
 
 
@@ -88,6 +95,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         coordinator,
         timings,
         saved.incarnations,
+        filters=run.filters,
     )
     return Start(group, (), saved, about(run))
 

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +29,7 @@ from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.routing import Gradients
 from dps.core.rows import KEYS
-from dps.events import Acked, NodeJoined, Reported, ResourceSampled
+from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.lane import Outcome
@@ -280,6 +281,24 @@ class _AckColumns:
             )
 
 
+class _FilterCounts:
+    """Records what a client's filters have done whenever that has changed."""
+
+    def __init__(self, client: Client, recorder: Recorder) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._last = client.filtered
+        self.incarnation = 0
+
+    def flush(self) -> None:
+        found = self._client.filtered
+        if found != self._last:
+            self._last = found
+            worker, counts = self._client.worker, asdict(found.counts)
+            now, norm = SystemClock().now(), found.residual_norm
+            self._recorder(Filtered(now, worker, self.incarnation, **counts, residual_norm=norm))
+
+
 def run_worker(
     group: Group, train: Callable[[Worker], T], peers: Sequence[str], index: int, node_role: str
 ) -> T:
@@ -300,9 +319,12 @@ def run_worker(
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)
 
+    filters = _FilterCounts(client, recorder)
+
     def flush() -> None:
         acks.flush()
         reports.flush()
+        filters.flush()
 
     def measure() -> ResourceSampled:
         return sample(node, node_role, meter)
@@ -314,7 +336,7 @@ def run_worker(
 
     async def enter() -> None:
         await client.enter(dask_worker.address, node)
-        acks.incarnation = reports.incarnation = client.incarnation
+        acks.incarnation = reports.incarnation = filters.incarnation = client.incarnation
         if not isinstance(group.consistency, ASP):
             await _until_joined(peers, group, client, transport)
 

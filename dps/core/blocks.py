@@ -121,6 +121,13 @@ class ShardLayout:
             raise ShapeMismatch(f"no sparse table is named {name!r}; {known}")
         return spec
 
+    def taken(self, buffer: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
+        """Those pieces of a buffer, one after the other; the buffer itself if it is all (empty)."""
+        if not pieces:
+            return buffer
+        chosen = [self.pieces[i] for i in pieces]
+        return np.concatenate([buffer[piece.offset : piece.end] for piece in chosen])
+
     def name_at(self, byte: int) -> str:
         """Name of the array that the byte of the buffer belongs to."""
         return next(p.block.name for p in self.pieces if p.offset <= byte < p.end)

@@ -1,4 +1,4 @@
-"""Owns the checks of the numbers that update rules and penalties are made with.
+"""Owns the checks of the numbers that update rules, penalties and filters are made with.
 
 A number that passes becomes a plain float: numpy's own would turn float32 arrays into float64.
 """
@@ -36,6 +36,15 @@ def fraction(owner: object, *fields: str) -> None:
     """Refuse fields that are not in [0, 1)."""
     for field in fields:
         _require(owner, field, 0 <= getattr(owner, field) < 1, "0 or more and below 1")
+
+
+def seed(owner: object, field: str) -> None:
+    """Refuse a field that is no whole number of 0 or above."""
+    value = getattr(owner, field)
+    if not isinstance(value, int) or value < 0:
+        raise ConfigurationError(
+            f"{type(owner).__name__}: {field}={value!r}, expected a whole number, 0 or above"
+        )
 
 
 def _require(owner: object, field: str, holds: bool, expected: str) -> None:

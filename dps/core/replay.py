@@ -6,7 +6,7 @@ Whatever it does to the gradients, every update keeps its identity, so that none
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from dps.core.blocks import ShardLayout
 from dps.core.recovery import Replay
 from dps.core.rows import added, squares, times
 from dps.core.updates import Operation
+
+Summable = Callable[[Operation], Operation]
 
 PUBLISHED_QUEUE = 50
 PUBLISHED_SCALE = 0.1
@@ -28,8 +30,16 @@ class Plan:
     dropped: int = 0
 
 
-def plan(policy: Replay, layout: ShardLayout, version: int, buffered: Sequence[Operation]) -> Plan:
+def plan(
+    policy: Replay,
+    layout: ShardLayout,
+    version: int,
+    buffered: Sequence[Operation],
+    summable: Summable | None = None,
+) -> Plan:
     """Return what to apply for these buffered gradients on a shard that is at `version`.
+
+    `summable` makes of an operation one that can be summed; None: each can.
 
     Policies
     --------
@@ -49,13 +59,23 @@ def plan(policy: Replay, layout: ShardLayout, version: int, buffered: Sequence[O
     """
     once = _each_once(buffered)
     ops = [replace(op, replayed=True) for op in once if op.kind == "gradient"]
-    planned = _plan(policy, layout, version, ops)
+    planned = _plan(policy, layout, version, ops, summable or _as_it_is)
     # Ticks only move clocks on; one that comes after a later update of its worker changes nothing.
     ticks = tuple(op for op in once if op.kind == "tick")
     return replace(planned, operations=(*planned.operations, *ticks))
 
 
-def _plan(policy: Replay, layout: ShardLayout, version: int, ops: list[Operation]) -> Plan:
+def _as_it_is(op: Operation) -> Operation:
+    return op
+
+
+def _plan(
+    policy: Replay, layout: ShardLayout, version: int, ops: list[Operation], summable: Summable
+) -> Plan:
+
+    def total_of(chosen: Iterable[Operation]) -> tuple[Operation, ...]:
+        return summed(layout, map(summable, chosen))
+
     match policy.policy:
         case "each":
             return Plan(tuple(ops))
@@ -64,16 +84,16 @@ def _plan(policy: Replay, layout: ShardLayout, version: int, ops: list[Operation
             return Plan(tuple(scaled))
         case "drop_older":
             fresh = [op for op in ops if _staleness(version, op) <= policy.drop_older_than]
-            return Plan(summed(layout, fresh), len(ops) - len(fresh))
+            return Plan(total_of(fresh), len(ops) - len(fresh))
         case "mean":
-            return Plan(tuple(_times(layout, op, 1 / _count(op)) for op in summed(layout, ops)))
+            return Plan(tuple(_times(layout, op, 1 / _count(op)) for op in total_of(ops)))
         case "clip":
-            return Plan(tuple(_clipped(layout, op, policy.clip_norm) for op in summed(layout, ops)))
+            return Plan(tuple(_clipped(layout, op, policy.clip_norm) for op in total_of(ops)))
         case "published":
             scale = PUBLISHED_SCALE if len(ops) > PUBLISHED_QUEUE else 1.0
-            return Plan(tuple(replace(op, scale=scale) for op in summed(layout, ops)))
+            return Plan(tuple(replace(op, scale=scale) for op in total_of(ops)))
         case "sum":
-            return Plan(summed(layout, ops))
+            return Plan(total_of(ops))
 
 
 def _each_once(buffered: Sequence[Operation]) -> list[Operation]:
@@ -96,7 +116,7 @@ def _count(op: Operation) -> int:
     return 1 + len(op.merged)
 
 
-def summed(layout: ShardLayout, ops: Sequence[Operation]) -> tuple[Operation, ...]:
+def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ...]:
     """Merge runs of gradients that cover the same pieces into one operation each.
 
     They may be of different rows. The updates keep their identity: the first gives the operation

@@ -56,7 +56,8 @@ def stepped_tables(
 
 def written_bytes(layout: ShardLayout, tables: Mapping[str, SparseTable], op: Operation) -> int:
     """About how many bytes a step with the operation writes: what tells how long it may take."""
-    total = 0 if op.gradient is None else op.gradient.nbytes
+    dense = 0 if op.gradient is None else op.gradient.nbytes
+    total = layout.nbytes if op.codec else dense
     for rows in op.rows:
         copied = table_of(tables, rows.table).copied(len(rows.keys))
         total += copied * layout.table(rows.table).row_nbytes

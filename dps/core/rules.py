@@ -25,11 +25,13 @@ class UpdateRule(Protocol):
 
     Notes
     -----
-    A rule may have two more attributes, which the functions `by_rows` and `factor` look for.
+    A rule may have more attributes, which the functions of their names here look for.
     ``by_rows = True``: it is handed whole rows of the parameter arrays, as 2-D arrays, and the
     parameters are placed so that no row is divided; else it treats each element on its own.
     ``factor(staleness)``: a factor on the learning rate of a step with a gradient that has missed
-    so many updates.
+    so many updates. ``needs_base = True``: gradients come with the weights that they were computed
+    from, and go through the rule's ``compensated(values, gradient, base)`` before anything else is
+    done with them.
     """
 
     @property
@@ -75,6 +77,11 @@ def by_rows(rule: UpdateRule) -> bool:
 def factor(rule: UpdateRule, staleness: float) -> float:
     """The rule's own factor on the learning rate for a gradient that missed so many updates."""
     return float(rule.factor(staleness)) if hasattr(rule, "factor") else 1.0
+
+
+def needs_base(rule: UpdateRule) -> bool:
+    """Whether gradients have to come with the weights that they were computed from."""
+    return bool(getattr(rule, "needs_base", False))
 
 
 @dataclass(frozen=True, slots=True)

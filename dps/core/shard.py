@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
+from dps.core.compensation import check_base, compensated
 from dps.core.row_steps import check_rows, stepped_tables
 from dps.core.rules import UpdateRule, by_rows, factor
 from dps.core.tables import SparseTable
@@ -137,6 +138,7 @@ def apply(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operatio
 
 def check_gradient(layout: ShardLayout, op: Operation) -> None:
     """Refuse a gradient of the wrong size, or with NaN or infinity in it, naming the array."""
+    check_base(op)
     for stretch in _chunks(layout, op):
         _check_chunk(layout, op, stretch)
     check_rows(layout, op)
@@ -166,6 +168,7 @@ def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) 
 
 
 def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
+    op = compensated(layout, rule, state.values, op)
     scale = op.scale * factor(rule, _staleness(state, op))
     with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
         values, slots = _stepped(layout, rule, state, op, scale)
@@ -271,7 +274,7 @@ def _chunks(layout: ShardLayout, op: Operation, rows: bool = False) -> Iterator[
     else:
         stretches = [(*run, 0) for run in layout.runs]
     expected = sum(end - begin for begin, end, _, _ in stretches)
-    if op.gradient is None or op.gradient.nbytes != expected:
+    if op.gradient is None or op.codec or op.gradient.nbytes != expected:
         size = 0 if op.gradient is None else op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")
     at = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps.core import rules
-from dps.core.rules import UpdateRule, by_rows
+from dps.core.rules import UpdateRule, by_rows, needs_base
 from dps.errors import ConfigurationError
 
 Array = np.ndarray
@@ -41,6 +41,11 @@ class StalenessAware:
         if isinstance(rule, type | StalenessAware) or not hasattr(rule, "step"):
             raise ConfigurationError(
                 f"StalenessAware: rule={rule!r}, expected another update rule such as SGD(0.1)"
+            )
+        if needs_base(rule):
+            raise ConfigurationError(
+                "StalenessAware: delay compensation comes first; write DelayCompensated("
+                "StalenessAware(...), strength)"
             )
 
     @property

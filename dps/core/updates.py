@@ -28,6 +28,36 @@ class UpdateId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """How the gradient of one array on one shard is encoded (see `dps.core.codecs`).
+
+    Attributes
+    ----------
+    entries
+        How many of its entries are sent; -1: all, and then no indices are.
+    keys
+        How their indices are written: "uint16" or "uint32", as a mask in "bits"; "": not at all.
+    values
+        How their values are: "raw", "bf16" or "int8".
+    key_bytes, value_bytes
+        How long both sections are in the payload.
+    packed_keys, packed_values
+        Whether a section is compressed.
+    cached
+        Digest of the indices, if they are left out of the payload because the shard has them.
+    """
+
+    entries: int
+    keys: str
+    values: str
+    key_bytes: int
+    value_bytes: int
+    packed_keys: bool = False
+    packed_values: bool = False
+    cached: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One change of a shard.
 
@@ -45,7 +75,8 @@ class Operation:
     pieces
         Indices of the shard's pieces that the gradient covers; empty: all.
     gradient
-        uint8 buffer of those pieces; None for the other kinds, and if only rows are pushed.
+        uint8 buffer of those pieces, or what `codec` describes; None for the other kinds, and if
+        only rows are pushed.
     replayed
         Whether it comes out of a buffer after an outage.
     scale
@@ -54,6 +85,11 @@ class Operation:
         Further updates whose gradients are summed into this one (replay after an outage).
     rows
         The gradient of rows of sparse tables, one entry for each table.
+    codec
+        How the gradient of each array is encoded; empty: not at all.
+    base
+        uint8 buffer like a gradient that is not encoded: the weights that it was computed from,
+        if the update rule asks for them.
     """
 
     kind: Literal["gradient", "join", "leave", "tick"]
@@ -66,11 +102,13 @@ class Operation:
     scale: float = 1.0
     merged: tuple[tuple[UpdateId, int, float], ...] = ()
     rows: tuple[Rows, ...] = ()
+    codec: tuple[Part, ...] = ()
+    base: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradient."""
-        dense = 0 if self.gradient is None else self.gradient.nbytes
+        """Bytes of the gradient, and of the weights that go with it."""
+        dense = sum(b.nbytes for b in (self.gradient, self.base) if b is not None)
         return dense + sum(rows.nbytes for rows in self.rows)
 
     def copied(self) -> Operation:

@@ -107,6 +107,25 @@ class Reported(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class Filtered(Event):
+    """What a worker's filters have done to its gradients since its loop began.
+
+    `raw_bytes` of gradients became `sent_bytes` of values and indices (each update counted once);
+    of `entries`, `withheld` were not sent with their update. `residual_norm` is the Euclidean norm
+    of what is withheld now: it is lost with the worker, unless that leaves in order.
+    """
+
+    worker: str
+    incarnation: int
+    raw_bytes: int
+    sent_bytes: int
+    entries: int
+    withheld: int
+    residual_norm: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class WorkerJoined(Event):
     """A worker loop entered the training, on `node`."""
 

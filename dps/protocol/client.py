@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
+from dps.core.outbox import Counts
 from dps.core.recovery import WorkerCache
 from dps.core.routing import Gradients, asked, check_range, dealt
 from dps.core.updates import Operation, UpdateId
@@ -33,6 +34,7 @@ from dps.protocol.messages import (
     ExitWorker,
     RenewWorker,
 )
+from dps.protocol.outgoing import FilterState, Outgoing
 from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked, RowsRead
@@ -69,6 +71,7 @@ class Client:
             Lane(shard, group, transport, self.router, self._acked)
             for shard in range(len(group.layout.shards))
         ]
+        self._outgoing = Outgoing(group, self._base)
 
     async def enter(self, address: str, node: str) -> None:
         """Take part in the training under this client's name."""
@@ -120,9 +123,10 @@ class Client:
             self._given_up = True
 
     async def leave(self, reason: str) -> None:
-        """Take part no longer; what is still buffered here is applied first."""
+        """Take part no longer; what is still buffered or withheld here is applied first."""
         try:
             if reason == "finished":
+                await self._push_withheld()
                 await self._all_lanes(lambda lane: lane.drain())
         finally:
             request = ExitWorker(self.worker, self.incarnation, reason)
@@ -160,31 +164,63 @@ class Client:
         """
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
-        several = len(layout.shards) > 1
-        layout.check(gradients, values=several)
-        rows_of = dealt(layout, rows, values=several)
+        looked_at = len(layout.shards) > 1 or self._outgoing.filters
+        layout.check(gradients, values=looked_at)
+        rows_of = dealt(layout, rows, values=looked_at)
         dense = layout.shards_of(gradients)
         await self._entered.wait()
+        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
+        filtered = self._outgoing.operations(operation, gradients, dense)
+
+        def made(shard: int) -> Operation:
+            op = filtered(shard) if shard in dense else operation
+            return replace(op, rows=rows_of[shard]) if shard in rows_of else op
+
         self._seq += 1
-        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq))
+        await self._send(operation, made, {*dense, *rows_of}, pull)
+        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
+            await self.pull()
+
+    async def _send(
+        self,
+        operation: Operation,
+        made: Callable[[int], Operation],
+        touched: Collection[int],
+        pull: bool,
+    ) -> None:
+        """Send an update to the shards that it touches, and to the others what goes with it."""
 
         async def send(shard: int) -> None:
-            part = layout.gather(shard, gradients) if shard in dense else (None, ())
-            of_tables = rows_of.get(shard, ())
-            op = replace(operation, gradient=part[0], pieces=part[1], rows=of_tables)
-            await self._lanes[shard].push(op, pull)
+            await self._lanes[shard].push(made(shard), pull)
 
         jobs: dict[int, Callable[[], Awaitable[None]]] = {}
         for shard, lane in self._numbered:
-            if shard in dense or shard in rows_of:
+            if shard in touched:
                 jobs[shard] = partial(send, shard)
             elif self._ticks:
                 jobs[shard] = partial(lane.push, replace(operation, kind="tick"), pull)
             elif pull:
                 jobs[shard] = partial(lane.pull, self._reader)
         await self._to_all(jobs)
-        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
-            await self.pull()
+
+    async def _push_withheld(self) -> None:
+        """Send all that filters have withheld as one last update."""
+        await self._entered.wait()
+        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
+        remainders = self._outgoing.remainders(operation)
+        if remainders:
+            self._seq += 1
+            await self._send(operation, remainders.__getitem__, remainders, False)
+
+    @property
+    def filtered(self) -> FilterState:
+        """What the filters have done to this client's gradients so far."""
+        state, saved = self._outgoing.state, sum(lane.keys.saved_bytes for lane in self._lanes)
+        return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
+
+    def withheld(self, shard: int) -> dict[str, np.ndarray]:
+        """What the filters withhold from a shard now, by array; for reading only."""
+        return self._outgoing.withheld(shard)
 
     @property
     def dropped(self) -> int:
@@ -269,6 +305,10 @@ class Client:
     def versions(self) -> tuple[int, ...]:
         """The version of each shard's weights that were read last; -1 where none were."""
         return tuple(lane.base.version if lane.base else -1 for lane in self._lanes)
+
+    def _base(self, shard: int) -> np.ndarray | None:
+        base = self._lanes[shard].base
+        return base.values if base is not None else None
 
     async def _offer_copies(self) -> None:
         """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""

@@ -180,3 +180,9 @@ class Commits:
         needed_after = min([self.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()
+
+
+def successor(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:
+    """The member of the chain that comes after `me`, or None for the tail."""
+    following = chain[chain.index(me) + 1 :]
+    return following[0] if following else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.filter_chain import FilterChain
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.protocol.transport import Endpoint
@@ -52,7 +53,7 @@ class Group:
     """One parameter server: its name, how its parameters lie, and what was chosen for it.
 
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
-    tells whether anybody listens to its events.
+    tells whether anybody listens to its events; `filters` are those of each array that has any.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Group:
     timings: Timings = Timings()
     incarnations: dict[str, int] = field(default_factory=dict)
     recorded: bool = True
+    filters: dict[str, FilterChain] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:

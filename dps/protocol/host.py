@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from dps.core.shard import ShardState
@@ -18,6 +19,7 @@ from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.cuts import EndCut, Held, HoldCut, TakeCut, Taken
 from dps.protocol.durability import Durability, durability
 from dps.protocol.group import Group
+from dps.protocol.keys import KeyLists
 from dps.protocol.lease import Lease
 from dps.protocol.messages import (
     Audit,
@@ -63,6 +65,7 @@ class Host:
         self._replicas: dict[int, Replica] = {}
         self._states = StateStore()
         self._mailboxes = Mailboxes()
+        self._keys = KeyLists()
         self._restored: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self._lease = Lease(group.timings, clock)
@@ -154,6 +157,7 @@ class Host:
         dropped, self._replicas = self._replicas, {}
         self._states.clear()
         self._mailboxes.clear_all()
+        self._keys = KeyLists()
         self._left |= {shard: replica.epoch for shard, replica in dropped.items()}
         for replica in dropped.values():
             await replica.close()
@@ -161,6 +165,8 @@ class Host:
     # -- messages for a replica that is here -----------------------------------------------------
 
     async def _push(self, m: Push) -> Any:
+        if m.operation.codec:
+            m = replace(m, operation=self._keys.completed(m.operation))
         return await self.replica(m.shard).push(m)
 
     async def _pull(self, m: Pull | RowsAsked) -> Any:

@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Continue
+from dps.core.rules import needs_base
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
     DpsError,
     Evicted,
     GroupClosed,
+    KeysUnknown,
     MailboxClosed,
     NotServing,
     ShardUnavailable,
@@ -30,8 +32,10 @@ from dps.errors import (
     StoreUnavailable,
     TransportError,
 )
+from dps.protocol.codecs import dense
 from dps.protocol.cuts import applies
 from dps.protocol.group import Group
+from dps.protocol.keys import KnownKeys
 from dps.protocol.messages import (
     Deposit,
     Pull,
@@ -57,6 +61,8 @@ class Lane:
     ----------
     evicted
         Whether the shard has refused the worker, which must enter again.
+    keys
+        The lists of indices that the shard's head has had.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Lane:
         self._last: UpdateId | None = None
         self._told_in = 0  # the epoch in which the shard was told of the last update
         self._telling: asyncio.Task[None] | None = None
+        self.keys = KnownKeys()
         self.evicted = False
         self.acked_in = 0  # the epoch of the last acknowledgement
 
@@ -98,7 +105,7 @@ class Lane:
                 self._last = None
                 self._begin_to_tell()
             if op.kind == "gradient" and self._seen is not None:
-                op = replace(op, based_on=self._seen[0], based_at=self._seen[1])
+                op = self._based(replace(op, based_on=self._seen[0], based_at=self._seen[1]))
             self._since_read += op.kind != "join"
             try:
                 await self._deliver(op, pull)
@@ -182,11 +189,17 @@ class Lane:
         async def attempt(view: View) -> bool:
             await self._tell(view)
             await self._flush_held(view)
-            patience = self._group.timings.patience
-            request = Push(view.shard, view.epoch, op, pull, patience)
-            reply = await self._ask(view, view.chain[0], request)
+            patience, head = self._group.timings.patience, view.chain[0]
+            sent = self.keys.shortened(op, head)
+            request = Push(view.shard, view.epoch, sent, pull, patience)
+            try:
+                reply = await self._ask(view, head, request)
+            except KeysUnknown:
+                self.keys.forget()
+                return False
             if isinstance(reply, Waiting):
                 return False
+            self.keys.acked(op, sent, head)
             replies.append(reply)
             self.acked_in = view.epoch
             return True
@@ -197,6 +210,13 @@ class Lane:
             self._acked(op, reply)
         if pull and not any(reply.weights for reply in replies):
             await self._read_unless_evicted(op.id)
+
+    def _based(self, op: Operation) -> Operation:
+        """Add the weights that a gradient was computed from, if the rule needs them."""
+        if self._base is None or op.gradient is None or not needs_base(self._group.rule):
+            return op
+        layout = self._group.layout.shards[self._shard]
+        return replace(op, base=layout.taken(self._base.values, op.pieces))
 
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0
@@ -336,7 +356,8 @@ class Lane:
         def check() -> None:
             """No shard sees it now, and a bad one would keep the shard from coming back."""
             if op.kind == "gradient":
-                check_gradient(self._group.layout.shards[self._shard], op)
+                layout = self._group.layout.shards[self._shard]
+                check_gradient(layout, dense(layout, op))
 
         def buffered() -> None:
             if op.kind == "gradient":

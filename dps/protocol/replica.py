@@ -15,11 +15,12 @@ from dps.core.consistency import BSP, slack
 from dps.core.recovery import Chain
 from dps.core.replay import plan
 from dps.core.row_steps import written_bytes
-from dps.core.shard import ShardState, Step, apply, check_gradient, is_duplicate
+from dps.core.shard import ShardState, Step, check_gradient, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
-from dps.protocol.commits import Commits
+from dps.protocol.codecs import applied, dense, summable
+from dps.protocol.commits import Commits, successor
 from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.cuts import Cutter
 from dps.protocol.durability import Durability
@@ -39,7 +40,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.offload import offload
 from dps.protocol.rebuild import weights
-from dps.protocol.rounds import Rounds, evicted, is_refused
+from dps.protocol.rounds import Rounds, aggregate, evicted, is_refused
 from dps.protocol.row_reads import RowsAsked, RowsRead, read_rows
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -81,7 +82,7 @@ class Replica:
             shard,
             group,
             epoch,
-            _after(chain, me),
+            successor(chain, me),
             state,
             durability,
             transport,
@@ -93,7 +94,12 @@ class Replica:
             else None
         )
         self._rounds = Rounds(
-            self._layout, self._aggregate, lambda: self.state, self._apply_now, self._admits
+            self._layout,
+            aggregate(self._group),
+            lambda: self.state,
+            self._apply_now,
+            self._admits,
+            self._summable,
         )
         self._lingering: asyncio.Task[None] | None = None
         self._closed = False
@@ -175,7 +181,7 @@ class Replica:
             gradients = [op for op in buffered if op.kind == "gradient"]
             fresh = [op for op in buffered if not is_duplicate(self.state, op.id)]
             new = sum(op.kind == "gradient" for op in fresh)
-            todo = plan(policy, self._layout, self.state.version, fresh)
+            todo = plan(policy, self._layout, self.state.version, fresh, self._summable)
             steps, dropped = 0, todo.dropped
             for op in todo.operations:
                 try:
@@ -259,7 +265,7 @@ class Replica:
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
-            self._commits.configure(m.epoch, _after(m.chain, self._me))
+            self._commits.configure(m.epoch, successor(m.chain, self._me))
         if self.is_head and not was_head:
             now = self._clock.now()
             self._emit(Promoted(now, self.shard, m.epoch, self.node, self.state.version))
@@ -318,25 +324,20 @@ class Replica:
     @property
     def _applies_together(self) -> bool:
         """Whether an update waits for others: for its whole round, or to be summed with them."""
-        return isinstance(self._group.consistency, BSP) or self._aggregate > 1
-
-    @property
-    def _aggregate(self) -> int:
-        durability = self._group.recovery.durability
-        return durability.aggregate if isinstance(durability, Chain) else 1
+        return isinstance(self._group.consistency, BSP) or aggregate(self._group) > 1
 
     async def _in_round(self, op: Operation, epoch: int, until: float) -> Step | None:
         """Hold an update until those are here that it is applied with; None if that takes long."""
         if op.id.worker not in self.state.clocks or is_duplicate(self.state, op.id):
             return await self._apply(op, epoch)
         if op.kind == "gradient":
-            check_gradient(self._layout, op)
+            check_gradient(self._layout, dense(self._layout, op))
         held = self._rounds.hold(op)
         async with self._lock:
             self._must_be_head(epoch)
             await self._rounds.finish()
         await self._notify()
-        if self._rounds and self._aggregate > 1:
+        if self._rounds and aggregate(self._group) > 1:
             self._begin_to_linger()
         try:
             async with asyncio.timeout_at(until):
@@ -372,8 +373,12 @@ class Replica:
         return step
 
     async def _stepped(self, op: Operation) -> Step:
-        work = partial(apply, self._layout, self._group.rule, self.state, op)
+        work = partial(applied, self._layout, self._group.rule, self.state, op)
         return await offload(work, written_bytes(self._layout, self.state.tables, op))
+
+    def _summable(self, op: Operation) -> Operation:
+        """The operation as numbers that may be added to those of others, for the present state."""
+        return summable(self._layout, self._group.rule, self.state, op)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -438,12 +443,6 @@ class Replica:
 
     def _is_refused(self, update: UpdateId) -> bool:
         return is_refused(self._group.consistency, self.state, update)
-
-
-def _after(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:
-    """The member of the chain that comes after `me`, or None for the tail."""
-    following = chain[chain.index(me) + 1 :]
-    return following[0] if following else None
 
 
 def _now() -> float:

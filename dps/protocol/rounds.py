@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from dps.core.blocks import ShardLayout
 from dps.core.consistency import ASP, Consistency
-from dps.core.replay import summed
+from dps.core.recovery import Chain
+from dps.core.replay import Summable, summed
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
+from dps.protocol.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Rounds:
         Applies one operation to it; called with the replica's lock held.
     admits
         Whether an operation may be applied now; the others wait on.
+    summable
+        Makes of an operation one that can be summed with others.
     """
 
     def __init__(
@@ -48,12 +52,14 @@ class Rounds:
         state: Callable[[], ShardState],
         apply: Callable[[Operation], Awaitable[Step]],
         admits: Callable[[Operation], bool],
+        summable: Summable,
     ) -> None:
         self._layout = layout
         self._aggregate = aggregate
         self._state = state
         self._apply = apply
         self._admits = admits
+        self._summable = summable
         self._held: dict[str, _Held] = {}
 
     def __len__(self) -> int:
@@ -140,7 +146,7 @@ class Rounds:
         for op in (held.operation for held in ready):
             summable = op.kind == "gradient" and not is_duplicate(self._state(), op.id)
             (fresh if summable else alone).append(op)
-        for op in (*summed(self._layout, fresh), *alone):
+        for op in (*summed(self._layout, map(self._summable, fresh)), *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
             theirs = [held for held in ready if held.operation.id in ids]
             try:
@@ -151,6 +157,12 @@ class Rounds:
             else:
                 for held in theirs:
                     self._applied(held, step)
+
+
+def aggregate(group: Group) -> int:
+    """How many updates of the group are summed into one; 1: each is applied by itself."""
+    durability = group.recovery.durability
+    return durability.aggregate if isinstance(durability, Chain) else 1
 
 
 def is_evicted(state: ShardState, update: UpdateId) -> bool:

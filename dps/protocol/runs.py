@@ -11,14 +11,16 @@ import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import fsspec
 import numpy as np
 
 from dps.core import (
     blocks,
+    compensation,
     consistency,
+    filters,
     ftrl,
     penalties,
     proximal,
@@ -29,6 +31,7 @@ from dps.core import (
 )
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.filter_chain import FilterChain
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
@@ -44,6 +47,9 @@ for _cls in (
     *(sparse.SparseSpec, sparse.Zeros, sparse.Uniform, sparse.Normal),
     *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, ftrl.FTRL),
     *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
+    *(compensation.DelayCompensated, FilterChain),
+    *(filters.SignificantlyModified, filters.KKT, filters.RandomSkip, filters.TopK),
+    *(filters.Quantise, filters.Lossless),
     *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
     *(consistency.BSP, consistency.SSP, consistency.ASP),
     *(recovery.Recovery, recovery.Checkpoint, recovery.Wait, recovery.Continue, recovery.Replay),
@@ -67,6 +73,7 @@ class Run:
     consistency: Consistency
     recovery: Recovery
     about: str
+    filters: dict[str, FilterChain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +119,23 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         group.consistency,
         group.recovery,
         about,
+        group.filters,
     )
 
 
-def must_be_known(rule: UpdateRule) -> None:
-    """Make sure that an update rule can be written beside checkpoints.
+def must_be_known(what: str, choice: object) -> None:
+    """Make sure that an update rule or filters can be written beside checkpoints.
 
     Raises
     ------
     ConfigurationError
-        It is one of the user's own that is not registered.
+        There is one of the user's own that is not registered.
     """
     try:
-        encode(rule)
+        encode(choice)
     except TypeError as error:
         raise ConfigurationError(
-            f"optimizer={rule!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
+            f"{what}={choice!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
             "dataclass of plain values and decorate it with dps.protocol.wire.message"
         ) from error
 

@@ -134,7 +134,7 @@ class Mailboxes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of gradients held."""
+        """Bytes of gradients held, and of the weights that go with them."""
         return sum(op.nbytes for mail in self._mail.values() for _, op in mail)
 
     def clear_all(self) -> None:

@@ -31,6 +31,7 @@ from dps.protocol.replica import Replica
 from dps.sim.cases import JOINING, Case
 from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
 from dps.sim.counting_rows import RowKeys, digest
+from dps.sim.filters import WITHHELD
 from dps.sim.injector import Injector
 from dps.sim.process import Process
 from dps.sim.violation import Violation, require
@@ -181,6 +182,7 @@ class Auditor:
         """How many acked updates a restoration may take back."""
         together = applies(self._world.group)
         under_way = self._case.workers + JOINING if together else 0  # when a cut is taken
+        under_way *= WITHHELD if self._case.filters else 1
         return self._case.interval * (1 + shard.refused) + under_way * shard.refused
 
     def _check_all_lost(self, what: str, shard: _Shard, process: Process) -> None:
@@ -211,7 +213,7 @@ class Auditor:
     def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
         """The counters and cells of a state, which holds each update once, and whole."""
         values = state.values.view(DTYPE)
-        check_counts(what, values, state.version)
+        check_counts(what, values, state.version, bool(self._case.filters))
         if self._row_keys is not None:
             self._row_keys.check(what, shard, state, values)
         return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.filters import Filter, Quantise
 from dps.core.recovery import (
     Chain,
     Checkpoint,
@@ -17,6 +18,8 @@ from dps.core.recovery import (
     WorkerCache,
 )
 from dps.protocol.group import Timings
+from dps.sim.counting import CELLS
+from dps.sim.filters import WITHHELD, Bins
 
 TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
 
@@ -33,13 +36,14 @@ class Case:
     shards: int = 2
     workers: int = 3
     busy: bool = False
+    filters: tuple[Filter, ...] = ()
 
     @property
     def interval(self) -> float:
         """How many acked updates one restoration may cost."""
         match self.recovery.durability:
             case Checkpoint(every=every) if every is not None:
-                return every
+                return every * (WITHHELD if self.filters else 1)
             case SharedStore():
                 return 0
         return float("inf")
@@ -56,7 +60,12 @@ class Case:
 
     @property
     def lead(self) -> int | None:
-        """How many updates a worker may be ahead of the weights that it computes from."""
+        """How many updates a worker may be ahead of the weights that it computes from.
+
+        None: any number, or with filters, that weights do not tell how far somebody is.
+        """
+        if self.filters:
+            return None
         match self.consistency:
             case BSP():
                 return 0
@@ -64,6 +73,8 @@ class Case:
                 return tau
         return None
 
+
+_FILTERS: tuple[Filter, ...] = (Bins(CELLS, WITHHELD), Quantise("bf16"))
 
 _ALL = (
     Case("none", Recovery(NoDurability())),
@@ -99,6 +110,23 @@ _ALL = (
         "chain(2) + continue, SSP(1)",
         Recovery(Chain(2), Continue(limit=3, buffer="worker")),
         SSP(1),
+    ),
+    Case("none, filters", Recovery(NoDurability()), filters=_FILTERS),
+    Case("checkpoint, filters", Recovery(Checkpoint(every=4)), filters=_FILTERS),
+    Case("checkpoint, all, filters", Recovery(Checkpoint(every=4, scope="all")), filters=_FILTERS),
+    Case("chain(2), filters", Recovery(Chain(2)), filters=_FILTERS),
+    Case("stateless, filters", Recovery(SharedStore(every=4), Continue()), filters=_FILTERS),
+    Case(
+        "worker cache + continue, filters",
+        Recovery(WorkerCache(), Continue(limit=3, buffer="worker")),
+        filters=_FILTERS,
+    ),
+    Case("chain(2), BSP, filters", Recovery(Chain(2)), BSP(), filters=_FILTERS),
+    Case(
+        "chain(2) + continue, SSP(1), filters",
+        Recovery(Chain(2), Continue(limit=3, buffer="worker")),
+        SSP(1),
+        filters=_FILTERS,
     ),
 )
 CASES = {case.name: case for case in _ALL}

@@ -17,6 +17,7 @@ import numpy as np
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.protocol.lane import Outcome
 from dps.sim.counting_rows import TABLE, RowKeys, homes
+from dps.sim.filters import WITHHELD
 from dps.sim.violation import require
 from dps.sim.world import World
 
@@ -138,6 +139,10 @@ class CountingWorker:
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
+        shards = range(len(world.group.layout.shards))
+        self._kept: list[set[int]] = [set() for _ in shards]
+        self._told: list[set[int]] = [set() for _ in shards]
+        self._brought: dict[tuple[int, int], set[int]] = {}
 
     async def train(self, random: Random, think: float, over: asyncio.Event) -> None:
         """Enter, push with pauses of up to `think` seconds until the faults are over, and leave."""
@@ -153,6 +158,7 @@ class CountingWorker:
             await self._update(cell, random)
         self._tally.left(self.name)
         await self.client.leave("finished")
+        self._check_all_sent()
         await self.client.close()
 
     async def _update(self, cell: int, random: Random) -> None:
@@ -163,6 +169,8 @@ class CountingWorker:
         self._tally.attempted.add(cell)
         number = self._tally.numbers[cell] = self.client.next_seq
         self._cell_of[number] = cell
+        for shard in range(len(self._kept)):  # one that has entered again may count anew
+            self._brought.pop((shard, number), None)
         computed_from, self._readings = self._readings, []
         rows = self._row_keys.gradient(cell) if self._row_keys else {}
         await self._in_time(self.client.push(self._gradient(cell), pull, rows))
@@ -234,7 +242,7 @@ class CountingWorker:
     ) -> set[int]:
         """What was read holds whole updates, once, and no fewer than were known before."""
         what = f"{self.name} read {kind} of shard {shard}"
-        check_counts(what, values, version)
+        check_counts(what, values, version, bool(self._world.group.filters))
         found = cells_in(values)
         missing = known - found - self._tally.forgiven[shard]
         text = f"{what}: {sorted(missing)} was there, is gone"
@@ -257,24 +265,46 @@ class CountingWorker:
                     )
 
     def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        cell, tally = self._cell_of[seq], self._tally
+        cells, tally = self._cells_in(shard, seq), self._tally
+        self._told[shard] |= cells
         if outcome == "buffered":
-            tally.buffered[shard].add(cell)
+            tally.buffered[shard] |= cells
         elif outcome == "dropped":
-            tally.buffered[shard].discard(cell)
+            tally.buffered[shard] -= cells
         else:
-            tally.acked[shard].add(cell)
-            tally.seen[shard].add(cell)
+            tally.acked[shard] |= cells
+            tally.seen[shard] |= cells
+
+    def _cells_in(self, shard: int, seq: int) -> set[int]:
+        """The cells that an update brings: its own, and those withheld before, if not now."""
+        if (shard, seq) not in self._brought:
+            own = {self._cell_of[seq]} if seq in self._cell_of else set()
+            withheld = self.client.withheld(shard).values()
+            kept = {cell for values in withheld for cell in cells_in(values)}
+            self._brought[shard, seq] = (self._kept[shard] | own) - kept
+            self._kept[shard] = kept
+        return self._brought[shard, seq]
+
+    def _check_all_sent(self) -> None:
+        """Who leaves in order has sent all that was withheld."""
+        for shard, told in enumerate(self._told):
+            left = set(self._cell_of.values()) - told
+            text = f"{self.name} left, but never sent {sorted(left)} to shard {shard}"
+            require(not left, "withheld", text)
 
 
-def check_counts(what: str, values: np.ndarray, version: int) -> None:
-    """Weights must hold each update once, and as many as their version says."""
+def check_counts(what: str, values: np.ndarray, version: int, filtered: bool = False) -> None:
+    """Weights must hold each update once, and as many as their version says.
+
+    Where updates are `filtered`, some bring nothing, and others more than one.
+    """
     counter, cells = values[0], values[1:]
     if cells.max() > 1:
         twice = np.flatnonzero(cells > 1).tolist()
         require(False, "twice", f"{what}: applied more than once: {twice}")
     total = cells.sum()
-    if not counter == version == total:
+    fits = total <= WITHHELD * version if filtered else total == version
+    if not (counter == total and fits):
         text = f"{what}: version {version}, but counter {counter:g} and {total:g} updates"
         require(False, "counts", text)
 

@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from dps.core.filter_chain import EVERY, checked
 from dps.core.recovery import with_checkpoint_path
 from dps.core.rules import SGD
-from dps.protocol import offload
+from dps.protocol import keys, offload
 from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
@@ -62,6 +63,7 @@ def simulate(schedule: Schedule) -> Record:
     files = disk("counting")
     random = Random(f"{schedule.case.name}/{schedule.seed}/work")
     threshold, offload.INLINE_BYTES = offload.INLINE_BYTES, 1 << 20 if schedule.inline else 0
+    worth, keys.WORTH = keys.WORTH, 1
     try:
         run(main, random, schedule.work)
     except Violation as violation:
@@ -69,7 +71,7 @@ def simulate(schedule: Schedule) -> Record:
     except (Deadlock, TimeoutError) as error:
         record.violation = Violation("stuck", str(error) or "the group did not start")
     finally:
-        offload.INLINE_BYTES = threshold
+        offload.INLINE_BYTES, keys.WORTH = threshold, worth
         files.erase()
     return record
 
@@ -80,10 +82,15 @@ class _Run:
     def __init__(self, schedule: Schedule, files: SimDisk, record: Record) -> None:
         case = schedule.case
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
-        cells = CELLS * (case.workers + JOINING)
-        layout = counters(case.shards, cells, schedule.tables)
-        self._row_keys = RowKeys(layout, cells) if schedule.tables else None
-        group = Group("g", layout, SGD(1.0), case.consistency, recovery, COORDINATOR, TIMINGS)
+        rule, cells = SGD(1.0), CELLS * (case.workers + JOINING)
+        # What a filter withholds of the dense part is not withheld of rows: they would not agree.
+        tables = schedule.tables and not case.filters
+        layout = counters(case.shards, cells, tables)
+        self._row_keys = RowKeys(layout, cells) if tables else None
+        filters = checked({EVERY: case.filters} if case.filters else {}, layout.names, rule)
+        group = Group(
+            "g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS, filters=filters
+        )
         self._case = case
         self._schedule = schedule
         self._record = record

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from dps.core import consistency, replay
 from dps.core import shard as core_shard
 from dps.core.consistency import ASP, Consistency
+from dps.core.filter_chain import FilterChain
+from dps.core.outbox import Outbox, Prepared
 from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
@@ -16,9 +18,11 @@ from dps.errors import NotServing, TransportError
 from dps.protocol import checkpoint as files
 from dps.protocol import lease, replica
 from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.client import Client
 from dps.protocol.commits import Commits
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.host import Host
+from dps.protocol.keys import KeyLists
 from dps.protocol.lane import Lane
 from dps.protocol.lease import Lease
 from dps.protocol.members import Members
@@ -38,6 +42,7 @@ from dps.protocol.messages import (
     View,
     Weights,
 )
+from dps.protocol.outgoing import Outgoing
 from dps.protocol.replica import Replica
 from dps.protocol.saving import Checkpoints
 from dps.protocol.store import Mailboxes, StateStore
@@ -108,6 +113,19 @@ def gated(case: Case) -> bool:
 
 def sums(case: Case) -> bool:
     return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
+
+
+def filters(case: Case) -> bool:
+    return bool(case.filters)
+
+
+def filters_resent(case: Case) -> bool:
+    durability = case.recovery.durability
+    return filters(case) and isinstance(durability, Checkpoint) and durability.scope == "all"
+
+
+def filters_buffered(case: Case) -> bool:
+    return filters(case) and buffers(case)
 
 
 def any_case(case: Case) -> bool:
@@ -397,6 +415,57 @@ async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
     """Serve a restored shard that waits for nobody whom its state does not know."""
 
 
+# -- filters ---------------------------------------------------------------------------------------
+
+
+@instead_of(Outgoing, "operations", "filtered again when sent again", filters_resent)
+def _filter_each_time(
+    self: Outgoing, operation: Operation, gradients: Any, shards: Sequence[int]
+) -> Callable[[int], Operation]:
+    """Put a gradient through its filters whenever it is sent."""
+    return lambda shard: _operations(self, operation, gradients, shards)(shard)
+
+
+@instead_of(FilterChain, "filtered", "residual dropped", filters)
+def _forget_residual(self: FilterChain, gradient: Any, residual: Any, sending: Any) -> Any:
+    """Leave out of a gradient what was withheld before."""
+    return _filtered(self, gradient, None, sending)
+
+
+@instead_of(Outbox, "commit", "residual kept when it is sent", filters)
+def _commit_and_keep(self: Outbox, prepared: Prepared, sent_bytes: int) -> None:
+    """Keep what was withheld before, though it has been sent now."""
+    before = dict(self._residuals)
+    _commit(self, prepared, sent_bytes)
+    for name, kept in before.items():
+        if not self._residuals[name].any():
+            self._residuals[name] = kept
+
+
+@instead_of(Client, "_push_withheld", "residual lost on leaving", filters)
+async def _leave_with_it(self: Client) -> None:
+    """Leave without sending what is withheld."""
+
+
+@instead_of(KeyLists, "_found", "list of indices of another worker", filters)
+def _any_list(self: KeyLists, digest: str) -> Any:
+    """Take the list that came last for the one that is meant."""
+    return next(reversed(self._lists.values()), None)
+
+
+@instead_of(KeyLists, "completed", "list of indices not filled in", filters)
+def _leave_lists_out(self: KeyLists, op: Operation) -> Operation:
+    """Pass an operation on without the list that it counts on."""
+    return op
+
+
+@instead_of(Replica, "_summable", "encoded gradients summed", filters_buffered)
+def _sum_encoded(self: Replica, op: Operation) -> Operation:
+    """Sum buffered gradients as they travel, without decoding them."""
+    return op
+
+
+_operations, _filtered, _commit = Outgoing.operations, FilterChain.filtered, Outbox.commit
 _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get

@@ -6,7 +6,7 @@ from flows.columns.accuracy import ACCURACY
 from flows.columns.column import NOT_APPLICABLE, Column
 from flows.columns.recovery import RECOVERY
 from flows.columns.updates import SPEED, STALENESS, UPDATES
-from flows.columns.use import COST, USAGE
+from flows.columns.use import COST, FILTERS, USAGE
 
 __all__ = ["BY_KEY", "COLUMNS", "NOT_APPLICABLE", "Column"]
 
@@ -42,6 +42,7 @@ COLUMNS: tuple[Column, ...] = (
     *UPDATES,
     *STALENESS,
     *SPEED,
+    *FILTERS,
     *USAGE,
     *COST,
 )

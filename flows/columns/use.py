@@ -61,6 +61,49 @@ def _whose(role: str) -> str:
     return "all nodes" if role == "all" else f"nodes brought up as {role}"
 
 
+FILTERS = (
+    Column(
+        "filter_raw_bytes",
+        "gradients before filters",
+        "MB",
+        "Bytes of the gradients that went through filters; nothing here and below where there are "
+        "none.",
+        "filters/raw_bytes",
+    ),
+    Column(
+        "filter_sent_bytes",
+        "gradients after filters",
+        "MB",
+        "Bytes of values and indices that were sent in their place, each update counted once.",
+        "filters/sent_bytes",
+        better="lower",
+    ),
+    Column(
+        "filter_saved",
+        "saved by filters",
+        "%",
+        "Share of the bytes of gradients that filters saved.",
+        "filters/saved",
+        better="higher",
+    ),
+    Column(
+        "filter_withheld",
+        "entries withheld",
+        "%",
+        "Share of the entries of gradients that were not sent with their update.",
+        "filters/withheld",
+    ),
+    Column(
+        "filter_lost",
+        "withheld and lost",
+        "",
+        "Euclidean norm of what filters withheld of gradients in workers that did not leave in "
+        "order, summed over these: it never became part of an update.",
+        "filters/lost",
+        better="lower",
+    ),
+)
+
 USAGE = (
     *_usage(),
     Column(

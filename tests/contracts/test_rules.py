@@ -39,6 +39,7 @@ RULES: list[UpdateRule] = [
     dps.DelayedProximal(2.0, 1.0, 4, dps.L1(0.1)),
     dps.StalenessAware(dps.Adam(0.1)),
     dps.StalenessAware(dps.Proximal(0.1, dps.GroupL1(0.3))),
+    dps.DelayCompensated(dps.StalenessAware(dps.Momentum(0.1)), 0.5),
 ]
 RANDOM = np.random.default_rng(2)
 PARAMS = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dps.errors import StoreUnavailable
-from dps.events import Evaluated
+from dps.events import Evaluated, TrialStarted
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record, read_record
@@ -287,6 +287,26 @@ def test_a_record_without_a_start_can_be_tracked(tracked: Tracked, tmp_path: Pat
     path = write_events(tmp_path, toy_events()[-3:])
     record = Record(read_record(path).events)
     Tracker("nameless", tracked.here).track_trial(record, outcome(record, load_prices()), path)
+
+
+def test_settings_whose_names_mlflow_does_not_take_are_tracked(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    started, *others = toy_events()
+    assert isinstance(started, TrialStarted)
+    config = {**started.settings["config"], "filters": {"*": [{"kind": "lossless"}]}}
+    settings = {**started.settings, "config": config}
+    path = write_events(tmp_path, [dataclasses.replace(started, settings=settings), *others])
+    record = read_record(path)
+    tracker = Tracker("filtered", tracked.here)
+    tracker.track_trial(record, outcome(record, load_prices()), path)
+    [run] = [
+        run
+        for experiment in tracked.client.search_experiments(filter_string="name = 'dps/filtered'")
+        for run in tracked.client.search_runs([experiment.experiment_id])
+        if "filters._.0.kind" in run.data.params
+    ]
+    assert run.data.params["filters._.0.kind"] == "lossless"
 
 
 def test_the_parent_counts_trials_by_status(tracked: Tracked) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
+from dps.core.filter_chain import checked
+from dps.core.filters import Filter
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -87,6 +89,7 @@ def in_world(
     consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
     recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
+    filters: Mapping[str, Sequence[Filter]] | None = None,
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     **timings: Any,
 ) -> T:
@@ -96,7 +99,14 @@ def in_world(
     layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
     name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
     group = Group(
-        name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
+        name,
+        layout,
+        rule,
+        consistency,
+        recovery,
+        COORDINATOR,
+        replace(TIMINGS, **timings),
+        filters=checked(filters or {}, layout.names, rule),
     )
 
     async def main() -> T:

@@ -1,0 +1,137 @@
+"""Owns the compression of encoded gradients, and the way back from what travels to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+
+from dps.core.blocks import ShardLayout
+from dps.core.codecs import (
+    Section,
+    assembled,
+    decoded,
+    nbytes_of_keys,
+    nbytes_of_values,
+    stretches,
+    taken_apart,
+)
+from dps.core.compensation import compensated
+from dps.core.filter_chain import FilterChain, checked
+from dps.core.filters import Filter
+from dps.core.rules import UpdateRule
+from dps.core.shard import ShardState, Step, apply
+from dps.core.updates import Operation
+from dps.errors import ConfigurationError, ShapeMismatch
+
+Array = np.ndarray
+
+WORTH = 64  # bytes: what is shorter gets longer
+
+
+def checked_filters(
+    filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
+) -> dict[str, FilterChain]:
+    """Return each array's chain of filters (see `dps.core.filter_chain.checked`).
+
+    Raises
+    ------
+    ConfigurationError
+        They cannot work; or compression is wanted, and its library is not installed.
+    """
+    chains = checked(filters, names, rule)
+    if any(chain.lossless for chain in chains.values()) and find_spec("lz4") is None:
+        raise ConfigurationError(
+            "the filter Lossless needs the package lz4 in every process: pip install lz4, or leave "
+            "the filter out"
+        )
+    return chains
+
+
+def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
+    """Compress the sections of those parts that are `lossless`, where it makes them shorter."""
+    if not any(lossless):
+        return op
+    sections = zip(taken_apart(op), lossless, strict=True)
+    return assembled(op, [_packed(section) if wanted else section for section, wanted in sections])
+
+
+def dense(layout: ShardLayout, op: Operation) -> Operation:
+    """Return the operation with its gradient as numbers, entries that were not sent as 0.
+
+    Raises
+    ------
+    ShapeMismatch
+        The payload is not what its description says, or does not fit the shard.
+    """
+    return decoded(layout, _unpacked(layout, op)) if op.codec else op
+
+
+def applied(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
+    """Return what `dps.core.shard.apply` returns for an operation as it travels."""
+    return apply(layout, rule, state, dense(layout, op))
+
+
+def summable(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Operation:
+    """Return an operation as numbers that may be added to those of others for this state."""
+    return compensated(layout, rule, state.values, dense(layout, op))
+
+
+def _packed(section: Section) -> Section:
+    keys, values = _shorter(section.keys), _shorter(section.values)
+    part = replace(
+        section.part,
+        key_bytes=keys.nbytes,
+        value_bytes=values.nbytes,
+        packed_keys=keys is not section.keys,
+        packed_values=values is not section.values,
+    )
+    return Section(part, keys, values)
+
+
+def _shorter(section: Array) -> Array:
+    """The section compressed, or the section itself if that is no longer."""
+    if section.nbytes < WORTH:
+        return section
+    from lz4 import block  # only who filters with it needs it
+
+    found = np.frombuffer(block.compress(section, store_size=False), np.uint8)
+    return found if found.nbytes < section.nbytes else section
+
+
+def _unpacked(layout: ShardLayout, op: Operation) -> Operation:
+    if not any(part.packed_keys or part.packed_values for part in op.codec):
+        return op
+    chosen = stretches(layout, op.pieces)
+    fits = len(chosen) == len(op.codec)
+    if not (fits and all(p.entries <= s.size for p, s in zip(op.codec, chosen, strict=True))):
+        raise ShapeMismatch(f"update {op.id}: its encoded gradient does not fit the shard")
+    sections = []
+    for stretch, section in zip(chosen, taken_apart(op), strict=True):
+        part = section.part
+        keys = nbytes_of_keys(part, stretch.size) if part.packed_keys else None
+        values = nbytes_of_values(part, stretch.dtype, stretch.size) if part.packed_values else None
+        whole = _restored(op, section.keys, keys), _restored(op, section.values, values)
+        plain = replace(
+            part,
+            key_bytes=whole[0].nbytes,
+            value_bytes=whole[1].nbytes,
+            packed_keys=False,
+            packed_values=False,
+        )
+        sections.append(Section(plain, *whole))
+    return assembled(op, sections)
+
+
+def _restored(op: Operation, section: Array, nbytes: int | None) -> Array:
+    if nbytes is None:
+        return section
+    from lz4 import block
+
+    try:
+        found = block.decompress(section.tobytes(), uncompressed_size=nbytes)
+    except block.LZ4BlockError as error:
+        raise ShapeMismatch(f"update {op.id}: its gradient cannot be unpacked: {error}") from error
+    return np.frombuffer(found, np.uint8)
