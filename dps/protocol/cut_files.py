@@ -63,6 +63,13 @@ class CutCheckpoints(Checkpoints):
             self._saved(state.version, self._clock.monotonic())
         self._begun = True
 
+    def take_over(self) -> None:
+        """Take note that the shard is not new: the replica comes from another one that has begun.
+
+        What is complete is not known here: nothing is acked until a cut is.
+        """
+        self._begun = True
+
     async def restore_cut(self, cut: int) -> ShardState:
         """Return the shard's state in a cut.
 

@@ -52,7 +52,8 @@ class Group:
     """One parameter server: its name, how its parameters lie, and what was chosen for it.
 
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
-    tells whether anybody listens to its events.
+    tells whether anybody listens to its events. `servers` is how many nodes hold shards at first;
+    None: one for each replica, and nothing is moved until somebody asks for it.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Group:
     timings: Timings = Timings()
     incarnations: dict[str, int] = field(default_factory=dict)
     recorded: bool = True
+    servers: int | None = None
 
     @property
     def replicas(self) -> int:

@@ -58,8 +58,8 @@ class Table:
     """The routing table; `version` grows with every change.
 
     `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
-    by all its replicas, `closed` that the group is being taken down: nobody may ask for anything
-    any more.
+    by all its replicas, `closed` that the group is being taken down and nobody may ask any more.
+    Something is still to be moved away from the hosts that are `leaving`.
     """
 
     version: int
@@ -70,6 +70,7 @@ class Table:
     complete: bool
     closed: bool
     wanted: tuple[Wanted, ...] = ()
+    leaving: tuple[Endpoint, ...] = ()
 
 
 @message
@@ -129,18 +130,16 @@ class RenewWorker:
 @message
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Whether the lease goes on. If not, whoever asked was given up and has to start over."""
+    """Whether the lease goes on, or whoever asked was given up; a worker may be asked to leave."""
 
     granted: bool
+    leaving: bool = False
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """A host. `role` is "server", "replica", "spare", "store" or "mailbox".
-
-    `home` is the shard that it is meant for, or -1.
-    """
+    """A server, replica, spare, store or mailbox; `home` is the shard it is meant for, or -1."""
 
     host: Endpoint
     node: str
@@ -347,7 +346,7 @@ class Restore:
 @message
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Enter `epoch`, as the member of `chain` at which this message arrives."""
+    """Enter `epoch`, as the member `me` of `chain`; who is in it no more serves no more."""
 
     shard: int
     epoch: int

@@ -81,7 +81,7 @@ class Replica:
             shard,
             group,
             epoch,
-            _after(chain, me),
+            self._next,
             state,
             durability,
             transport,
@@ -246,7 +246,8 @@ class Replica:
     async def configure(self, m: Configure) -> Done:
         """Enter a new epoch with a new chain; a replica that becomes the head records it.
 
-        One that comes twice changes nothing: the chain may be about to be extended since.
+        One that comes twice changes nothing: the chain may be about to be extended since. Who is
+        out of the chain serves nobody, and what its successor has not acknowledged it never will.
         """
         if not self._is_new(m.epoch):
             return Done()
@@ -257,7 +258,8 @@ class Replica:
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
-            self._commits.configure(m.epoch, _after(m.chain, self._me))
+            out = self._me not in m.chain
+            self._commits.configure(m.epoch, self._commits.successor if out else self._next)
         if self.is_head and not was_head:
             now = self._clock.now()
             self._emit(Promoted(now, self.shard, m.epoch, self.node, self.state.version))
@@ -276,6 +278,11 @@ class Replica:
     def is_head(self) -> bool:
         """Whether clients' requests come to this replica."""
         return self.chain[0] == self._me
+
+    @property
+    def _next(self) -> Endpoint | None:
+        """The member of the chain that comes after this one, or None for the tail."""
+        return next(iter(self.chain[self.chain.index(self._me) + 1 :]), None)
 
     @property
     def _is_tail(self) -> bool:
@@ -435,12 +442,6 @@ class Replica:
 
     def _is_refused(self, update: UpdateId) -> bool:
         return is_refused(self._group.consistency, self.state, update)
-
-
-def _after(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:
-    """The member of the chain that comes after `me`, or None for the tail."""
-    following = chain[chain.index(me) + 1 :]
-    return following[0] if following else None
 
 
 def _now() -> float:

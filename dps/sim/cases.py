@@ -25,7 +25,10 @@ JOINING = 3  # workers that may join later, and one for the end
 
 @dataclass(frozen=True)
 class Case:
-    """A recovery strategy, and the group and workers that it is tried with."""
+    """A recovery strategy, and the group and workers that it is tried with.
+
+    `servers` is how many nodes hold the shards at first; None: one for each replica.
+    """
 
     name: str
     recovery: Recovery
@@ -33,6 +36,7 @@ class Case:
     shards: int = 2
     workers: int = 3
     busy: bool = False
+    servers: int | None = None
 
     @property
     def interval(self) -> float:
@@ -100,5 +104,7 @@ _ALL = (
         Recovery(Chain(2), Continue(limit=3, buffer="worker")),
         SSP(1),
     ),
+    Case("none, elastic", Recovery(NoDurability()), shards=5, servers=2),
+    Case("chain(2), elastic", Recovery(Chain(2)), shards=4, servers=3),
 )
 CASES = {case.name: case for case in _ALL}

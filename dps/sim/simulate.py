@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from dps.core.recovery import with_checkpoint_path
@@ -81,6 +81,7 @@ class _Run:
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
         layout = counters(case.shards, CELLS * (case.workers + JOINING))
         group = Group("g", layout, SGD(1.0), case.consistency, recovery, COORDINATOR, TIMINGS)
+        group = replace(group, servers=case.servers)
         self._case = case
         self._schedule = schedule
         self._record = record
@@ -118,6 +119,7 @@ class _Run:
         await self._injector.run()
         await self._injector.heal()
         self._over.set()
+        await self._injector.drained(HORIZON)
         await self._ended(HORIZON)
         await self._push_once_more()
         table = await settled(self._world, HORIZON)
