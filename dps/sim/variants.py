@@ -24,6 +24,7 @@ from dps.protocol.lease import Lease
 from dps.protocol.members import Members
 from dps.protocol.messages import (
     ClearMail,
+    Configure,
     Deposit,
     Done,
     Extend,
@@ -39,6 +40,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.saving import Checkpoints
+from dps.protocol.scaling import Scaling
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Endpoint
@@ -107,6 +109,11 @@ def gated(case: Case) -> bool:
 
 def sums(case: Case) -> bool:
     return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
+
+
+def alone(case: Case) -> bool:
+    """Shards of one replica, which are copied only to be moved."""
+    return not chains(case)
 
 
 def any_case(case: Case) -> bool:
@@ -274,6 +281,35 @@ async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
     await self.members._end(address, by)
 
 
+# -- moves -----------------------------------------------------------------------------------------
+
+
+@instead_of(Replica, "configure", "old holder serves on after a move", any_case)
+async def _stay(self: Replica, m: Configure) -> Done:
+    """Go on serving a shard that another host has taken over."""
+    return await _configure(self, m) if self._me in m.chain else Done()
+
+
+@instead_of(Tender, "_next_epoch", "taken over in the same epoch", any_case)
+def _same_epoch(self: Tender) -> int:
+    """Have the newcomer take over in the epoch in which the old holder served."""
+    if self.moving is None or self.moving.target not in self.view.chain:
+        return _next_epoch(self)
+    return self.view.epoch
+
+
+@instead_of(Scaling, "consider", "released before it is empty", any_case)
+def _nobody_is_leaving(self: Scaling) -> bool:
+    """Say of a node that is drained that it is empty, at once."""
+    _consider(self)
+    self.leaving = ()
+    return True
+
+
+instead_of(Replica, "extend", "updates during a move left out", alone)(_extend_without_the_last)
+instead_of(Host, "_install", "dedupe table not moved", alone)(_install_without_table)
+
+
 # -- the store and mailboxes -----------------------------------------------------------------------
 
 
@@ -372,3 +408,4 @@ _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
 _plan, _slack = replay.plan, consistency.slack
+_next_epoch, _consider = Tender._next_epoch, Scaling.consider
