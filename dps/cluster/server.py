@@ -19,7 +19,8 @@ import numpy as np
 from dps.cluster import roles
 from dps.cluster.actor import HostActor, Hosted
 from dps.cluster.audit import audit_all, pull_all
-from dps.cluster.evaluator import EvaluatorActor, Score
+from dps.cluster.elastic import Elastic
+from dps.cluster.evaluator import Score, start_evaluator
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
@@ -46,7 +47,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 
 
-class ParameterServer:
+class ParameterServer(Elastic):
     """Named arrays, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
@@ -57,7 +58,9 @@ class ParameterServer:
     params
         Name → array (float32 or float64): the initial values.
     shards
-        How many servers the parameters are spread over.
+        How many parts the parameters are divided into; a part is never divided again.
+    servers
+        How many nodes hold shards at first (see `scale`); None: one for each replica of a shard.
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
         `DelayedProximal` with a penalty, any of them within `StalenessAware`, or one of your own
@@ -101,6 +104,7 @@ class ParameterServer:
         params: Mapping[str, np.ndarray],
         *,
         shards: int = 1,
+        servers: int | None = None,
         optimizer: UpdateRule = SGD(0.01),  # noqa: B008 - a frozen value
         consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
         recovery: str | Recovery = "none",
@@ -109,7 +113,7 @@ class ParameterServer:
         about: Mapping[str, Any] | None = None,
     ) -> None:
         start = afresh(
-            client, params, shards, optimizer, consistency, recovery, timings, about or {}
+            client, params, shards, optimizer, consistency, recovery, timings, about or {}, servers
         )
         self._set_up(client, start, on_event)
 
@@ -426,20 +430,5 @@ class ParameterServer:
         await self._make_hosts([node for node in self.nodes if node.address == address])
 
     async def _evaluate(self, score: Score, every: float) -> None:
-        able = [n for n in self.nodes if n.role == "evaluator"]
-        able += [n for n in reversed(self.nodes) if n.role == "worker"]
-        if not able:
-            raise CapacityError("no node is left for an evaluator; start more Dask workers")
-        node, key = able[0], f"dps-evaluator-{self.group.name}-{uuid.uuid4().hex[:8]}"
-        future = self._client.submit(
-            EvaluatorActor,
-            self.group,
-            score,
-            every,
-            node.name,
-            key=key,
-            actor=True,
-            workers=[node.address],
-        )
-        await future
-        self._evaluators.append(Hosted(node, Endpoint(node.address, key), future))
+        started = await start_evaluator(self._client, self.group, self.nodes, score, every)
+        self._evaluators.append(started)

@@ -15,6 +15,7 @@ from dps.cluster.choices import check_choices, checked_recovery, shared_path
 from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.rebalancing import check_servers
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -58,6 +59,7 @@ def afresh(
     recovery: str | Recovery,
     timings: Timings,
     kept: Mapping[str, Any],
+    servers: int | None = None,
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
@@ -67,7 +69,11 @@ def afresh(
     chosen = checked_recovery(recovery)
     if isinstance(chosen.durability, Checkpoint):
         must_be_known(optimizer)
-    group = Group(name, layout, optimizer, consistency, chosen, coordinator, timings)
+    if servers is not None:
+        check_servers(servers, len(layout.shards), chosen.durability.replicas)
+    group = Group(
+        name, layout, optimizer, consistency, chosen, coordinator, timings, servers=servers
+    )
     return Start(group, initial, None, kept)
 
 
@@ -85,6 +91,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         coordinator,
         timings,
         saved.incarnations,
+        servers=run.servers,
     )
     return Start(group, (), saved, about(run))
 

@@ -11,6 +11,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from dps.errors import ConfigurationError
+
 H = TypeVar("H", bound=Hashable)
 
 
@@ -50,6 +52,22 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
         pass
     found = ((s, source, target) for (s, target), source in plan.sources.items())
     return tuple(Move(*move) for move in sorted(found, key=lambda move: move[0]))
+
+
+def check_servers(servers: int, shards: int, replicas: int) -> None:
+    """Refuse a number of servers over which the shards cannot be spread.
+
+    Raises
+    ------
+    ConfigurationError
+        It is less than the replicas of one shard, or more than those of all.
+    """
+    if not replicas <= servers <= shards * replicas:
+        each = "one replica" if replicas == 1 else f"{replicas} replicas"
+        raise ConfigurationError(
+            f"servers={servers}: {shards} shards with {each} each can be spread over {replicas} to "
+            f"{shards * replicas} servers; ask for so many, or for more shards at the start"
+        )
 
 
 class _Plan(Generic[H]):

@@ -195,9 +195,8 @@ class Coordinator:
 
     async def _drain(self, m: Drain) -> Done:
         self.scaling.drain(m.host)
-        self._appoint_keepers()
         self.scaling.consider()
-        await self.publish()
+        await self._use_hosts()
         return Done()
 
     async def _dismiss(self, m: Dismiss) -> Done:
@@ -274,7 +273,7 @@ class Coordinator:
     # -- hosts that come and go --------------------------------------------------------------------
 
     async def _use_hosts(self) -> None:
-        """There are more hosts to be used than before."""
+        """There are other hosts to be used than before."""
         self._appoint_keepers()
         for tender in self._tenders:
             tender.wake()

@@ -45,7 +45,8 @@ for _cls in (
 class Run:
     """A group whose checkpoints can be gone on from.
 
-    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one.
+    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one;
+    `servers` is as in `Group`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Run:
     consistency: Consistency
     recovery: Recovery
     about: str
+    servers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         group.consistency,
         group.recovery,
         about,
+        group.servers,
     )
 
 

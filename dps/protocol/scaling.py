@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dps.core.rebalancing import Move, moves
-from dps.errors import CapacityError, ConfigurationError, NotServing
+from dps.core.rebalancing import Move, check_servers, moves
+from dps.errors import CapacityError, NotServing
 from dps.protocol.group import Group
 from dps.protocol.members import Members
 from dps.protocol.messages import HostInfo
@@ -105,14 +105,7 @@ class Scaling:
         CapacityError
             There are fewer.
         """
-        shards, replicas = len(self._tenders), self._group.replicas
-        if not replicas <= servers <= shards * replicas:
-            each = "one replica" if replicas == 1 else f"{replicas} replicas"
-            raise ConfigurationError(
-                f"servers={servers}: {shards} shards with {each} each can be spread over "
-                f"{replicas} to {shards * replicas} servers; more shards can only be chosen at the "
-                "start"
-            )
+        check_servers(servers, len(self._tenders), self._group.replicas)
         able = self._able()
         if len(able) < servers:
             raise CapacityError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -19,6 +19,7 @@ from dps.core.shard import ShardState
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.lane import OnAck
+from dps.protocol.messages import Table
 from dps.protocol.transport import Endpoint
 from dps.sim.cases import TIMINGS
 from dps.sim.loop import run
@@ -69,6 +70,15 @@ class Setting:
     async def clocks(self) -> list[dict[str, int]]:
         return [state.clocks for state in await self.states()]
 
+    async def scaled(self, request: Any) -> Table:
+        """Ask for other hosts, and wait until nothing is to be moved any more."""
+        await self.ask(COORDINATOR, request)
+        table = await self.world.complete()
+        while table.leaving:
+            await asyncio.sleep(0.01)
+            table = await self.world.complete()
+        return table
+
     async def all_of(self, *work: Awaitable[T], within: float) -> list[T]:
         """Wait until everything is done; it must be within so many virtual seconds."""
         async with asyncio.timeout(within):
@@ -85,6 +95,8 @@ def in_world(
     consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
     recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
+    servers: int | None = None,
+    extra: Sequence[str] = (),
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     **timings: Any,
 ) -> T:
@@ -96,11 +108,12 @@ def in_world(
     group = Group(
         name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
     )
+    group = replace(group, servers=servers)
 
     async def main() -> T:
         setting = Setting(group, params, random, weather)
         others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
-        await asyncio.gather(setting.world.start(), *others)
+        await asyncio.gather(setting.world.start(extra), *others)
         async with asyncio.timeout(HORIZON):
             result = await scenario(setting)
         assert not setting.network.bugs
