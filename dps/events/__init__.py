@@ -393,6 +393,16 @@ class TrainingStarted(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class Rescaled(Event):
+    """From now on, after `updates`, so many servers and workers are wanted; None: as before."""
+
+    servers: int | None
+    workers: int | None
+    updates: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class TrialEnded(Event):
     """A trial ended; `status` is "valid", "invalid" (a fault did not happen) or "failed"."""
 
