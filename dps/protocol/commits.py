@@ -123,11 +123,14 @@ class Commits:
             self._copied.remove(state.index)
             self._trim()
 
-    async def pass_on(self, successor: Endpoint, after: int) -> None:
-        """Have the successor acknowledge all operations later than index `after`."""
+    async def pass_on(self, successor: Endpoint, after: int, joining: bool = False) -> None:
+        """Have the successor acknowledge all operations later than index `after`.
+
+        If it is only `joining`, it has them then, but has not committed them.
+        """
         later = tuple(op for index, op in self._log if index > after)
         if later:
-            request = Replicate(self._shard, self.epoch, after + 1, later)
+            request = Replicate(self._shard, self.epoch, after + 1, later, joining)
             deadline = self._group.timings.call
             await self._transport.call(successor, request, deadline, "replicate")
 

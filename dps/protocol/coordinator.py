@@ -195,12 +195,13 @@ class Coordinator:
 
     async def _drain(self, m: Drain) -> Done:
         self.scaling.drain(m.host)
-        self.scaling.consider()
         await self._use_hosts()
         return Done()
 
     async def _dismiss(self, m: Dismiss) -> Done:
-        self._dismissed.add(m.worker)
+        worker = self._workers.get(m.worker)
+        if worker is None or worker.active:
+            self._dismissed.add(m.worker)
         return Done()
 
     async def _close_group(self, m: CloseGroup) -> Done:
@@ -219,6 +220,7 @@ class Coordinator:
         return Entered(incarnation)
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
+        self._dismissed.discard(m.worker)
         await self._remove_worker(m.worker, m.incarnation, m.reason)
         return Done()
 
@@ -237,6 +239,7 @@ class Coordinator:
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
+        self.scaling.look()
         async with self._published:
             self._version += 1
             self._published.notify_all()
@@ -267,7 +270,8 @@ class Coordinator:
 
     async def came_to_rest(self) -> None:
         """Begin the next move, if there is one."""
-        if self.scaling.consider():
+        self.scaling.consider()
+        if self.scaling.look():
             await self.publish()
 
     # -- hosts that come and go --------------------------------------------------------------------

@@ -312,12 +312,13 @@ class Evict:
 @message
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Operations `first`, `first + 1`, … for the successor in the chain. Reply: Done."""
+    """Operations `first`, … for the successor, committed or (`joining`) just there. Reply: Done."""
 
     shard: int
     epoch: int
     first: int
     operations: tuple[Operation, ...]
+    joining: bool = False
 
 
 @message

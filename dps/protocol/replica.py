@@ -208,7 +208,7 @@ class Replica:
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
     async def replicate(self, m: Replicate) -> Done:
-        """Apply the predecessor's operations; reply when the rest of the chain has them too."""
+        """Apply the predecessor's operations; reply when they are committed from here on too."""
         async with self._lock:
             self._must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
@@ -217,6 +217,8 @@ class Replica:
                 elif index > self.state.index:
                     raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
         await self._notify()
+        if m.joining:
+            return Done()
         last = m.first + len(m.operations) - 1
         limit, commits = _now() + self._group.timings.call, self._commits
         if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
@@ -227,19 +229,19 @@ class Replica:
     async def extend(self, m: Extend) -> Done:
         """Copy the state to a newcomer while updates go on, then make it the successor.
 
-        The last operations are passed on under the lock: the newcomer is never behind what this
-        replica has acknowledged.
+        It is given what is committed: it has to keep the rest by its own means. The last operations
+        are passed on under the lock: it is never behind what this replica has acknowledged.
         """
         self._must_be_in(m.epoch)
         chain = (*self.chain, m.host)
-        commits, state = self._commits, self.state
+        commits, state = self._commits, self._commits.visible
         with commits.keeping_later_than(state):
             install = Install(self.shard, m.epoch, chain, state, "replica")
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:
                 self._must_be_in(m.epoch)
-                await commits.until_interrupted(commits.pass_on(m.host, state.index))
+                await commits.until_interrupted(commits.pass_on(m.host, state.index, True))
                 commits.successor = m.host
         return Done()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dps.core.rebalancing import Move, check_servers, moves
@@ -198,22 +199,24 @@ class Scaling:
 
     # -- moves -----------------------------------------------------------------------------------
 
-    def consider(self) -> bool:
-        """Begin the next move, if it is time for one; return whether others are leaving now."""
-        plan = self._plan()
+    def consider(self) -> None:
+        """Begin the next move, if it is time for one."""
+        if all(tender.view.serving and tender.moving is None for tender in self._tenders):
+            ready = (m for m in self._plan() if self._tenders[m.shard].can_move_to(m.target))
+            for move in islice(ready, 1):
+                self._tenders[move.shard].move(move)
+
+    def look(self) -> bool:
+        """Find out who is leaving now; return whether others were before."""
         loads, keepers = self._loads(), self._keepers()
-        kept = {
+        left = {
             host
             for host in self._drained
             if loads[host] or host in keepers or any(t.keeps_state_at(host) for t in self._tenders)
         }
-        left = kept | {move.source for move in plan if move.source is not None}
+        under_way = [tender.moving for tender in self._tenders if tender.moving is not None]
+        left |= {m.source for m in (*under_way, *self._plan()) if m.source is not None}
         before, self.leaving = self.leaving, tuple(sorted(left, key=str))
-        quiet = all(t.view.serving and t.moving is None for t in self._tenders)
-        ready = (m for m in plan if self._tenders[m.shard].can_move_to(m.target))
-        move = next(ready, None) if quiet else None
-        if move is not None:
-            self._tenders[move.shard].move(move)
         return self.leaving != before
 
     def _plan(self) -> list[Move[Endpoint]]:

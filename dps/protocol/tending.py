@@ -16,11 +16,11 @@ from typing import Any
 from dps.core.rebalancing import Move
 from dps.core.recovery import Chain, NoDurability, SharedStore, WorkerCache
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
+from dps.protocol.candidates import Candidates
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     Configure,
     Extend,
-    HostInfo,
     Restore,
     Seed,
     View,
@@ -63,7 +63,7 @@ class Tender:
         self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: Endpoint | None = None
-        self._avoided: dict[Endpoint, float] = {}
+        self._candidates = Candidates(shard, surroundings, group.timings.lease, self.wake)
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
@@ -128,7 +128,7 @@ class Tender:
     def can_move_to(self, host: Endpoint) -> bool:
         """Whether a replica may be moved now: nothing is wrong with the shard, nor was with it."""
         whole = self.view.serving and len(self.view.chain) == self._group.replicas
-        return whole and not self._lacks_store and not self._is_avoided(host)
+        return whole and not self._lacks_store and not self._candidates.is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
         """Move a replica, unless something that this needs is lost meanwhile."""
@@ -174,7 +174,7 @@ class Tender:
         if not view.chain:
             return await self._restore()
         if len(view.chain) < self._group.replicas:
-            host = self._free_host()
+            host = self._free_host
             return host is not None and await self._extend(view, host)
         return await self._move_on(view)
 
@@ -193,7 +193,7 @@ class Tender:
 
     async def _restore(self) -> bool:
         """Bring a shard without any replica back on a free host."""
-        host = self._free_host()
+        host = self._free_host
         if host is None or self._lacks_store:
             return False
         self.reserved = host
@@ -214,7 +214,7 @@ class Tender:
             await self._around.admit_present(view, host)
             served = host in self._around.members and self.view == view
         except DpsError:
-            self._avoid(host)
+            self._candidates.avoid(host)
             raise
         finally:
             if served:
@@ -223,6 +223,10 @@ class Tender:
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
             await self._around.publish()
+
+    @property
+    def _free_host(self) -> Endpoint | None:
+        return self._candidates.best(self.view.chain, self._last_host)
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch in which clients know it.
@@ -322,7 +326,7 @@ class Tender:
             joined = self.view == view and host in self._around.members
         except DpsError:
             self._around.members.suspect(host.address, "coordinator")
-            self._avoid(host)
+            self._candidates.avoid(host)
             raise
         finally:
             self.reserved = None
@@ -407,40 +411,6 @@ class Tender:
             # It may have been lost before it was added, so that nobody will tell of it again.
             self._around.members.suspect(host.address, "coordinator")
             raise
-
-    # -- where to --------------------------------------------------------------------------------
-
-    def _free_host(self) -> Endpoint | None:
-        """The best host for one more replica: meant for this shard, else with the fewest."""
-        candidates = [
-            info
-            for host, info in self._around.members.hosts.items()
-            if host not in self.view.chain
-            and self._around.may_hold(info, self.view.shard)
-            and not (self.view.chain and self._is_avoided(host))
-        ]
-        return min(candidates, key=self._rank).host if candidates else None
-
-    def _rank(self, info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, str]:
-        around, host = self._around, info.host
-        return (
-            self._is_avoided(host),
-            around.is_reserve(host),
-            host != self._last_host,
-            info.home != self.view.shard,
-            around.load(host),
-            (info.role == "replica") != bool(self.view.chain),  # it is meant for another role
-            info.node,
-        )
-
-    def _is_avoided(self, host: Endpoint) -> bool:
-        return self._avoided.get(host, 0.0) > asyncio.get_running_loop().time()
-
-    def _avoid(self, host: Endpoint) -> None:
-        """Try others before this host for a while: it may be out of reach of what it needs."""
-        loop, lease = asyncio.get_running_loop(), self._group.timings.lease
-        self._avoided[host] = loop.time() + lease
-        loop.call_later(lease, self.wake)
 
 
 async def _is_set(event: asyncio.Event, patience: float) -> bool:

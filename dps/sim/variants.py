@@ -191,9 +191,11 @@ async def _configure_and_forget(self: Replica, m: Any) -> Done:
 
 
 @instead_of(Commits, "pass_on", "operations skipped", chains)
-async def _skip_uncommitted(self: Commits, successor: Endpoint, after: int) -> None:
+async def _skip_uncommitted(
+    self: Commits, successor: Endpoint, after: int, joining: bool = False
+) -> None:
     """Pass only the newest operation on."""
-    await _pass_on(self, successor, max(after, self._newest.index - 1))
+    await _pass_on(self, successor, max(after, self._newest.index - 1), joining)
 
 
 @instead_of(Replica, "replicate", "gaps in the order taken", chains)
@@ -298,12 +300,10 @@ def _same_epoch(self: Tender) -> int:
     return self.view.epoch
 
 
-@instead_of(Scaling, "consider", "released before it is empty", any_case)
+@instead_of(Scaling, "look", "released before it is empty", any_case)
 def _nobody_is_leaving(self: Scaling) -> bool:
     """Say of a node that is drained that it is empty, at once."""
-    _consider(self)
-    self.leaving = ()
-    return True
+    return False
 
 
 instead_of(Replica, "extend", "updates during a move left out", alone)(_extend_without_the_last)
@@ -408,4 +408,4 @@ _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
 _plan, _slack = replay.plan, consistency.slack
-_next_epoch, _consider = Tender._next_epoch, Scaling.consider
+_next_epoch = Tender._next_epoch
