@@ -63,11 +63,9 @@ class CutCheckpoints(Checkpoints):
             self._saved(state.version, self._clock.monotonic())
         self._begun = True
 
-    def take_over(self) -> None:
-        """Take note that the shard is not new: the replica comes from another one that has begun.
-
-        What is complete is not known here: nothing is acked until a cut is.
-        """
+    def take_over(self, saved: int) -> None:
+        """Go on where the keeper of another replica is; the first state was written by it."""
+        super().take_over(saved)
         self._begun = True
 
     async def restore_cut(self, cut: int) -> ShardState:

@@ -31,11 +31,20 @@ class Durability(Protocol):
         Whether `commit` never has anything to wait for.
     window
         How many operations may be applied but not yet committed.
+    saved
+        The version that survives the loss of the server, if it need not be the last acked one.
     """
 
     source: str
     immediate: bool
     window: int
+
+    @property
+    def saved(self) -> int: ...
+
+    def take_over(self, saved: int) -> None:
+        """Go on where the durability of another replica is, which has given its state away."""
+        ...
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts."""
@@ -60,6 +69,10 @@ class Nowhere:
     source = "initial"
     immediate = True
     window = 64
+    saved = 0
+
+    def take_over(self, saved: int) -> None:
+        """Do nothing."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Do nothing."""
@@ -80,6 +93,7 @@ class Stored:
 
     source = "store"
     immediate = False
+    saved = 0
 
     def __init__(
         self,
@@ -94,6 +108,9 @@ class Stored:
         self._deadline = group.timings.copy
         self._transport = transport
         self._store = store
+
+    def take_over(self, saved: int) -> None:
+        """Do nothing: what the other replica has acked is in the store."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Put the state that the server starts with."""

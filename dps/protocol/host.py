@@ -181,7 +181,8 @@ class Host:
     async def _configure(self, m: Configure) -> Done:
         replica = self.replica(m.shard)
         done = await replica.configure(m)
-        await replica.make_durable(m.epoch)
+        if not m.kept:
+            await replica.make_durable(m.epoch)
         if replica.is_head:
             await self._take_mail(replica, m.epoch)
         return done
@@ -213,8 +214,8 @@ class Host:
     async def _install(self, m: Install) -> Done:
         """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
         keeper = self._durability(m.shard)
-        if isinstance(keeper, CutCheckpoints) and m.source == "replica":
-            keeper.take_over()
+        if m.source == "replica":
+            keeper.take_over(m.saved)
         await self._adopt(m.shard, m.epoch, m.chain, m.state, m.source, keeper)
         return Done()
 

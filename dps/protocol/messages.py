@@ -17,10 +17,7 @@ from dps.protocol.wire import message
 @message
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who serves a shard: its epoch, and its replicas from head to tail.
-
-    While `serving` is false the shard is down: nobody may take its updates.
-    """
+    """Who serves a shard in an epoch, from head to tail; nobody does if it is not `serving`."""
 
     shard: int
     epoch: int
@@ -237,9 +234,8 @@ class Beside:
 class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
-    `slack` is how many further gradients the consistency model lets the worker compute from them,
-    after the first, without reading again; -1: any number. `beside` is there if lost shards are
-    rebuilt from what workers hold.
+    `slack` is how many further gradients the consistency model lets the worker compute from them
+    without reading again; -1: any number. `beside` is there if workers' copies are of use.
     """
 
     version: int
@@ -324,13 +320,14 @@ class Replicate:
 @message
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Hold this state as a replica of the shard, in a chain with these members."""
+    """Hold this state, with version `saved` durable, as a replica in a chain with these members."""
 
     shard: int
     epoch: int
     chain: tuple[Endpoint, ...]
     state: ShardState
     source: str
+    saved: int = 0
 
 
 @message
@@ -347,12 +344,16 @@ class Restore:
 @message
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Enter `epoch`, as the member `me` of `chain`; who is in it no more serves no more."""
+    """Enter `epoch` as the member `me` of `chain`; who is not in it serves no more.
+
+    `kept`: whatever may have been acked is durable, as it was before.
+    """
 
     shard: int
     epoch: int
     chain: tuple[Endpoint, ...]
     me: Endpoint
+    kept: bool = False
 
 
 @message

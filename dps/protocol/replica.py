@@ -233,10 +233,10 @@ class Replica:
         are passed on under the lock: it is never behind what this replica has acknowledged.
         """
         self._must_be_in(m.epoch)
-        chain = (*self.chain, m.host)
-        commits, state = self._commits, self._commits.visible
+        chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = Install(self.shard, m.epoch, chain, state, "replica")
+            saved = self._durability.saved
+            install = Install(self.shard, m.epoch, chain, state, "replica", saved)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dps.core.rebalancing import Move
-from dps.core.recovery import Chain, NoDurability, SharedStore, WorkerCache
+from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, WorkerCache
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
 from dps.protocol.candidates import Candidates
 from dps.protocol.group import Group
@@ -273,6 +273,13 @@ class Tender:
                 return self.begun
 
     @property
+    def _stays_durable(self) -> bool:
+        """Whether a new tail can go on where the old one is, without anything being written."""
+        durability = self._group.recovery.durability
+        timed = isinstance(durability, Checkpoint) and durability.seconds is not None
+        return self._stored == self._around.store and not timed
+
+    @property
     def _lacks_store(self) -> bool:
         kept = isinstance(self._group.recovery.durability, SharedStore)
         return kept and self._around.store is None
@@ -322,7 +329,7 @@ class Tender:
         try:
             await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
             has_all = True
-            await self._configure(longer)
+            await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and host in self._around.members
         except DpsError:
             self._around.members.suspect(host.address, "coordinator")
@@ -369,7 +376,7 @@ class Tender:
         switched = False
         try:
             await self._call(source, Configure(view.shard, fence, left, source))
-            await self._configure(shorter)
+            await self._configure(shorter, kept=self._stays_durable)
             switched = self.view == view
         finally:
             if switched:
@@ -399,10 +406,10 @@ class Tender:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _configure(self, view: View) -> None:
+    async def _configure(self, view: View, kept: bool = False) -> None:
         """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            await self._call(member, Configure(view.shard, view.epoch, view.chain, member))
+            await self._call(member, Configure(view.shard, view.epoch, view.chain, member, kept))
 
     async def _call(self, host: Endpoint, request: Any) -> None:
         try:
