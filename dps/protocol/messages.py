@@ -308,13 +308,13 @@ class Evict:
 @message
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Operations `first`, … for the successor, committed or (`joining`) just there. Reply: Done."""
+    """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
 
     shard: int
     epoch: int
     first: int
     operations: tuple[Operation, ...]
-    joining: bool = False
+    committed: int = -1
 
 
 @message

@@ -214,10 +214,12 @@ class Replica:
             for index, op in enumerate(m.operations, m.first):
                 if index == self.state.index + 1:
                     await self._apply_now(op)
+                    if index <= m.committed:
+                        self._commits.set_committed(self.state)
                 elif index > self.state.index:
                     raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
         await self._notify()
-        if m.joining:
+        if m.committed >= 0:
             return Done()
         last = m.first + len(m.operations) - 1
         limit, commits = _now() + self._group.timings.call, self._commits
@@ -229,27 +231,25 @@ class Replica:
     async def extend(self, m: Extend) -> Done:
         """Copy the state to a newcomer while updates go on, then make it the successor.
 
-        It is given what is committed: it has to keep the rest by its own means. The last operations
-        are passed on under the lock: it is never behind what this replica has acknowledged.
+        It is given what is committed, and the rest under the lock: it is never behind.
         """
         self._must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            saved = self._durability.saved
-            install = Install(self.shard, m.epoch, chain, state, "replica", saved)
+            install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:
                 self._must_be_in(m.epoch)
-                await commits.until_interrupted(commits.pass_on(m.host, state.index, True))
-                commits.successor = m.host
+                commits.successor = m.host  # from now on nothing is committed without it
+                await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
         return Done()
 
     async def configure(self, m: Configure) -> Done:
         """Enter a new epoch with a new chain; a replica that becomes the head records it.
 
         One that comes twice changes nothing: the chain may be about to be extended since. Who is
-        out of the chain serves nobody, and what its successor has not acknowledged it never will.
+        not in the chain serves nobody, and commits nothing more.
         """
         if not self._is_new(m.epoch):
             return Done()

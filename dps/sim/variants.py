@@ -192,10 +192,10 @@ async def _configure_and_forget(self: Replica, m: Any) -> Done:
 
 @instead_of(Commits, "pass_on", "operations skipped", chains)
 async def _skip_uncommitted(
-    self: Commits, successor: Endpoint, after: int, joining: bool = False
+    self: Commits, successor: Endpoint, after: int, committed: int = -1
 ) -> None:
     """Pass only the newest operation on."""
-    await _pass_on(self, successor, max(after, self._newest.index - 1), joining)
+    await _pass_on(self, successor, max(after, self._newest.index - 1), committed)
 
 
 @instead_of(Replica, "replicate", "gaps in the order taken", chains)
