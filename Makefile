@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -90,6 +90,9 @@ bench: setup ## time push and pull beside raw sockets and a plain Dask actor
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
 	$(BIN)/dps bench recovery
+
+bench-elastic: setup ## time how long a training is held up by shards that move between servers
+	$(BIN)/dps bench elastic
 
 bench-measuring: setup ## compare updates per second with everything recorded and evaluated, and with neither
 	$(BIN)/dps bench measuring

@@ -83,6 +83,17 @@ def recovery(
 
 
 @bench.command()
+def elastic(
+    moves: Annotated[int, typer.Option(min=1, help="Moves of a shard with each strategy.")] = 50,
+) -> None:
+    """Time how long a training is held up by shards that move between servers."""
+    from flows import bench_elastic
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_elastic.table(bench_elastic.moves(moves, tell)))
+
+
+@bench.command()
 def measuring(
     rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
 ) -> None:

@@ -25,6 +25,7 @@ from dps.core.consistency import Consistency
 from dps.core.expansion import Entry, expand
 from dps.core.faults import Fault, FaultPlan
 from dps.core.filters import Filter
+from dps.core.rebalancing import check_servers
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
@@ -38,6 +39,7 @@ from flows.axes import (
     labelled,
 )
 from flows.complaints import Complaint, complaints, placed, suggest
+from flows.elastic_sections import ChangeSection
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
 from flows.fault_sections import FaultSection
 from flows.filter_sections import FilterSection
@@ -74,6 +76,10 @@ class _Settings(Section):
     server: ServerSection = ServerSection()
     recovery: RecoverySection = RecoverySection()
     faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    elastic: Annotated[
+        tuple[ChangeSection, ...], Field(strict=False, exclude_if=lambda changes: not changes)
+    ] = ()
     evaluation: EvaluationSection = EvaluationSection()
     time_limit: PositiveFloat = 60.0
 
@@ -100,19 +106,59 @@ class TrialConfig(_Settings):
                 refuse(str(error), key="filters")
         return self
 
+    @model_validator(mode="after")
+    def _changes_can_happen(self) -> TrialConfig:
+        wanted = [("server.servers", self.server.servers)]
+        for number, change in enumerate(self.elastic):
+            wanted.append((f"elastic.{number}.servers", change.servers))
+            if change.at_updates is not None and change.at_updates >= self.training.updates:
+                refuse(
+                    f"the training ends after {self.training.updates} updates, before this",
+                    key=f"elastic.{number}.at_updates",
+                )
+        for key, servers in wanted:
+            try:
+                if servers is not None:
+                    check_servers(servers, self.server.shards, self._replicas)
+            except ConfigurationError as error:
+                refuse(str(error), key=key)
+        return self
+
     @property
     def node_names(self) -> tuple[str, ...]:
         """The nodes of the trial at its start."""
-        recovery, shards = self.build_recovery(), range(self.server.shards)
-        replicas = range(1, recovery.durability.replicas)
         return (
-            *(f"server-{shard}" for shard in shards),
-            *(f"replica-{shard}-{i}" for shard in shards for i in replicas),
+            *self._server_names(),
             *(f"spare-{i}" for i in range(self.server.spares)),
-            *(["store-0"] if recovery.needs_store else []),
-            *(f"worker-{i}" for i in range(self.training.workers)),
+            *(["store-0"] if self.build_recovery().needs_store else []),
+            *(f"worker-{i}" for i in range(self.most_workers)),
             "evaluator-0",
         )
+
+    def _server_names(self) -> Iterator[str]:
+        if self.servers is not None:
+            most = max(self.servers, *(change.servers or 0 for change in self.elastic), 0)
+            yield from (f"server-{number}" for number in range(most))
+            return
+        shards, replicas = range(self.server.shards), range(1, self._replicas)
+        yield from (f"server-{shard}" for shard in shards)
+        yield from (f"replica-{shard}-{i}" for shard in shards for i in replicas)
+
+    @property
+    def servers(self) -> int | None:
+        """How many nodes hold the shards at first; None: it never matters."""
+        if self.server.servers is None and any(change.servers for change in self.elastic):
+            return self.server.shards * self._replicas
+        return self.server.servers
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there are at most."""
+        return max(self.training.workers, *(change.workers or 0 for change in self.elastic), 0)
+
+    @property
+    def _replicas(self) -> int:
+        return self.build_recovery().durability.replicas
 
     @property
     def late_faults(self) -> tuple[tuple[Fault, str], ...]:
@@ -157,8 +203,7 @@ class TrialConfig(_Settings):
         durability = self.recovery.durability
         writes = durability.kind == "checkpoint"
         local = durability.kind == "checkpoint" and is_local(durability.path)
-        replicas = self.build_recovery().durability.replicas
-        return Stage(self.node_names, self.server.shards, replicas, writes, local)
+        return Stage(self.node_names, self.server.shards, self._replicas, writes, local)
 
 
 class ExperimentConfig(_Settings):

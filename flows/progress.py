@@ -27,12 +27,14 @@ from dps.events import (
     Event,
     FaultMissed,
     Killed,
+    Moved,
     Paused,
     PhaseMet,
     Promoted,
     Rebuilt,
     Replayed,
     ReplicaAdded,
+    Rescaled,
     Restored,
     Resumed,
     RolledBack,
@@ -332,6 +334,15 @@ def _told(event: Event) -> str | None:
             )
         case ReplicaAdded() if event.epoch > 1:
             return f"shard {event.shard} has a new replica at {event.node}"
+        case Rescaled():
+            wanted = {"servers": event.servers, "workers": event.workers}
+            told = ", ".join(f"{what}: {n}" for what, n in wanted.items() if n is not None)
+            return f"after {event.updates} updates, wanted from now on: {told}"
+        case Moved():
+            return (
+                f"shard {event.shard} moved from {event.source} to {event.target}, with a pause of "
+                f"{1e3 * event.pause_seconds:.0f} ms"
+            )
         case Replayed():
             return f"shard {event.shard}: {event.count} buffered gradients applied"
         case TrialResumed():

@@ -80,9 +80,22 @@ def versions(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _at(config: Any, dotted: str) -> Any:
+    """The value of a key; what is recorded only if it is set may have been left out."""
+    value = config
     for part in dotted.split("."):
-        config = config[int(part)] if isinstance(config, Sequence) else config[part]
-    return config
+        if isinstance(value, Mapping) and part not in value:
+            return _default_at(config, dotted)
+        value = value[int(part)] if isinstance(value, Sequence) else value[part]
+    return value
+
+
+def _default_at(config: Any, dotted: str) -> Any:
+    from flows.config import TrialConfig
+
+    value: Any = TrialConfig.model_validate(config)
+    for part in dotted.split("."):
+        value = value[int(part)] if isinstance(value, Sequence) else getattr(value, part)
+    return value
 
 
 def _short(key: str, value: Any) -> Any:

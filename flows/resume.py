@@ -67,15 +67,17 @@ def trial_of(saved: Saved, path: str) -> Trial:
     trial = trial_from(kept, path)
     if not can_go_on(trial.config):
         raise ConfigurationError(
-            f"{path}: the moments of this trial's faults are not all given in updates, so that "
-            "nobody knows which of them are behind; run it again with dps run"
+            f"{path}: the moments of this trial's faults are not all given in updates, or its "
+            "servers and workers come and go, so that nobody knows what of it is behind; run it "
+            "again with dps run"
         )
     return trial
 
 
 def can_go_on(config: TrialConfig) -> bool:
-    """Whether it is known which faults are behind a trial that has applied so many updates."""
-    return all(isinstance(fault.when, AtUpdates) for fault in config.build_faults())
+    """Whether it is known what is behind a trial that has applied so many updates."""
+    timed = (fault.when for fault in config.build_faults())
+    return not config.elastic and all(isinstance(when, AtUpdates) for when in timed)
 
 
 def trial_folder(trial: Trial, path: str, here: Path) -> Path:

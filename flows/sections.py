@@ -113,10 +113,13 @@ ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discr
 class ServerSection(Section):
     """The parameter server: its shards, and nodes kept idle and warm for a loss.
 
-    `lease` is for how many seconds a node or worker that is not heard of is counted on.
+    `lease` is for how many seconds a node or worker that is not heard of is counted on; `servers`
+    is how many nodes hold the shards at first, None: one for each replica of each.
     """
 
     shards: PositiveInt = 2
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    servers: PositiveInt | None = Field(default=None, exclude_if=lambda servers: servers is None)
     spares: NonNegativeInt = 0
     lease: PositiveFloat = 1.0
 

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
@@ -45,6 +45,7 @@ from dps.protocol.group import Timings
 from flows.attempt import versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
+from flows.elastic import ElasticCrew
 from flows.grid import Trial
 from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
@@ -156,7 +157,7 @@ def _train(
         with _server(trial, cluster.client, folder, on_event, path) as ps:
             _make_ready(cluster.client, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
-            crew = Crew(cluster.client, ps, partial(train, config), _shares(ps, config))
+            crew = _crew(cluster.client, ps, config, record)
             faults = _faults(ps, config) if plan is None else plan
             injector = Injector(faults, cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
@@ -181,7 +182,7 @@ def _make_ready(client: Client, config: TrialConfig) -> None:
 
     It takes seconds of large data, and more of them for whoever comes first on a machine.
     """
-    workers = (f"worker-{number}" for number in range(config.training.workers))
+    workers = (f"worker-{number}" for number in range(config.most_workers))
     client.gather([client.submit(warm_up, config, workers=[w], pure=False) for w in workers])
 
 
@@ -196,6 +197,7 @@ def _server(
         client,
         initial(config),
         shards=config.server.shards,
+        servers=config.servers,
         optimizer=config.build_optimizer(),
         consistency=config.build_consistency(),
         recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
@@ -219,6 +221,26 @@ def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
         for name in {name for table in tables for name in table}
     }
     return shares_of(config.training.updates, config.training.workers, done)
+
+
+def _crew(
+    client: Client, ps: ParameterServer, config: TrialConfig, record: Sink
+) -> Crew | ElasticCrew:
+    """The workers, with shares of their own unless they come and go."""
+    training, loop = config.training, partial(train, config)
+    if not config.elastic:
+        return Crew(client, ps, loop, _shares(ps, config))
+    each = partial(loop, defaultdict(partial(range, training.updates)))
+    return ElasticCrew(
+        client,
+        ps,
+        each,
+        config.elastic,
+        training.workers,
+        training.updates,
+        SystemClock(),
+        record,
+    )
 
 
 def _faults(ps: ParameterServer, config: TrialConfig) -> FaultPlan:
@@ -264,9 +286,9 @@ def _training_data(dataset: DatasetSection) -> Dataset:
 def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
     """One worker's loop, the same for every strategy: gradient, push and pull, report.
 
-    `shares` says which of its batches each worker computes, in their order. What it reports as
-    computing is the gradient and the emulated rest of it; the time until the next gradient is
-    spent waiting for the server, or for other workers.
+    `shares` says which of its batches each worker computes, in their order; one that is asked to
+    leave does not compute the rest. What it reports as computing is the gradient and the emulated
+    rest of it; the time until the next gradient is spent waiting for the server, or for others.
     """
     workload = workload_of(config)
     data = _training_data(config.dataset)
@@ -276,6 +298,8 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     deque(islice(order, share.start), maxlen=0)
     params = worker.pull()
     for _ in share:
+        if worker.leaving:
+            return
         began = time.perf_counter()
         batch = next(order)
         loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])

@@ -11,7 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from distributed import get_worker
@@ -26,6 +26,9 @@ from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, Re
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
 
 Score = Callable[[Mapping[str, np.ndarray]], tuple[float, float]]
 
@@ -109,9 +112,9 @@ class EvaluatorActor:
 
 
 async def start_evaluator(
-    client: Any, group: Group, nodes: Sequence[Node], score: Score, every: float
+    client: distributed.Client, group: Group, nodes: Sequence[Node], score: Score, every: float
 ) -> Hosted:
-    """Make an evaluator on a node that is meant for it, or else on the last one for workers.
+    """Make an evaluator on the node that is meant for one, else on one that is left for workers.
 
     Raises
     ------

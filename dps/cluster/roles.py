@@ -58,7 +58,7 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
     """Give every node of a cluster without roles one: store, servers, and the rest workers."""
     stores = int(group.recovery.needs_store)
     wanted = len(group.layout.shards) * group.replicas
-    servers = max(group.replicas, min(wanted, (len(workers) - stores) // 2))
+    servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
     nodes = []
     for i, (address, info) in enumerate(sorted(workers.items())):
@@ -89,7 +89,8 @@ def check(nodes: Sequence[Node], group: Group) -> None:
     have = {role: sum(n.role == role for n in nodes) for role in ("store", "worker")}
     serving = [n for n in nodes if n.role in SERVING]
     have["server"] = len(serving)
-    need = {"server": group.replicas, "store": int(group.recovery.needs_store), "worker": 1}
+    servers = group.servers or group.replicas
+    need = {"server": servers, "store": int(group.recovery.needs_store), "worker": 1}
     short = [role for role in need if have[role] < need[role]]
     if short:
         wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])
@@ -98,7 +99,7 @@ def check(nodes: Sequence[Node], group: Group) -> None:
             f"the cluster has too few nodes: needed are at least {wanted}; there are {len(nodes)} "
             f"nodes ({found}). Start more Dask workers, or ask for fewer replicas."
         )
-    for shard in range(len(group.layout.shards)):
+    for shard in range(len(group.layout.shards) if group.servers is None else 0):
         able = sum(n.home in (-1, shard) for n in serving)
         if able < group.replicas:
             raise CapacityError(

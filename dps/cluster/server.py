@@ -19,6 +19,7 @@ import numpy as np
 from dps.cluster import roles
 from dps.cluster.actor import HostActor, Hosted
 from dps.cluster.audit import Readable
+from dps.cluster.elastic import Elastic
 from dps.cluster.evaluator import Score, start_evaluator
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
@@ -48,7 +49,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 
 
-class ParameterServer(Readable):
+class ParameterServer(Readable, Elastic):
     """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
@@ -61,7 +62,9 @@ class ParameterServer(Readable):
     tables
         Sparse tables, whose rows are made when they are first pushed to (see `SparseSpec`).
     shards
-        How many servers the parameters are spread over.
+        How many parts the parameters are divided into; a part is never divided again.
+    servers
+        How many nodes hold shards at first (see `scale`); None: one for each replica of a shard.
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
         `DelayedProximal` with a penalty, any of them within `StalenessAware`, or one of your own
@@ -109,6 +112,7 @@ class ParameterServer(Readable):
         *,
         tables: Sequence[SparseSpec] = (),
         shards: int = 1,
+        servers: int | None = None,
         optimizer: UpdateRule = SGD(0.01),  # noqa: B008 - a frozen value
         consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
         recovery: str | Recovery = "none",
@@ -118,7 +122,8 @@ class ParameterServer(Readable):
         filters: Mapping[str, Sequence[Filter]] | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
-        start = afresh(client, params, shards, *choices, about or {}, tables, filters)
+        kept = about or {}
+        start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
         self._set_up(client, start, on_event)
 
     @classmethod

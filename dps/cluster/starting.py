@@ -16,6 +16,7 @@ from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters import Filter
+from dps.core.rebalancing import check_servers
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -63,6 +64,7 @@ def afresh(
     kept: Mapping[str, Any],
     tables: Sequence[SparseSpec] = (),
     filters: Mapping[str, Sequence[Filter]] | None = None,
+    servers: int | None = None,
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
@@ -74,10 +76,11 @@ def afresh(
     if isinstance(chosen.durability, Checkpoint):
         must_be_known("optimizer", optimizer)
         must_be_known("filters", chains)
+    if servers is not None:
+        check_servers(servers, len(layout.shards), chosen.durability.replicas)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
-    group = Group(
-        name, layout, optimizer, consistency, chosen, coordinator, timings, filters=chains
-    )
+    choices = optimizer, consistency, chosen, coordinator, timings
+    group = Group(name, layout, *choices, filters=chains, servers=servers)
     return Start(group, initial, None, kept)
 
 
@@ -96,6 +99,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         timings,
         saved.incarnations,
         filters=run.filters,
+        servers=run.servers,
     )
     return Start(group, (), saved, about(run))
 

@@ -139,6 +139,11 @@ class Worker:
         """
         return self._client.dropped
 
+    @property
+    def leaving(self) -> bool:
+        """Whether this worker has been asked to leave: its function should return soon."""
+        return self._client.leaving
+
     def pull(self) -> dict[str, np.ndarray]:
         """Return the weights: name → array with the shape and dtype of the parameters.
 

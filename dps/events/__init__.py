@@ -249,6 +249,24 @@ class ReplicaAdded(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class Moved(Event):
+    """A replica of a shard has gone from node `source` to `target`, which serves in `epoch`.
+
+    `nbytes` is the size of its weights, `seconds` the time that the whole move took, and
+    `pause_seconds` the part of it in which the old holder had stopped and nobody served yet.
+    """
+
+    shard: int
+    epoch: int
+    source: str
+    target: str
+    nbytes: int
+    seconds: float
+    pause_seconds: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
     """A checkpoint was published. `nbytes` includes the manifest; `seconds` is the time it took."""
 
@@ -390,6 +408,16 @@ class TrainingStarted(Event):
     workers: int
     shards: int
     parameters: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Rescaled(Event):
+    """From now on, after `updates`, so many servers and workers are wanted; None: as before."""
+
+    servers: int | None
+    workers: int | None
+    updates: int
 
 
 @recorded

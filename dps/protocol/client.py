@@ -48,6 +48,11 @@ class Client:
     ----------
     worker
         The name under which updates are pushed; "" for a client that only reads.
+
+    Attributes
+    ----------
+    leaving
+        Whether the worker has been asked to leave.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Client:
         self._entered = asyncio.Event()
         self._entered.set()
         self._given_up = False
+        self.leaving = False
         self._renewing: asyncio.Task[None] | None = None
         self._dropped: set[tuple[int, int]] = set()
         self._on_ack = on_ack or _ignore
@@ -119,6 +125,7 @@ class Client:
             reply = await self.router.ask_once(request, deadline)
         except (TransportError, NotServing):
             return  # the next one is on its way
+        self.leaving = reply.leaving or self.leaving
         if not reply.granted and incarnation == self.incarnation:
             self._given_up = True
 

@@ -81,7 +81,7 @@ class Commits:
         self._newest = state
         self._log.append((state.index, op))
         if self._is_immediate:
-            self._set_committed(state)
+            self.set_committed(state)
         else:
             self._pending.set()
 
@@ -90,7 +90,7 @@ class Commits:
         self.epoch, self.successor = epoch, successor
         self._unreached_since = None
         if self._is_immediate:
-            self._set_committed(self._newest)
+            self.set_committed(self._newest)
         self._pending.set()
 
     def interrupt(self) -> None:
@@ -123,11 +123,14 @@ class Commits:
             self._copied.remove(state.index)
             self._trim()
 
-    async def pass_on(self, successor: Endpoint, after: int) -> None:
-        """Have the successor acknowledge all operations later than index `after`."""
+    async def pass_on(self, successor: Endpoint, after: int, committed: int = -1) -> None:
+        """Have the successor acknowledge all operations later than index `after`.
+
+        A newcomer is told which are committed; the others it has then, but has not committed.
+        """
         later = tuple(op for index, op in self._log if index > after)
         if later:
-            request = Replicate(self._shard, self.epoch, after + 1, later)
+            request = Replicate(self._shard, self.epoch, after + 1, later, committed)
             deadline = self._group.timings.call
             await self._transport.call(successor, request, deadline, "replicate")
 
@@ -156,7 +159,7 @@ class Commits:
         else:
             await self._durability.commit(epoch, state)
         if (epoch, successor) == (self.epoch, self.successor):
-            self._set_committed(state)
+            self.set_committed(state)
             await self._notify()
 
     async def _complain(self, reached: bool) -> None:
@@ -170,7 +173,8 @@ class Commits:
             with suppress(DpsError):
                 await self._transport.call(self._group.coordinator, report, timings.call)
 
-    def _set_committed(self, state: ShardState) -> None:
+    def set_committed(self, state: ShardState) -> None:
+        """Take note that everything in a state is committed."""
         if state.index > self.index:
             self.index = state.index
             self.visible = state
@@ -180,9 +184,3 @@ class Commits:
         needed_after = min([self.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()
-
-
-def successor(chain: tuple[Endpoint, ...], me: Endpoint) -> Endpoint | None:
-    """The member of the chain that comes after `me`, or None for the tail."""
-    following = chain[chain.index(me) + 1 :]
-    return following[0] if following else None

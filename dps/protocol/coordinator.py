@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.consistency import ASP
+from dps.core.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
-from dps.events import Decided, Detected, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Moved, Rebuilt, Sink, WorkerJoined, WorkerLeft
 from dps.protocol.cut_files import WantCut
 from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
@@ -43,10 +44,9 @@ from dps.protocol.messages import (
     View,
 )
 from dps.protocol.rebuild import Offer, Offers, donor_name
+from dps.protocol.scaling import KEEPERS, Dismiss, Drain, Scale, Scaling
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
-
-KEEPERS = ("store", "mailbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,10 @@ class Coordinator:
         self._tenders = [
             Tender(shard, group, transport, self) for shard in range(len(group.layout.shards))
         ]
+        self.scaling = Scaling(
+            group, self.members, self._tenders, lambda: (self.store, self.mailbox)
+        )
+        self._dismissed: set[str] = set()
         self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
         self._version = 0
         self._closed = False
@@ -102,6 +106,9 @@ class Coordinator:
             Seeded: self._seeded,
             Offer: self._offer,
             WantCut: self._want_cut,
+            Scale: self._scale,
+            Drain: self._drain,
+            Dismiss: self._dismiss,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -161,7 +168,7 @@ class Coordinator:
         if worker is None or worker.incarnation != m.incarnation or not worker.active:
             return Renewed(granted=False)
         self._worker_leases.grant(m.worker)
-        return Renewed(granted=True)
+        return Renewed(granted=True, leaving=m.worker in self._dismissed)
 
     async def _add_hosts(self, m: AddHosts) -> Done:
         await self.members.add(m.hosts)
@@ -180,6 +187,23 @@ class Coordinator:
             self.cuts.want(m.shard, m.version)
         return Done()
 
+    async def _scale(self, m: Scale) -> Done:
+        self.scaling.scale(m.servers)
+        self.scaling.consider()
+        await self.publish()
+        return Done()
+
+    async def _drain(self, m: Drain) -> Done:
+        self.scaling.drain(m.host)
+        await self._use_hosts()
+        return Done()
+
+    async def _dismiss(self, m: Dismiss) -> Done:
+        worker = self._workers.get(m.worker)
+        if worker is None or worker.active:
+            self._dismissed.add(m.worker)
+        return Done()
+
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
         await self.publish()
@@ -196,6 +220,7 @@ class Coordinator:
         return Entered(incarnation)
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
+        self._dismissed.discard(m.worker)
         await self._remove_worker(m.worker, m.incarnation, m.reason)
         return Done()
 
@@ -206,32 +231,53 @@ class Coordinator:
 
     def _table(self) -> Table:
         views = tuple(self._views())
-        complete = all(v.serving and len(v.chain) == self._group.replicas for v in views)
+        complete = all(v.serving and len(v.chain) >= self._group.replicas for v in views)
         seeds, wanted = tuple(self.seeds.values()), tuple(self.offers.wanted.values())
-        return Table(
-            self._version, views, self.store, self.mailbox, seeds, complete, self._closed, wanted
-        )
+        keepers, leaving = (self.store, self.mailbox), self.scaling.leaving
+        closed = self._closed
+        return Table(self._version, views, *keepers, seeds, complete, closed, wanted, leaving)
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
+        self.scaling.look()
         async with self._published:
             self._version += 1
             self._published.notify_all()
 
     def decided(self, view: View, head: Endpoint, how: str) -> None:
         """Record how a shard is to go on after a change of its members."""
-        info = self.members.hosts.get(head)
-        node = info.node if info is not None else ""
+        node = self.members.node(head)
         self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
 
     def load(self, host: Endpoint) -> int:
         """How many replicas a host has, or is about to have."""
         return sum(host in (*tender.view.chain, tender.reserved) for tender in self._tenders)
 
+    def may_hold(self, info: HostInfo, shard: int) -> bool:
+        """Whether a host may have a replica of a shard."""
+        return self.scaling.may_hold(info, shard)
+
+    def is_reserve(self, host: Endpoint) -> bool:
+        """Whether a host is more than the wanted number of servers."""
+        return self.scaling.is_reserve(host)
+
+    def moved(self, view: View, move: Move[Endpoint], seconds: float, pause: float) -> None:
+        """Record that a replica has moved."""
+        source, target = (self.members.node(host) for host in (move.source, move.target))
+        nbytes = self._group.layout.shards[view.shard].nbytes
+        now, epoch = self._clock.now(), view.epoch
+        self._emit(Moved(now, view.shard, epoch, source, target, nbytes, seconds, pause))
+
+    async def came_to_rest(self) -> None:
+        """Begin the next move, if there is one."""
+        self.scaling.consider()
+        if self.scaling.look():
+            await self.publish()
+
     # -- hosts that come and go --------------------------------------------------------------------
 
     async def _use_hosts(self) -> None:
-        """There are more hosts to be used than before."""
+        """There are other hosts to be used than before."""
         self._appoint_keepers()
         for tender in self._tenders:
             tender.wake()
@@ -281,11 +327,11 @@ class Coordinator:
         When that changes, the shards enter a new epoch: their servers fill a new store, and close a
         new mailbox. A mailbox that is in use is not changed: nobody would look into it again.
         """
-        hosts, before = self.members.hosts, (self.store, self.mailbox)
-        if self.store not in self.members:
+        hosts, before = self.scaling.usable, (self.store, self.mailbox)
+        if self.store not in hosts:
             self.store = _first(hosts, "store")
         with_store = self.mailbox == before[0] and not self._any_down
-        if self.mailbox not in self.members or with_store:
+        if self.mailbox not in hosts or with_store:
             self.mailbox = _first(hosts, "mailbox") or self.store
         after = (self.store, self.mailbox)
         if after != before and None not in after and self._group.recovery.needs_store:
@@ -302,7 +348,7 @@ class Coordinator:
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
-            keepers = (info for info in self.members.hosts.values() if info.role in KEEPERS)
+            keepers = (info for info in self.scaling.usable.values() if info.role in KEEPERS)
             nobody_else = all(info.host == host for info in keepers)
             return self._any_down or nobody_else
         return any(tender.is_last_copy(host) for tender in self._tenders)

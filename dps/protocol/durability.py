@@ -32,11 +32,20 @@ class Durability(Protocol):
         Whether `commit` never has anything to wait for.
     window
         How many operations may be applied but not yet committed.
+    saved
+        The version that survives the loss of the server, if it need not be the last acked one.
     """
 
     source: str
     immediate: bool
     window: int
+
+    @property
+    def saved(self) -> int: ...
+
+    def take_over(self, saved: int) -> None:
+        """Go on where the durability of another replica is, which has given its state away."""
+        ...
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts."""
@@ -61,6 +70,10 @@ class Nowhere:
     source = "initial"
     immediate = True
     window = 64
+    saved = 0
+
+    def take_over(self, saved: int) -> None:
+        """Do nothing."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Do nothing."""
@@ -81,6 +94,7 @@ class Stored:
 
     source = "store"
     immediate = False
+    saved = 0
 
     def __init__(
         self,
@@ -97,6 +111,9 @@ class Stored:
         self._store = store
         # What is known to be in the store, which one that is, and in which epoch.
         self._there: tuple[ShardState, Endpoint, int] | None = None
+
+    def take_over(self, saved: int) -> None:
+        """Do nothing: what the other replica has acked is in the store."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Put the state that the server starts with."""

@@ -54,6 +54,8 @@ class Group:
 
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
     tells whether anybody listens to its events; `filters` are those of each array that has any.
+    `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
+    moved until somebody asks for it.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Group:
     incarnations: dict[str, int] = field(default_factory=dict)
     recorded: bool = True
     filters: dict[str, FilterChain] = field(default_factory=dict)
+    servers: int | None = None
 
     @property
     def replicas(self) -> int:

@@ -46,6 +46,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked
+from dps.protocol.scaling import Release
 from dps.protocol.store import Mailboxes, PutSince, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -83,6 +84,7 @@ class Host:
             Restore: self._restore,
             Configure: self._configure,
             Extend: self._extend,
+            Release: self._release,
             Audit: self._audit,
             HoldCut: self._cut,
             TakeCut: self._cut,
@@ -189,7 +191,8 @@ class Host:
     async def _configure(self, m: Configure) -> Done:
         replica = self.replica(m.shard)
         done = await replica.configure(m)
-        await replica.make_durable(m.epoch)
+        if not m.kept:
+            await replica.make_durable(m.epoch)
         if replica.is_head:
             await self._take_mail(replica, m.epoch)
         return done
@@ -220,7 +223,18 @@ class Host:
 
     async def _install(self, m: Install) -> Done:
         """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
-        await self._adopt(m.shard, m.epoch, m.chain, m.state, m.source, self._durability(m.shard))
+        keeper = self._durability(m.shard)
+        if m.source == "replica":
+            keeper.take_over(m.saved)
+        await self._adopt(m.shard, m.epoch, m.chain, m.state, m.source, keeper)
+        return Done()
+
+    async def _release(self, m: Release) -> Done:
+        """Forget a replica that was moved to another host, unless it has come back since."""
+        replica = self._replicas.get(m.shard)
+        if replica is not None and replica.epoch <= m.epoch:
+            self._left[m.shard] = self._replicas.pop(m.shard).epoch
+            await replica.close()
         return Done()
 
     async def _restore(self, m: Restore) -> Done:
@@ -248,7 +262,7 @@ class Host:
         if old is not None and old.epoch > epoch:
             raise StaleEpoch(f"shard {shard} is in epoch {old.epoch}, not {epoch}")
         if old is None and epoch <= (left := self._left.get(shard, 0)):
-            raise StaleEpoch(f"{self._node} started over after epoch {left} of shard {shard}")
+            raise StaleEpoch(f"{self._node} gave shard {shard} up after epoch {left}")
         # Who was not told that this was done asks again; the replica may have gone on since.
         replica = old if old is not None and old.epoch == epoch else None
         if replica is None:

@@ -92,6 +92,10 @@ class Members:
         member = self._known.get(host) if host is not None else None
         return member is not None and member.listed
 
+    def node(self, host: Endpoint | None) -> str:
+        """The name of a host's node; "" if the host cannot be counted on."""
+        return self.hosts[host].node if host in self and host is not None else ""
+
     def is_silent(self, host: Endpoint) -> bool:
         """Whether a host is waited for, although its lease is over."""
         member = self._known.get(host)

@@ -17,10 +17,7 @@ from dps.protocol.wire import message
 @message
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who serves a shard: its epoch, and its replicas from head to tail.
-
-    While `serving` is false the shard is down: nobody may take its updates.
-    """
+    """Who serves a shard in an epoch, from head to tail; nobody does if it is not `serving`."""
 
     shard: int
     epoch: int
@@ -58,8 +55,8 @@ class Table:
     """The routing table; `version` grows with every change.
 
     `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
-    by all its replicas, `closed` that the group is being taken down: nobody may ask for anything
-    any more.
+    by all its replicas, `closed` that the group is being taken down and nobody may ask any more.
+    Something is still to be moved away from the hosts that are `leaving`.
     """
 
     version: int
@@ -70,6 +67,7 @@ class Table:
     complete: bool
     closed: bool
     wanted: tuple[Wanted, ...] = ()
+    leaving: tuple[Endpoint, ...] = ()
 
 
 @message
@@ -129,18 +127,16 @@ class RenewWorker:
 @message
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Whether the lease goes on. If not, whoever asked was given up and has to start over."""
+    """Whether the lease goes on, or whoever asked was given up; a worker may be asked to leave."""
 
     granted: bool
+    leaving: bool = False
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """A host. `role` is "server", "replica", "spare", "store" or "mailbox".
-
-    `home` is the shard that it is meant for, or -1.
-    """
+    """A server, replica, spare, store or mailbox; `home` is the shard it is meant for, or -1."""
 
     host: Endpoint
     node: str
@@ -238,9 +234,8 @@ class Beside:
 class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
-    `slack` is how many further gradients the consistency model lets the worker compute from them,
-    after the first, without reading again; -1: any number. `beside` is there if lost shards are
-    rebuilt from what workers hold.
+    `slack` is how many further gradients the consistency model lets the worker compute from them
+    without reading again; -1: any number. `beside` is there if workers' copies are of use.
     """
 
     version: int
@@ -313,24 +308,26 @@ class Evict:
 @message
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Operations `first`, `first + 1`, … for the successor in the chain. Reply: Done."""
+    """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
 
     shard: int
     epoch: int
     first: int
     operations: tuple[Operation, ...]
+    committed: int = -1
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Hold this state as a replica of the shard, in a chain with these members."""
+    """Hold this state, with version `saved` durable, as a replica in a chain with these members."""
 
     shard: int
     epoch: int
     chain: tuple[Endpoint, ...]
     state: ShardState
     source: str
+    saved: int = 0
 
 
 @message
@@ -347,12 +344,16 @@ class Restore:
 @message
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Enter `epoch`, as the member of `chain` at which this message arrives."""
+    """Enter `epoch` as the member `me` of `chain`; who is not in it serves no more.
+
+    `kept`: whatever may have been acked is durable, as it was before.
+    """
 
     shard: int
     epoch: int
     chain: tuple[Endpoint, ...]
     me: Endpoint
+    kept: bool = False
 
 
 @message

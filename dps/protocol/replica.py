@@ -20,7 +20,7 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
 from dps.protocol.codecs import applied, dense, summable
-from dps.protocol.commits import Commits, successor
+from dps.protocol.commits import Commits
 from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.cuts import Cutter
 from dps.protocol.durability import Durability
@@ -82,7 +82,7 @@ class Replica:
             shard,
             group,
             epoch,
-            successor(chain, me),
+            self._next,
             state,
             durability,
             transport,
@@ -216,15 +216,19 @@ class Replica:
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
     async def replicate(self, m: Replicate) -> Done:
-        """Apply the predecessor's operations; reply when the rest of the chain has them too."""
+        """Apply the predecessor's operations; reply when they are committed from here on too."""
         async with self._lock:
             self._must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
                 if index == self.state.index + 1:
                     await self._apply_now(op)
+                    if index <= m.committed:
+                        self._commits.set_committed(self.state)
                 elif index > self.state.index:
                     raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
         await self._notify()
+        if m.committed >= 0:
+            return Done()
         last = m.first + len(m.operations) - 1
         limit, commits = _now() + self._group.timings.call, self._commits
         if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
@@ -235,26 +239,25 @@ class Replica:
     async def extend(self, m: Extend) -> Done:
         """Copy the state to a newcomer while updates go on, then make it the successor.
 
-        The last operations are passed on under the lock: the newcomer is never behind what this
-        replica has acknowledged.
+        It is given what is committed, and the rest under the lock: it is never behind.
         """
         self._must_be_in(m.epoch)
-        chain = (*self.chain, m.host)
-        commits, state = self._commits, self.state
+        chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = Install(self.shard, m.epoch, chain, state, "replica")
+            install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:
                 self._must_be_in(m.epoch)
-                await commits.until_interrupted(commits.pass_on(m.host, state.index))
-                commits.successor = m.host
+                commits.successor = m.host  # from now on nothing is committed without it
+                await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
         return Done()
 
     async def configure(self, m: Configure) -> Done:
         """Enter a new epoch with a new chain; a replica that becomes the head records it.
 
-        One that comes twice changes nothing: the chain may be about to be extended since.
+        One that comes twice changes nothing: the chain may be about to be extended since. Who is
+        not in the chain serves nobody, and commits nothing more.
         """
         if not self._is_new(m.epoch):
             return Done()
@@ -265,7 +268,8 @@ class Replica:
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
-            self._commits.configure(m.epoch, successor(m.chain, self._me))
+            out = self._me not in m.chain
+            self._commits.configure(m.epoch, self._commits.successor if out else self._next)
         if self.is_head and not was_head:
             now = self._clock.now()
             self._emit(Promoted(now, self.shard, m.epoch, self.node, self.state.version))
@@ -284,6 +288,11 @@ class Replica:
     def is_head(self) -> bool:
         """Whether clients' requests come to this replica."""
         return self.chain[0] == self._me
+
+    @property
+    def _next(self) -> Endpoint | None:
+        """The member of the chain that comes after this one, or None for the tail."""
+        return next(iter(self.chain[self.chain.index(self._me) + 1 :]), None)
 
     @property
     def _is_tail(self) -> bool:

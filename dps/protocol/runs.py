@@ -62,7 +62,8 @@ for _cls in (
 class Run:
     """A group whose checkpoints can be gone on from.
 
-    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one.
+    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one;
+    `servers` is as in `Group`.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Run:
     recovery: Recovery
     about: str
     filters: dict[str, FilterChain] = field(default_factory=dict)
+    servers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         group.recovery,
         about,
         group.filters,
+        group.servers,
     )
 
 

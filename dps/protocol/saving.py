@@ -62,6 +62,20 @@ class Checkpoints:
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if sync else seconds
 
+    @property
+    def saved(self) -> int:
+        """The version of the newest checkpoint that is known to be complete."""
+        return self._complete
+
+    def take_over(self, saved: int) -> None:
+        """Go on where the keeper of another replica is.
+
+        With a promise in seconds, it is not known here since when what is not saved has been acked:
+        then it is saved before anything else is.
+        """
+        if self._wanted.seconds is None:
+            self._complete = saved
+
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Write the state that the server starts with, so that there always is a checkpoint."""
         await self._publish(epoch, state, self._clock.monotonic())

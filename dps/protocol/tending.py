@@ -1,8 +1,9 @@
 """Owns how one shard is brought to what is wanted: served by a chain of the wanted length.
 
 A task takes one step after another: have what is left of a chain enter a new epoch, else restore
-the shard on a free host, else lengthen its chain. Whatever fails is tried again with what is known
-then. Every change of a shard's members begins a new epoch.
+the shard on a free host, else lengthen its chain, else go on with a move: the newcomer is added at
+the tail, then the old holder leaves. Whatever fails is tried again with what is known then. Every
+change of a shard's members begins a new epoch.
 """
 
 from __future__ import annotations
@@ -10,81 +11,27 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from dps.core.recovery import Chain, NoDurability, SharedStore, WorkerCache
+from dps.core.rebalancing import Move
+from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, WorkerCache
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
-from dps.protocol.cuts import Cuts
+from dps.protocol.candidates import Candidates
 from dps.protocol.group import Group
-from dps.protocol.members import Members
 from dps.protocol.messages import (
     Configure,
     Extend,
-    HostInfo,
     Restore,
     Seed,
     View,
     Wanted,
 )
-from dps.protocol.rebuild import Offer, Offers
+from dps.protocol.rebuild import Offer
+from dps.protocol.scaling import Release
+from dps.protocol.surroundings import Surroundings
 from dps.protocol.transport import Endpoint, Transport
 
 DONOR_SECONDS = 0.05  # how often to look whether a donor still takes part
-
-
-class Surroundings(Protocol):
-    """What a shard's tender needs to know, and to have done: the coordinator."""
-
-    @property
-    def members(self) -> Members: ...
-
-    @property
-    def store(self) -> Endpoint | None:
-        """Who keeps states."""
-        ...
-
-    @property
-    def seeds(self) -> dict[int, Seed]:
-        """The shards that are to be given their initial values; published with the table."""
-        ...
-
-    @property
-    def cuts(self) -> Cuts | None:
-        """Consistent cuts, if all shards go back together."""
-        ...
-
-    def refuse_cut(self, shard: int, cut: int) -> None:
-        """Have all shards go back to the cut before this one, which is damaged."""
-        ...
-
-    @property
-    def offers(self) -> Offers:
-        """Copies of lost shards that workers offer."""
-        ...
-
-    def rebuilt(self, offer: Offer) -> None:
-        """Take note that a shard was rebuilt from a copy."""
-        ...
-
-    def load(self, host: Endpoint) -> int:
-        """How many replicas a host has, or is about to have."""
-        ...
-
-    def decided(self, view: View, head: Endpoint, how: str) -> None:
-        """Record how the shard is to go on."""
-        ...
-
-    async def publish(self) -> None:
-        """Let everybody know of a change."""
-        ...
-
-    async def admit_present(self, view: View, host: Endpoint) -> None:
-        """Have a restored shard wait for workers that its state does not know."""
-        ...
-
-    async def evict_absent(self, shard: int) -> None:
-        """Take workers that are gone out of the shard's clock table."""
-        ...
 
 
 class Tender:
@@ -98,6 +45,8 @@ class Tender:
         Whether the shard has ever been served: its state is more than the initial values.
     reserved
         A host that is about to become a replica.
+    moving
+        The move that is under way, if one is.
     """
 
     def __init__(
@@ -106,23 +55,28 @@ class Tender:
         self.view = View(shard, 0, (), serving=False)
         self.begun = False
         self.reserved: Endpoint | None = None
+        self.moving: Move[Endpoint] | None = None
         self._group = group
         self._transport = transport
         self._around = surroundings
         self._last_epoch = 0
         self._last_host: Endpoint | None = None
-        self._forsaken: Endpoint | None = None
+        self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: Endpoint | None = None
-        self._avoided: dict[Endpoint, float] = {}
+        self._candidates = Candidates(shard, surroundings, group.timings.lease, self.wake)
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
+        self._began_moving = 0.0
+        self._releases: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._tend())
 
     async def close(self) -> None:
         """Stop looking after the shard."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        tasks = (self._task, *self._releases)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """Look whether there is something to do."""
@@ -145,7 +99,7 @@ class Tender:
     def forsake(self) -> None:
         """Give the shard's present state up, though its replicas live."""
         if self.view.chain:
-            self._last_host = self._forsaken = self.view.chain[0]
+            self._last_host, self._forsaken = self.view.chain[0], self.view.chain
         self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
         self.interrupt()
         self.wake()
@@ -166,6 +120,20 @@ class Tender:
         durability = self._group.recovery.durability
         unkept = isinstance(durability, SharedStore) and self.begun and not self._is_kept
         return unkept or isinstance(durability, Chain)
+
+    def keeps_state_at(self, host: Endpoint) -> bool:
+        """Whether the shard's state may be restored from what a host keeps."""
+        return self._stored == host
+
+    def can_move_to(self, host: Endpoint) -> bool:
+        """Whether a replica may be moved now: nothing is wrong with the shard, nor was with it."""
+        whole = self.view.serving and len(self.view.chain) == self._group.replicas
+        return whole and not self._lacks_store and not self._candidates.is_avoided(host)
+
+    def move(self, move: Move[Endpoint]) -> None:
+        """Move a replica, unless something that this needs is lost meanwhile."""
+        self.moving, self._began_moving = move, asyncio.get_running_loop().time()
+        self.wake()
 
     def _next_epoch(self) -> int:
         """A number that no configuration of this shard has had."""
@@ -194,6 +162,7 @@ class Tender:
                 while await self._advance():
                     pass
                 await self._around.evict_absent(self.view.shard)
+                await self._around.came_to_rest()
         finally:
             self._step = None
 
@@ -205,8 +174,9 @@ class Tender:
         if not view.chain:
             return await self._restore()
         if len(view.chain) < self._group.replicas:
-            return await self._extend(view)
-        return False
+            host = self._free_host
+            return host is not None and await self._extend(view, host)
+        return await self._move_on(view)
 
     async def _reconfigure(self, view: View) -> bool:
         """Have what is left of a chain enter the new epoch, then serve."""
@@ -223,13 +193,20 @@ class Tender:
 
     async def _restore(self) -> bool:
         """Bring a shard without any replica back on a free host."""
-        host = self._free_host()
+        host = self._free_host
         if host is None or self._lacks_store:
             return False
-        await self._fence_forsaken(host)
+        self.reserved = host
+        try:
+            await self._fence_forsaken(host)
+            await self._restore_on(host)
+        finally:
+            self.reserved = None
+        return True
+
+    async def _restore_on(self, host: Endpoint) -> None:
         self.unsettle()
         view, store = self.view, self._around.store
-        self.reserved = host
         self._around.decided(view, host, "restore")
         served = False
         try:
@@ -237,29 +214,32 @@ class Tender:
             await self._around.admit_present(view, host)
             served = host in self._around.members and self.view == view
         except DpsError:
-            self._avoid(host)
+            self._candidates.avoid(host)
             raise
         finally:
-            self.reserved = None
             if served:
                 self.view = View(view.shard, view.epoch, (host,), serving=True)
-                self.begun, self._stored, self._forsaken = True, store, None
+                self.begun, self._stored, self._forsaken = True, store, ()
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
             await self._around.publish()
-        return True
+
+    @property
+    def _free_host(self) -> Endpoint | None:
+        return self._candidates.best(self.view.chain, self._last_host)
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
-        """Before another host has the shard, take it out of the epoch in which clients know it.
+        """Before another host has the shard, take others out of the epoch in which clients know it.
 
-        It lives, and its lease is not over: but for this it would go on to answer.
+        They live, and their leases are not over: but for this they would go on to answer.
         """
-        forsaken = self._forsaken
-        if forsaken is not None and forsaken != host and forsaken in self._around.members:
-            epoch = self._next_epoch()
-            with suppress(NotServing):  # then it has nothing of the shard
-                await self._call(forsaken, Configure(self.view.shard, epoch, (forsaken,), forsaken))
-            self._forsaken = None
+        for forsaken in self._forsaken:
+            if forsaken != host and forsaken in self._around.members:
+                alone = (forsaken,)
+                request = Configure(self.view.shard, self._next_epoch(), alone, forsaken)
+                with suppress(NotServing):  # then it has nothing of the shard
+                    await self._call(forsaken, request)
+        self._forsaken = ()
 
     async def _bring_back(self, view: View, host: Endpoint) -> None:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
@@ -291,6 +271,13 @@ class Tender:
                 )
             case _:
                 return self.begun
+
+    @property
+    def _stays_durable(self) -> bool:
+        """Whether a new tail can go on where the old one is, without anything being written."""
+        durability = self._group.recovery.durability
+        timed = isinstance(durability, Checkpoint) and durability.seconds is not None
+        return self._stored == self._around.store and not timed
 
     @property
     def _lacks_store(self) -> bool:
@@ -334,22 +321,19 @@ class Tender:
             self._seeded = None
             del self._around.seeds[seed.shard]
 
-    async def _extend(self, view: View) -> bool:
-        """Add a replica at the tail of a chain that is too short."""
-        host = self._free_host()
-        if host is None:
-            return False
+    async def _extend(self, view: View, host: Endpoint) -> bool:
+        """Add a replica at the tail of a chain."""
         longer = View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
         self.reserved = host
         has_all, joined = False, False
         try:
             await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
             has_all = True
-            await self._configure(longer)
+            await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and host in self._around.members
         except DpsError:
             self._around.members.suspect(host.address, "coordinator")
-            self._avoid(host)
+            self._candidates.avoid(host)
             raise
         finally:
             self.reserved = None
@@ -362,10 +346,70 @@ class Tender:
             await self._around.publish()
         return True
 
-    async def _configure(self, view: View) -> None:
+    # -- moves -----------------------------------------------------------------------------------
+
+    async def _move_on(self, view: View) -> bool:
+        """Take the next step of a move, if there is one and nothing was lost that it needs."""
+        move = self.moving
+        if move is None:
+            return False
+        source, target = move.source, move.target
+        if target in view.chain and source is not None and len(view.chain) > self._group.replicas:
+            return await self._switch(view, move, source)
+        info = self._around.members.hosts.get(target)
+        able = info is not None and self._around.may_hold(info, view.shard)
+        if able and target not in view.chain and source in view.chain and self.can_move_to(target):
+            return await self._extend(view, target)
+        self.moving = None
+        return True
+
+    async def _switch(self, view: View, move: Move[Endpoint], source: Endpoint) -> bool:
+        """Have the old holder leave: whoever is left has acknowledged all that it has.
+
+        It stops before they go on, so that nobody is answered by both, but has to come back if they
+        are lost before they serve: so it is let go only then.
+        """
+        began = asyncio.get_running_loop().time()
+        left = tuple(member for member in view.chain if member != source)
+        fence = self._next_epoch()  # nothing that it still passes on is of their epoch
+        shorter = View(view.shard, self._next_epoch(), left, serving=True)
+        switched = False
+        try:
+            await self._call(source, Configure(view.shard, fence, left, source))
+            await self._configure(shorter, kept=self._stays_durable)
+            switched = self.view == view
+        finally:
+            if switched:
+                self.view, self.moving = shorter, None
+            else:
+                self.unsettle()
+            await self._around.publish()
+        now = asyncio.get_running_loop().time()
+        self._around.moved(shorter, move, now - self._began_moving, now - began)
+        self._let_go(source, fence)
+        return True
+
+    def _let_go(self, host: Endpoint, fence: int) -> None:
+        """Have a host forget a replica; until it does, that only costs memory."""
+
+        async def release() -> None:
+            while host in self._around.members:
+                with suppress(DpsError):
+                    request = Release(self.view.shard, fence)
+                    await self._transport.call(host, request, self._group.timings.call)
+                    return
+                await asyncio.sleep(self._group.timings.retry)
+
+        task = asyncio.create_task(release())
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _configure(self, view: View, kept: bool = False) -> None:
         """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            await self._call(member, Configure(view.shard, view.epoch, view.chain, member))
+            await self._call(member, Configure(view.shard, view.epoch, view.chain, member, kept))
 
     async def _call(self, host: Endpoint, request: Any) -> None:
         try:
@@ -374,34 +418,6 @@ class Tender:
             # It may have been lost before it was added, so that nobody will tell of it again.
             self._around.members.suspect(host.address, "coordinator")
             raise
-
-    # -- where to --------------------------------------------------------------------------------
-
-    def _free_host(self) -> Endpoint | None:
-        """The best host for one more replica: meant for this shard, else with the fewest."""
-        now = asyncio.get_running_loop().time()
-        candidates = [
-            info
-            for host, info in self._around.members.hosts.items()
-            if host not in self.view.chain
-            and info.home in (-1, self.view.shard)
-            and info.role not in ("store", "mailbox")
-            and (self._avoided.get(host, now) <= now or not self.view.chain)
-        ]
-        return min(candidates, key=self._rank).host if candidates else None
-
-    def _rank(self, info: HostInfo) -> tuple[bool, bool, bool, int, bool, str]:
-        failed = self._avoided.get(info.host, 0.0) > asyncio.get_running_loop().time()
-        for_any = info.home != self.view.shard
-        meant_for_other_role = (info.role == "replica") != bool(self.view.chain)
-        moves = info.host != self._last_host
-        return failed, moves, for_any, self._around.load(info.host), meant_for_other_role, info.node
-
-    def _avoid(self, host: Endpoint) -> None:
-        """Try others before this host for a while: it may be out of reach of what it needs."""
-        loop, lease = asyncio.get_running_loop(), self._group.timings.lease
-        self._avoided[host] = loop.time() + lease
-        loop.call_later(lease, self.wake)
 
 
 async def _is_set(event: asyncio.Event, patience: float) -> bool:

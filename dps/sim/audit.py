@@ -7,6 +7,7 @@ event, knows which nodes were touched by a fault, and so can tell what a failure
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from dps.events import (
     CheckpointRefused,
     Detected,
     Event,
+    Moved,
     Promoted,
     ReplicaAdded,
     Restored,
@@ -131,6 +133,11 @@ class Auditor:
                 self._restored(process, event)
             case Promoted() | ReplicaAdded():
                 self._shards[event.shard].members[process.address] = process
+            case Moved():
+                # Who has given a shard away need not have it when it is wanted again.
+                members = self._shards[event.shard].members
+                for address in [a for a, p in members.items() if p.name == event.source]:
+                    del members[address]
             case Detected():
                 self._given_up(event)
             case CheckpointRefused():
@@ -224,10 +231,20 @@ class Auditor:
         """Check a group that is at rest."""
         bugs = self._world.network.bugs
         require(not bugs, "bug", f"bugs: {bugs}")
+        self._check_placement(table)
         for view in table.views:
             states = self._world.states(view)
             _check_equal(view, states)
             self._check_kept(view, self._check_state(view, states[0]))
+
+    def _check_placement(self, table: Table) -> None:
+        """Replicas are spread evenly over no more hosts than are wanted, once anybody wants it."""
+        scaling = self._world.scaling
+        if scaling.servers is None:
+            return
+        loads = Counter(member.address for view in table.views for member in view.chain)
+        even = max(loads.values()) - min(loads.values()) <= 1 and len(loads) <= scaling.servers
+        require(even, "uneven", f"{scaling.servers} servers are wanted, but it is {dict(loads)}")
 
     def _check_kept(self, view: View, found: set[int]) -> None:
         shard, tally = view.shard, self._tally
@@ -259,6 +276,9 @@ async def settled(world: World, patience: float) -> Table:
         async with asyncio.timeout(patience):
             while True:
                 table = await world.complete()
+                if table.leaving:
+                    await asyncio.sleep(0.1)
+                    continue
                 indices = [{state.index for state in world.states(v)} for v in table.views]
                 if all(len(of_shard) == 1 for of_shard in indices):
                     return table

@@ -28,7 +28,10 @@ JOINING = 3  # workers that may join later, and one for the end
 
 @dataclass(frozen=True)
 class Case:
-    """A recovery strategy, and the group and workers that it is tried with."""
+    """A recovery strategy, and the group and workers that it is tried with.
+
+    `servers` is how many nodes hold the shards at first; None: one for each replica.
+    """
 
     name: str
     recovery: Recovery
@@ -37,6 +40,7 @@ class Case:
     workers: int = 3
     busy: bool = False
     filters: tuple[Filter, ...] = ()
+    servers: int | None = None
 
     @property
     def interval(self) -> float:
@@ -128,5 +132,7 @@ _ALL = (
         SSP(1),
         filters=_FILTERS,
     ),
+    Case("none, elastic", Recovery(NoDurability()), shards=5, servers=2),
+    Case("chain(2), elastic", Recovery(Chain(2)), shards=4, servers=3),
 )
 CASES = {case.name: case for case in _ALL}

@@ -155,6 +155,8 @@ class CountingWorker:
                 await over.wait()
             elif over.is_set() and ENOUGH <= i < len(cells) - LAST:
                 continue
+            if self.client.leaving:
+                break
             await self._update(cell, random)
         self._tally.left(self.name)
         await self.client.leave("finished")

@@ -25,12 +25,14 @@ Story = Callable[["Draw"], list[Fault]]
 def schedule(case: Case, seed: int) -> Schedule:
     """The schedule of a case that a seed stands for."""
     weather, durability = Random(f"{case.name}/{seed}/weather"), case.recovery.durability
+    faults = Draw(case, Random(f"{case.name}/{seed}/faults")).faults()
+    changes = Draw(case, Random(f"{case.name}/{seed}/changes"))
     lossy, twice = weather.random() < 0.3, weather.random() < 0.2
     return Schedule(
         case,
         seed,
         Weather(weather.choice(DELAYS), LOSSES if lossy else {}, 0.1 if twice else 0.0),
-        tuple(Draw(case, Random(f"{case.name}/{seed}/faults")).faults()),
+        tuple(changed(changes, faults)),
         think=0.01 if case.busy else weather.choice(THINK),
         work=weather.choice(WORK),
         inline=weather.random() < 0.5,
@@ -133,9 +135,44 @@ class Draw:
         lasts = None if self.random.random() < 0.05 else back
         return Fault("crash", whom, self.seconds(within), after, lasts)
 
+    def change(self, after: Trigger = "before") -> Fault:
+        """Another number of servers, a node that is taken out of use, or a worker that is."""
+        dice, within = self.random.random(), self.seconds(0.3)
+        if dice < 0.7:
+            number = self.random.randint(self.replicas, self.case.shards * self.replicas)
+            return Fault("scale", Whom("servers", number), within, after)
+        if dice < 0.9:
+            return Fault("drain", self.host(self.shard()), within, after)
+        return Fault("dismiss", self.worker(), within, after)
+
     def pause(self, whom: Whom, within: float, after: Trigger = "before") -> Fault:
         longest = 0.5 if self.random.random() < 0.5 else 3.0
         return Fault("pause", whom, self.seconds(within), after, 0.01 + self.seconds(longest))
+
+
+def changed(d: Draw, faults: list[Fault]) -> list[Fault]:
+    """In every second schedule, have servers and workers come and go among the faults."""
+    if d.random.random() < 0.5:
+        return faults
+    if d.random.random() < 0.5:
+        return lost_in_a_move(d) + faults
+    found = [d.change(), *faults]
+    for _ in range(d.random.randint(0, 2)):
+        found.insert(d.random.randint(0, len(found)), d.change())
+    return found
+
+
+def lost_in_a_move(d: Draw) -> list[Fault]:
+    """Change who holds shards, and hit who takes part in it; a worker may not hear of it."""
+    deaf = Fault(
+        "one-way cut", Whom("scheduler"), d.seconds(0.2), lasts=1.5, other=Whom("worker", 1)
+    )
+    moments: list[Trigger] = ["copying", "extending", "configuring", "moved"]
+    roles: list[Role] = ["source", "newcomer", "head", "tail"]
+    whom, moment = Whom(d.random.choice(roles), d.shard()), d.random.choice(moments)
+    hit = d.crash if d.random.random() < 0.6 else d.pause
+    some = [d.change(), hit(whom, 0.02, moment), d.change()]
+    return some if d.random.random() < 0.6 else [deaf, *some]
 
 
 def one(d: Draw) -> list[Fault]:

@@ -29,6 +29,9 @@ Kind = Literal[
     "torn write",
     "bit flip",
     "join",
+    "scale",
+    "drain",
+    "dismiss",
 ]
 
 Role = Literal[
@@ -43,6 +46,7 @@ Role = Literal[
     "newcomer",
     "source",
     "scheduler",
+    "servers",
 ]
 
 Trigger = Literal[
@@ -50,7 +54,9 @@ Trigger = Literal[
     "detected",
     "node back",
     "copying",
+    "extending",
     "configuring",
+    "moved",
     "promoted",
     "restored",
     "writing",
@@ -77,6 +83,9 @@ EFFECTS: dict[Kind, str] = {
     "torn write": "{whom} keeps half of the next file, and says nothing",
     "bit flip": "a bit of the newest file of {whom} flips",
     "join": "a worker joins",
+    "scale": "{whom} are to hold the shards",
+    "drain": "{whom} is drained, and then shut down",
+    "dismiss": "{whom} is asked to leave",
 }
 
 MOMENTS: dict[Trigger, str] = {
@@ -84,7 +93,9 @@ MOMENTS: dict[Trigger, str] = {
     "detected": "a loss is noticed",
     "node back": "a fresh node is up",
     "copying": "a state is on its way to a newcomer",
+    "extending": "a replica is being added",
     "configuring": "a new epoch is being announced",
+    "moved": "a replica has moved",
     "promoted": "a replica is promoted",
     "restored": "a shard is restored",
     "writing": "a checkpoint is being written",
@@ -96,7 +107,7 @@ MOMENTS: dict[Trigger, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Whom:
-    """Who is hit, by what it is then; `number` is of a shard or of a worker."""
+    """Who is hit, by what it is then; `number` is of a shard or of a worker, or how many."""
 
     role: Role
     number: int = 0
@@ -115,6 +126,8 @@ class Whom:
                 return "the replica that gives its state"
             case "scheduler":
                 return "the scheduler"
+            case "servers":
+                return f"{self.number} servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +163,7 @@ class Fault:
     @property
     def _end(self) -> str:
         match self.kind:
-            case "suspicion" | "torn write" | "bit flip" | "join":
+            case "suspicion" | "torn write" | "bit flip" | "join" | "scale" | "drain" | "dismiss":
                 return ""
             case "crash" | "crash in a write":
                 fresh = "another one joins" if self.whom.role == "worker" else "a fresh one is up"

@@ -11,11 +11,13 @@ from random import Random
 from typing import Any
 
 from dps.core.names import role_of
+from dps.protocol.scaling import Dismiss, Scale
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SimDisk
 from dps.sim.faults import Fault, Schedule, Trigger, Whom
 from dps.sim.network import Weather
 from dps.sim.process import Process
+from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
 PATIENCE = 1.0  # how long a fault waits for what it is to come after
@@ -31,7 +33,9 @@ SIGNS: dict[tuple[str, str], Trigger] = {
     ("event", "Detected"): "detected",
     ("up", ""): "node back",
     ("sent", "Install"): "copying",
+    ("sent", "Extend"): "extending",
     ("sent", "Configure"): "configuring",
+    ("event", "Moved"): "moved",
     ("event", "Promoted"): "promoted",
     ("event", "Restored"): "restored",
     ("write", ""): "writing",
@@ -72,6 +76,7 @@ class Injector:
         self._copy = ("", "")
         self._waiting: dict[Trigger, asyncio.Future[None]] = {}
         self._endings: list[asyncio.Task[None]] = []
+        self._drains: list[asyncio.Task[None]] = []
         self._outside = copy_context()
         self._network.watchers.append(self._watch)
         disk.on_write = self._note_write
@@ -102,6 +107,11 @@ class Injector:
         self._world.resume_all()
         self._disk.repair()
         await self._world.bring_back_missing()
+
+    async def drained(self, within: float) -> None:
+        """Wait until every node is empty that was to be, and is shut down."""
+        _, hanging = await asyncio.wait(self._drains, timeout=within) if self._drains else ((), ())
+        require(not hanging, "stuck", f"{len(hanging)} nodes could not be drained")
 
     # -- when ------------------------------------------------------------------------------------
 
@@ -183,6 +193,9 @@ class Injector:
         if fault.kind == "join":
             self._join()
             return True
+        if fault.kind == "scale":
+            self._world.ask(Scale(fault.whom.number))
+            return True
         if fault.whom.role == "disk":
             return self._strike_disk(fault)
         name = self._name(fault.whom)
@@ -196,6 +209,14 @@ class Injector:
     def _strike_process(self, fault: Fault, name: str) -> bool:
         process = self._world.process(name)
         assert process is not None
+        if fault.kind == "dismiss":
+            self._world.ask(Dismiss(name))
+            return True
+        if fault.kind == "drain":
+            self._drains.append(
+                asyncio.create_task(self._drain(name), context=self._outside.copy())
+            )
+            return True
         if name != "scheduler":
             self._touch(name)
         match fault.kind:
@@ -225,6 +246,20 @@ class Injector:
         self._world.crash(name)
         if back_after is not None:
             self._ends_with(self._have_joined(back_after))
+
+    async def _drain(self, name: str) -> None:
+        """Have a node emptied, and shut it down as soon as it is said to be."""
+        host = self._world.endpoint(name)
+        if not await self._world.drain(host):
+            return
+        table = self._world.table
+        held = [view.shard for view in table.views if host in view.chain]
+        keeps = host in (table.store, table.mailbox)
+        if held or keeps:
+            text = f"{name} is said to be empty, but has shards {held}, or keeps states: {keeps}"
+            self._network.report(Violation("drained too early", text))
+        elif self._world.name_of(host) == name:
+            self._world.crash(name)
 
     async def _have_joined(self, after: float) -> None:
         await asyncio.sleep(after)

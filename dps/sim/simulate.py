@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from dps.core.filter_chain import EVERY, checked
@@ -88,9 +88,8 @@ class _Run:
         layout = counters(case.shards, cells, tables)
         self._row_keys = RowKeys(layout, cells) if tables else None
         filters = checked({EVERY: case.filters} if case.filters else {}, layout.names, rule)
-        group = Group(
-            "g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS, filters=filters
-        )
+        group = Group("g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS)
+        group = replace(group, filters=filters, servers=case.servers)
         self._case = case
         self._schedule = schedule
         self._record = record
@@ -129,6 +128,7 @@ class _Run:
         await self._injector.run()
         await self._injector.heal()
         self._over.set()
+        await self._injector.drained(HORIZON)
         await self._ended(HORIZON)
         await self._push_once_more()
         table = await settled(self._world, HORIZON)

@@ -28,6 +28,7 @@ from dps.protocol.lease import Lease
 from dps.protocol.members import Members
 from dps.protocol.messages import (
     ClearMail,
+    Configure,
     Deposit,
     Done,
     Extend,
@@ -45,6 +46,7 @@ from dps.protocol.messages import (
 from dps.protocol.outgoing import Outgoing
 from dps.protocol.replica import Replica
 from dps.protocol.saving import Checkpoints
+from dps.protocol.scaling import Scaling
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Endpoint
@@ -128,6 +130,11 @@ def filters_buffered(case: Case) -> bool:
     return filters(case) and buffers(case)
 
 
+def alone(case: Case) -> bool:
+    """Shards of one replica, which are copied only to be moved."""
+    return not chains(case)
+
+
 def any_case(case: Case) -> bool:
     return True
 
@@ -203,9 +210,11 @@ async def _configure_and_forget(self: Replica, m: Any) -> Done:
 
 
 @instead_of(Commits, "pass_on", "operations skipped", chains)
-async def _skip_uncommitted(self: Commits, successor: Endpoint, after: int) -> None:
+async def _skip_uncommitted(
+    self: Commits, successor: Endpoint, after: int, committed: int = -1
+) -> None:
     """Pass only the newest operation on."""
-    await _pass_on(self, successor, max(after, self._newest.index - 1))
+    await _pass_on(self, successor, max(after, self._newest.index - 1), committed)
 
 
 @instead_of(Replica, "replicate", "gaps in the order taken", chains)
@@ -291,6 +300,33 @@ async def _renew_anyway(self: Members, host: Endpoint, life: int) -> bool:
 async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
     """Give a process up because somebody says that it is lost."""
     await self.members._end(address, by)
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+@instead_of(Replica, "configure", "old holder serves on after a move", any_case)
+async def _stay(self: Replica, m: Configure) -> Done:
+    """Go on serving a shard that another host has taken over."""
+    return await _configure(self, m) if self._me in m.chain else Done()
+
+
+@instead_of(Tender, "_next_epoch", "taken over in the same epoch", any_case)
+def _same_epoch(self: Tender) -> int:
+    """Have the newcomer take over in the epoch in which the old holder served."""
+    if self.moving is None or self.moving.target not in self.view.chain:
+        return _next_epoch(self)
+    return self.view.epoch
+
+
+@instead_of(Scaling, "look", "released before it is empty", any_case)
+def _nobody_is_leaving(self: Scaling) -> bool:
+    """Say of a node that is drained that it is empty, at once."""
+    return False
+
+
+instead_of(Replica, "extend", "updates during a move left out", alone)(_extend_without_the_last)
+instead_of(Host, "_install", "dedupe table not moved", alone)(_install_without_table)
 
 
 # -- the store and mailboxes -----------------------------------------------------------------------
@@ -471,3 +507,4 @@ _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
 _plan, _slack = replay.plan, consistency.slack
 _arrays, _put = files._arrays, StateStore.put
+_next_epoch = Tender._next_epoch

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from dps.core.shard import ShardState
+from dps.errors import ConfigurationError, NotServing
 from dps.events import Event
 from dps.protocol.client import Client
 from dps.protocol.coordinator import Coordinator
@@ -22,6 +24,7 @@ from dps.protocol.host import Host
 from dps.protocol.lane import OnAck
 from dps.protocol.messages import AddHosts, HostInfo, Table, View
 from dps.protocol.router import Router
+from dps.protocol.scaling import Drain, Scaling
 from dps.protocol.seeder import Seeder
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Network, SimTransport
@@ -99,6 +102,29 @@ class World:
         if back_after is not None:
             self._driver.run(self._bring_back(name, back_after))
 
+    def ask(self, request: Any) -> None:
+        """Have the driver ask the coordinator for something, which may refuse it."""
+        self._driver.run(self._asked(request))
+
+    async def _asked(self, request: Any) -> bool:
+        try:
+            await self._router.ask(request)
+        except (ConfigurationError, NotServing):
+            return False
+        return True
+
+    async def drain(self, host: Endpoint) -> bool:
+        """Have a host emptied; return when it is, or False if that was refused."""
+        return await self._driver.run(self._drained(host))
+
+    async def _drained(self, host: Endpoint) -> bool:
+        if not await self._asked(Drain(host)):
+            return False
+        table = await self._router.fetch()
+        while host in table.leaving:
+            table = await self._router.newer(table.version)
+        return True
+
     def suspect(self, name: str) -> None:
         """Have the coordinator told that a node is lost, whether it is or not."""
         self._scheduler.run(self._notice(self._nodes[name]))
@@ -117,6 +143,11 @@ class World:
         missing = [name for name in node_names(self.group) if name not in self._nodes]
         if missing:
             await self.bring_up(missing)
+
+    @property
+    def scaling(self) -> Scaling:
+        """What the coordinator knows of how many hosts are to hold shards."""
+        return self._coordinator.scaling
 
     @property
     def table(self) -> Table:
@@ -201,8 +232,11 @@ class World:
 
 
 def node_names(group: Group) -> list[str]:
-    """The nodes that a group has on a real cluster: one for each replica, and a store's."""
+    """The nodes that a group has on a real cluster: one a replica or as chosen, and a store's."""
     shards = range(len(group.layout.shards))
+    if group.servers is not None:
+        servers = [f"server-{number}" for number in range(group.servers)]
+        return servers + ["store-0"] * group.recovery.needs_store
     servers = [f"server-{shard}" for shard in shards]
     replicas = [f"replica-{shard}-{i}" for shard in shards for i in range(1, group.replicas)]
     return servers + replicas + ["store-0"] * group.recovery.needs_store

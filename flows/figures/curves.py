@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.events import EvaluationMissed, Killed, ResourceSampled, TrainingStarted
+from dps.events import EvaluationMissed, Killed, Rescaled, ResourceSampled, TrainingStarted
 from flows.figures.bands import Band, Curve, band
 from flows.figures.drawing import Drawing, Table
-from flows.figures.style import legend_above, panel, percent_axis, strategy_keys
+from flows.figures.style import MUTED, legend_above, panel, percent_axis, strategy_keys
 from flows.figures.subject import Subject, Trial, end, start, whole
 from flows.learning import evaluations
 from flows.lineage import applied_rows
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[float, float]]
 
+RATE_SECONDS = 0.5
 SECONDS = "seconds since training started"
 GRADIENTS = "gradients pushed"
 
@@ -76,6 +77,8 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
         axes.set_ylim(bottom=0)
     if measure.name == ACCURACY_BY_TIME.name:
         outage_bars(axes, subject, shown)
+    if measure.timed:
+        change_marks(axes, shown)
     axes.set_xlabel(measure.x)
     axes.set_xlim(left=0)
     legend_above(axes, strategy_keys(names, subject.looks))
@@ -130,10 +133,33 @@ def outage_bars(axes: Axes, subject: Subject, shown: Sequence[Trial]) -> None:
             axes.plot(span[0], height[0], "|", color=colour, markersize=170 * step)
 
 
+def change_marks(axes: Axes, shown: Sequence[Trial]) -> None:
+    """Mark when other numbers of servers and workers were wanted; say which, of the first trial."""
+    for number, (record, _) in enumerate(shown):
+        for change in record.of(Rescaled):
+            at = change.t - start(record)
+            axes.axvline(at, color=MUTED, linewidth=0.6, linestyle=":")
+            wanted = ((change.servers, "server"), (change.workers, "worker"))
+            told = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in wanted if n is not None)
+            if number == 0:
+                axes.annotate(
+                    told,
+                    (at, 0.02),
+                    xycoords=("data", "axes fraction"),
+                    xytext=(2, 0),
+                    textcoords="offset points",
+                    rotation=90,
+                    fontsize=8,
+                    color=MUTED,
+                )
+
+
 def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> str:
     note = measure.note
     if measure.name == ACCURACY_BY_TIME.name and subject.faulty(condition):
         note += " Bars at the foot, one per trial: from a fault until the shard served again."
+    if measure.timed and any(record.of(Rescaled) for record, _ in subject.under(condition)):
+        note += " Dotted: from then on other numbers of servers or workers were wanted."
     if resumed:
         verb = "was" if resumed == 1 else "were"
         note += (
@@ -188,6 +214,18 @@ def _gradients(record: Record) -> Points:
     origin = start(record)
     times = sorted(row.t - origin for row in applied_rows(record) if row.head)
     return [(0.0, 0.0), *((t, number / shards) for number, t in enumerate(times, 1))]
+
+
+def _rates(record: Record) -> Points:
+    """Gradients per second in windows, of trials in which that is meant to change."""
+    if not record.of(Rescaled):
+        return []
+    points = _gradients(record)
+    times, counts = np.array(points).T
+    edges = np.arange(0.0, times[-1], RATE_SECONDS)
+    passed = np.interp(edges, times, counts)
+    rates = np.diff(passed) / RATE_SECONDS
+    return list(zip(map(float, edges[1:]), map(float, rates), strict=True))
 
 
 def _staleness(record: Record) -> Points:
@@ -257,6 +295,14 @@ GRADIENTS_BY_TIME = Measure(
     SECONDS,
     "gradients applied",
     _gradients,
+)
+RATE_BY_TIME = Measure(
+    "gradients-per-second-time",
+    "Gradients per second",
+    "Applied by the shards, mean over shards, in windows of half a second.",
+    SECONDS,
+    "gradients per second",
+    _rates,
 )
 STALENESS_BY_TIME = Measure(
     "staleness-time",

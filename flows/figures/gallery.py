@@ -76,6 +76,7 @@ def _recovery(subject: Subject) -> Iterator[Drawing | None]:
 def _over_time(subject: Subject) -> Iterator[Drawing | None]:
     for condition in _faulty_first(subject):
         for measure in (
+            curves.RATE_BY_TIME,
             curves.GRADIENTS_BY_TIME,
             curves.STALENESS_BY_TIME,
             curves.CPU_BY_TIME,

@@ -28,6 +28,13 @@ BASE: dict[str, Any] = {
     "seeds": [3, 1],
 }
 IN_STEP = [["training.workers", "training.updates"]]
+# What is recorded only if it is set.
+UNSET = {
+    "training.workers": [1, 2],
+    "elastic": {"fixed": [], "one more": [{"at_updates": 9, "workers": 3}]},
+    "server.servers": {"by shard": None, "one": 1},
+    "optimizer.staleness_aware": [False, True],
+}
 LEFT_OUT = [{"recovery": "chain", "training.workers": 4}]
 
 
@@ -37,7 +44,14 @@ def record_of(trial: Trial, order_seed: int) -> Record:
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, {"zip": IN_STEP}, {"exclude": LEFT_OUT}, {"zip": IN_STEP, "exclude": LEFT_OUT}]
+    "shape",
+    [
+        {},
+        {"zip": IN_STEP},
+        {"exclude": LEFT_OUT},
+        {"zip": IN_STEP, "exclude": LEFT_OUT},
+        {"axes": UNSET},
+    ],
 )
 def test_it_expands_to_the_same_trials(shape: dict[str, Any]) -> None:
     trials = expand(ExperimentConfig.model_validate({**BASE, **shape}))

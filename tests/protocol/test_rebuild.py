@@ -32,13 +32,13 @@ States = dict[tuple[int, int, int], ShardState]
 def states(monkeypatch: pytest.MonkeyPatch) -> States:
     """Every state that clients could read, by shard, epoch and version."""
     seen: States = {}
-    become_visible = Commits._set_committed
+    become_visible = Commits.set_committed
 
     def note(self: Commits, state: ShardState) -> None:
         become_visible(self, state)
         seen[self._shard, self.epoch, state.version] = state
 
-    monkeypatch.setattr(Commits, "_set_committed", note)
+    monkeypatch.setattr(Commits, "set_committed", note)
     return seen
 
 

@@ -22,6 +22,7 @@ from dps.core.sparse import SparseSpec
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.lane import OnAck
+from dps.protocol.messages import Table
 from dps.protocol.transport import Endpoint
 from dps.sim.cases import TIMINGS
 from dps.sim.loop import run
@@ -72,6 +73,15 @@ class Setting:
     async def clocks(self) -> list[dict[str, int]]:
         return [state.clocks for state in await self.states()]
 
+    async def scaled(self, request: Any) -> Table:
+        """Ask for other hosts, and wait until nothing is to be moved any more."""
+        await self.ask(COORDINATOR, request)
+        table = await self.world.complete()
+        while table.leaving:
+            await asyncio.sleep(0.01)
+            table = await self.world.complete()
+        return table
+
     async def all_of(self, *work: Awaitable[T], within: float) -> list[T]:
         """Wait until everything is done; it must be within so many virtual seconds."""
         async with asyncio.timeout(within):
@@ -90,6 +100,8 @@ def in_world(
     recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
     filters: Mapping[str, Sequence[Filter]] | None = None,
+    servers: int | None = None,
+    extra: Sequence[str] = (),
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     **timings: Any,
 ) -> T:
@@ -108,11 +120,12 @@ def in_world(
         replace(TIMINGS, **timings),
         filters=checked(filters or {}, layout.names, rule),
     )
+    group = replace(group, servers=servers)
 
     async def main() -> T:
         setting = Setting(group, params, random, weather)
         others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
-        await asyncio.gather(setting.world.start(), *others)
+        await asyncio.gather(setting.world.start(extra), *others)
         async with asyncio.timeout(HORIZON):
             result = await scenario(setting)
         assert not setting.network.bugs
