@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.ftrl import FTRL
+from dps.core.functions import Changed, Part
 from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.proximal import DelayedProximal, Proximal
 from dps.core.recovery import (
@@ -44,6 +45,7 @@ __all__ = [
     "AdaGrad",
     "Adam",
     "Chain",
+    "Changed",
     "Checkpoint",
     "Consistency",
     "Continue",
@@ -54,6 +56,7 @@ __all__ = [
     "Momentum",
     "NoDurability",
     "ParameterServer",
+    "Part",
     "Penalty",
     "Proximal",
     "Recovery",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dps.core.consistency import ASP, BSP, SSP
+from dps.core.functions import Function
 from dps.core.recovery import Checkpoint, Recovery, preset
 from dps.errors import ConfigurationError
 from dps.protocol.checkpoint import absolute, in_memory
@@ -58,3 +60,24 @@ def check_choices(optimizer: object, consistency: object) -> None:
         )
     if not isinstance(consistency, BSP | SSP | ASP):
         raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
+
+
+def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> None:
+    """Refuse functions that cannot be called by name, or not under this recovery.
+
+    Raises
+    ------
+    ConfigurationError
+        No name, nothing to call, or checkpoints that take all shards back.
+    """
+    for name, function in functions.items():
+        if not isinstance(name, str) or not callable(function):
+            raise ConfigurationError(
+                f"functions[{name!r}]={function!r}, expected a name and what can be called"
+            )
+    durability = recovery.durability
+    if functions and isinstance(durability, Checkpoint) and durability.scope == "all":
+        raise ConfigurationError(
+            "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
+            "hold a call on each of them or on none; use scope='shard'"
+        )

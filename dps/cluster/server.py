@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dps.cluster import roles
-from dps.cluster.actor import HostActor, Hosted
 from dps.cluster.audit import audit_all, pull_all
-from dps.cluster.evaluator import EvaluatorActor, Score
+from dps.cluster.choices import check_functions
+from dps.cluster.evaluator import Score
+from dps.cluster.hosting import Hosting
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
@@ -28,15 +28,16 @@ from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
 from dps.cluster.weak import weakly
 from dps.cluster.worker import Worker, run_worker
 from dps.core.consistency import ASP, Consistency
+from dps.core.functions import Function
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule
 from dps.errors import CapacityError, ConfigurationError, GroupClosed, StoreUnavailable
 from dps.events import Sink
+from dps.protocol.client import Client as Caller
 from dps.protocol.group import Timings
-from dps.protocol.messages import AddHosts, AuditReply, CloseGroup, HostInfo, Table
+from dps.protocol.messages import AuditReply, CloseGroup, Table
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
-from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
     import distributed
@@ -74,6 +75,8 @@ class ParameterServer:
         Deadlines of the protocol.
     about
         Kept beside checkpoints, for whoever goes on from them (see `resume`); JSON.
+    functions
+        Name → function that may be run on the shards, by `apply` here and in workers.
 
     Attributes
     ----------
@@ -107,11 +110,12 @@ class ParameterServer:
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         about: Mapping[str, Any] | None = None,
+        functions: Mapping[str, Function] | None = None,
     ) -> None:
         start = afresh(
             client, params, shards, optimizer, consistency, recovery, timings, about or {}
         )
-        self._set_up(client, start, on_event)
+        self._set_up(client, start, on_event, functions or {})
 
     @classmethod
     def resume(
@@ -121,6 +125,7 @@ class ParameterServer:
         *,
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        functions: Mapping[str, Function] | None = None,
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -128,6 +133,8 @@ class ParameterServer:
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
+        on_event, timings, functions
+            As for a new one: they are not in the checkpoints.
 
         Raises
         ------
@@ -135,26 +142,37 @@ class ParameterServer:
             There is no whole checkpoint of every shard.
         """
         server = cls.__new__(cls)
-        server._set_up(client, from_path(client, path, timings), on_event)
+        server._set_up(client, from_path(client, path, timings), on_event, functions or {})
         return server
 
-    def _set_up(self, client: distributed.Client, start: Start, on_event: Sink | None) -> None:
-        group = replace(start.group, recorded=on_event is not None)
+    def _set_up(
+        self,
+        client: distributed.Client,
+        start: Start,
+        on_event: Sink | None,
+        functions: Mapping[str, Function],
+    ) -> None:
+        check_functions(functions, start.group.recovery)
+        recorded = on_event is not None
+        group = replace(start.group, recorded=recorded, functions=dict(functions))
         start = replace(start, group=group)
         self.group = group
         self.saved = start.saved
-        self.nodes: list[Node] = []
         self._client = client
         self._start_with = start
         self._inbox = Inbox(client, start.group.name, on_event)
-        self._hosts: dict[str, Hosted] = {}
-        self._evaluators: list[Hosted] = []
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._hosting = Hosting(client, group)
+        self._caller: Caller | None = None
         self._started_workers = 0
         self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
         self._open = False
         if not client.asynchronous:
             client.sync(self._start)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the cluster, each with its role."""
+        return self._hosting.nodes
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -245,7 +263,7 @@ class ParameterServer:
         CapacityError
             No node has the Dask resource "evaluator", nor is one left for workers.
         """
-        return self._client.sync(self._evaluate, score, every)
+        return self._client.sync(self._hosting.evaluate, score, every)
 
     def pull(self) -> dict[str, np.ndarray]:
         """Return the current weights as fresh arrays, without waiting for any worker.
@@ -258,6 +276,36 @@ class ParameterServer:
         self._require_open()
         weights: dict[str, np.ndarray] = self._client.sync(pull_all, self.group, self._transport)
         return weights
+
+    def apply(self, function: str, *args: Any) -> list[Any]:
+        """Run a registered function on every shard, once on each, whatever is lost meanwhile.
+
+        Parameters
+        ----------
+        function
+            The name that it was registered by. It is called with the shard's part of each array
+            (name → `Part`) and `args`, and returns a result, or `Changed` values and a result.
+        args
+            None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of such.
+
+        Returns
+        -------
+        results
+            What it returned on each shard: of the same kinds as `args`, 1 MiB at most; tuples come
+            as lists.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such function, or an argument is none of these. No shard was asked.
+        FunctionFailed
+            It failed on some shards, where nothing changed; the message says which, and why.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        self._require_open()
+        results: list[Any] = self._client.sync(self._apply, function, args)
+        return results
 
     def audit(self) -> list[AuditReply | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
@@ -297,6 +345,13 @@ class ParameterServer:
         self._futures.add(future)
         return future
 
+    async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        if self._caller is None:
+            # Whoever called before it was resumed must not be taken for this one.
+            generation = self.saved.run.generation + 1 if self.saved is not None else 0
+            self._caller = Caller(self.group, self._transport, incarnation=generation)
+        return await self._caller.apply(function, arguments)
+
     def _require_open(self) -> None:
         if not self._open:
             raise GroupClosed("this parameter server is closed")
@@ -306,13 +361,7 @@ class ParameterServer:
     async def _start(self) -> None:
         self._transport = DaskTransport(self._client.rpc, Meter())
         self._router = Router(self.group, self._transport)
-        info = await self._client.scheduler.identity(n_workers=-1)
-        self._assigned = roles.is_assigned(info["workers"])
-        if self._assigned:
-            self.nodes = roles.by_resources(info["workers"])
-        else:
-            self.nodes = roles.by_assignment(info["workers"], self.group)
-        roles.check(self.nodes, self.group)
+        await self._hosting.assign(self._router)
         self._open = True
         try:
             await self._bring_up()
@@ -323,7 +372,7 @@ class ParameterServer:
     async def _bring_up(self) -> None:
         client, name = self._client, self.group.name
         self._inbox.open()
-        client.subscribe_topic(node_topic(name), weakly(self._node_joined))
+        client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
         await client.register_plugin(CoordinatorPlugin(self.group))
         start = self._start_with
         await start.leave_description()
@@ -331,7 +380,7 @@ class ParameterServer:
         self._seeding = asyncio.create_task(seeder.run())
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._make_hosts(self.nodes)
+                await self._hosting.make_hosts(self.nodes)
                 table = await self._router.newer(-1)
                 while not table.complete:
                     if isinstance(seeder.error, StoreUnavailable):
@@ -348,26 +397,19 @@ class ParameterServer:
             return
         self._open = False
         self._client.unsubscribe_topic(node_topic(self.group.name))
-        tasks = [*self._adopting, *([self._seeding] if hasattr(self, "_seeding") else [])]
+        tasks = [self._seeding] if hasattr(self, "_seeding") else []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._finish_all(self._evaluators)
+        await asyncio.gather(*tasks, self._hosting.stop(), return_exceptions=True)
+        await self._hosting.finish_evaluators()
         await self._end_workers()
-        await self._finish_all(list(self._hosts.values()))
+        if self._caller is not None:
+            await self._caller.close()
+        await self._hosting.finish_hosts()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close()
         await self._client.run_on_scheduler(forget, self.group.name)
-        self._hosts.clear()
-        self._evaluators.clear()
-
-    async def _finish_all(self, actors: Sequence[Hosted]) -> None:
-        alive = (await self._client.scheduler.identity(n_workers=-1))["workers"]
-        present = [hosted for hosted in actors if hosted.endpoint.address in alive]
-        await asyncio.gather(
-            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
-        )
 
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
@@ -379,67 +421,3 @@ class ParameterServer:
                 await self._router.ask(CloseGroup())
                 await asyncio.gather(*left, return_exceptions=True)
         await self._client.cancel([future for future in left if not future.done()])
-
-    # -- hosts -----------------------------------------------------------------------------------
-
-    async def _make_hosts(self, nodes: Sequence[Node]) -> None:
-        """Make the host actors on those nodes that are to have one; the coordinator gets them."""
-        hosting = [node for node in nodes if node.role in roles.HOSTING]
-        if hosting:
-            infos = await asyncio.gather(*(self._make_host(node) for node in hosting))
-            await self._router.ask(AddHosts(tuple(infos)))
-
-    async def _make_host(self, node: Node) -> HostInfo:
-        key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
-        future = self._client.submit(
-            HostActor,
-            self.group,
-            node.name,
-            node.role,
-            key,
-            key=key,
-            actor=True,
-            workers=[node.address],
-            resources={node.resource: 1} if node.resource else None,
-        )
-        await future
-        endpoint = Endpoint(node.address, key)
-        self._hosts[node.address] = Hosted(node, endpoint, future)
-        return HostInfo(endpoint, node.name, node.role, node.home)
-
-    async def _node_joined(self, event: tuple[float, Any]) -> None:
-        task = asyncio.create_task(self._adopt(str(event[1])))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
-
-    async def _adopt(self, address: str) -> None:
-        """Give a node that joined later its role, and make its host."""
-        info = await self._client.scheduler.identity(n_workers=-1)
-        workers = info["workers"]
-        if address not in workers or any(node.address == address for node in self.nodes):
-            return
-        self.nodes = [node for node in self.nodes if node.address in workers]
-        if self._assigned:
-            self.nodes += roles.by_resources({address: workers[address]})
-        else:
-            self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
-        await self._make_hosts([node for node in self.nodes if node.address == address])
-
-    async def _evaluate(self, score: Score, every: float) -> None:
-        able = [n for n in self.nodes if n.role == "evaluator"]
-        able += [n for n in reversed(self.nodes) if n.role == "worker"]
-        if not able:
-            raise CapacityError("no node is left for an evaluator; start more Dask workers")
-        node, key = able[0], f"dps-evaluator-{self.group.name}-{uuid.uuid4().hex[:8]}"
-        future = self._client.submit(
-            EvaluatorActor,
-            self.group,
-            score,
-            every,
-            node.name,
-            key=key,
-            actor=True,
-            workers=[node.address],
-        )
-        await future
-        self._evaluators.append(Hosted(node, Endpoint(node.address, key), future))

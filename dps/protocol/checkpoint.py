@@ -83,7 +83,8 @@ class CheckpointFiles:
             The path cannot be written; what was there before is still there.
         """
         name = f"e{epoch:06d}-i{state.index:012d}" + ("" if cut is None else f"-c{cut:06d}")
-        data = save({"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}})
+        named = {"": {"values": state.values}, "slot.": state.slots, "result.": state.results}
+        data = save({f"{kind}{k}": v for kind, of in named.items() for k, v in of.items()})
         manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
         try:
             self._fs.makedirs(self._folder, exist_ok=True)
@@ -279,13 +280,16 @@ def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
 
 
 def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardState:
-    slots = {k.removeprefix("slot."): v for k, v in arrays.items() if k != "values"}
+    def named(kind: str) -> dict[str, np.ndarray]:
+        return {k.removeprefix(kind): v for k, v in arrays.items() if k.startswith(kind)}
+
     workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
     return ShardState(
         manifest["index"],
         manifest["version"],
         manifest["steps"],
         arrays["values"],
-        slots,
+        named("slot."),
         workers,
+        named("result."),
     )

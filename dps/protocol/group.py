@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
+from dps.core.functions import Function
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.protocol.transport import Endpoint
@@ -52,7 +54,7 @@ class Group:
     """One parameter server: its name, how its parameters lie, and what was chosen for it.
 
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
-    tells whether anybody listens to its events.
+    tells whether anybody listens to its events; `functions` can be run on its shards, by name.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Group:
     timings: Timings = Timings()
     incarnations: dict[str, int] = field(default_factory=dict)
     recorded: bool = True
+    functions: Mapping[str, Function] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:

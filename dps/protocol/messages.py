@@ -58,8 +58,7 @@ class Table:
     """The routing table; `version` grows with every change.
 
     `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
-    by all its replicas, `closed` that the group is being taken down: nobody may ask for anything
-    any more.
+    by all its replicas, `closed` that the group is being taken down: nobody may ask any more.
     """
 
     version: int
@@ -231,6 +230,7 @@ class Beside:
     index: int
     steps: int
     workers: dict[str, Progress]
+    results: dict[str, np.ndarray]
 
 
 @message
@@ -255,13 +255,14 @@ class Weights:
 class Pushed:
     """The update is durable to the strategy's promise; `outcome` is "applied" or "duplicate".
 
-    `clock` is the worker's clock on this shard.
+    `clock` is the worker's clock on this shard, `result` the packed result of a call.
     """
 
     outcome: str
     version: int
     clock: int
     weights: Weights | None
+    result: np.ndarray | None = None
 
 
 @message

@@ -61,7 +61,7 @@ def weights(state: ShardState, epoch: int, at: float, slack: int, group: Group) 
     """What a worker gets to read of a state, with what a copy has to be rebuilt from if need be."""
     beside = None
     if isinstance(group.recovery.durability, WorkerCache):
-        beside = Beside(epoch, state.index, state.steps, state.workers)
+        beside = Beside(epoch, state.index, state.steps, state.workers, state.results)
     return Weights(state.version, at, slack, state.values, beside)
 
 
@@ -72,7 +72,8 @@ def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
     slots = {name: np.zeros_like(copy.values) for name in rule.slots}
     # The rule's steps count from where its slots start.
     steps = 0 if slots else beside.steps
-    return ShardState(beside.index, copy.version, steps, copy.values, slots, beside.workers)
+    table, results = beside.workers, beside.results
+    return ShardState(beside.index, copy.version, steps, copy.values, slots, table, results)
 
 
 class Copies:

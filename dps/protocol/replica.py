@@ -14,7 +14,7 @@ from functools import partial
 from dps.core.consistency import BSP, slack
 from dps.core.recovery import Chain
 from dps.core.replay import plan
-from dps.core.shard import ShardState, Step, apply, check_gradient, is_duplicate
+from dps.core.shard import ShardState, Step, apply, check_gradient, is_duplicate, result_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
@@ -136,7 +136,7 @@ class Replica:
         read = await self._readable(op.id.worker, until) if m.pull else None
         read = None if self._is_refused(op.id) else read  # it is told when it reads
         clock = step.state.workers[op.id.worker].clock
-        return Pushed(step.outcome, version, clock, read)
+        return Pushed(step.outcome, version, clock, read, result_of(step.state, op))
 
     async def pull(self, m: Pull) -> Weights | Waiting:
         """Return the committed weights, when the consistency model lets this worker read them.
@@ -366,12 +366,14 @@ class Replica:
             self.state = step.state
             if self._group.recorded:
                 self.ledger.add(self.epoch, self.is_head, step.updates)
-            self._commits.add(step.state, op)
+            self._commits.add(step.state, step.operation)
         return step
 
     async def _stepped(self, op: Operation) -> Step:
-        work = partial(apply, self._layout, self._group.rule, self.state, op)
-        if op.gradient is None or op.gradient.nbytes < INLINE_BYTES:
+        group = self._group
+        work = partial(apply, self._layout, group.rule, self.state, op, group.functions)
+        size = 0 if op.gradient is None else op.gradient.nbytes
+        if op.kind != "apply" and size < INLINE_BYTES:  # a function may take any time
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
 

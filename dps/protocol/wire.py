@@ -15,7 +15,7 @@ import numpy as np
 
 from dps import errors
 from dps.core.shard import Progress, ShardState
-from dps.core.updates import Operation, UpdateId
+from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.transport import Endpoint
 
@@ -34,7 +34,7 @@ def message(cls: type) -> type:
     return cls
 
 
-for _cls in (Endpoint, UpdateId, Operation, Progress, ShardState):
+for _cls in (Endpoint, UpdateId, Operation, Call, Progress, ShardState):
     message(_cls)
 
 

@@ -271,7 +271,9 @@ def _digest(state: ShardState) -> int:
     """What tells two states of a shard apart, in this process."""
     slots = tuple(slot.tobytes() for slot in state.slots.values())
     workers = frozenset(state.workers.items())
-    return hash((state.index, state.version, state.steps, state.values.tobytes(), slots, workers))
+    numbers = (state.index, state.version, state.steps)
+    results = frozenset((name, result.tobytes()) for name, result in state.results.items())
+    return hash((numbers, state.values.tobytes(), slots, workers, results))
 
 
 def _check_equal(view: View, states: Sequence[ShardState]) -> None:
@@ -282,6 +284,8 @@ def _check_equal(view: View, states: Sequence[ShardState]) -> None:
             and all(np.array_equal(head.slots[k], state.slots[k]) for k in head.slots)
             and (head.index, head.version, head.steps) == (state.index, state.version, state.steps)
             and head.workers == state.workers
+            and head.results.keys() == state.results.keys()
+            and all(np.array_equal(head.results[k], state.results[k]) for k in head.results)
         )
         text = f"shard {view.shard}: {member.address} differs from its head"
         require(same, "replicas differ", text)

@@ -25,7 +25,10 @@ JOINING = 3  # workers that may join later, and one for the end
 
 @dataclass(frozen=True)
 class Case:
-    """A recovery strategy, and the group and workers that it is tried with."""
+    """A recovery strategy, and the group and workers that it is tried with.
+
+    `busy` workers hardly pause between updates; with `calls`, functions make some of the updates.
+    """
 
     name: str
     recovery: Recovery
@@ -33,6 +36,7 @@ class Case:
     shards: int = 2
     workers: int = 3
     busy: bool = False
+    calls: bool = False
 
     @property
     def interval(self) -> float:
@@ -100,5 +104,10 @@ _ALL = (
         Recovery(Chain(2), Continue(limit=3, buffer="worker")),
         SSP(1),
     ),
+    Case("chain(2) + functions", Recovery(Chain(2)), calls=True),
+    Case("chain(2) + functions, BSP", Recovery(Chain(2)), BSP(), calls=True),
+    Case("checkpoint + functions", Recovery(Checkpoint(every=4)), calls=True),
+    Case("stateless + functions", Recovery(SharedStore(every=4), Continue()), calls=True),
+    Case("worker cache + functions", Recovery(WorkerCache()), calls=True),
 )
 CASES = {case.name: case for case in _ALL}

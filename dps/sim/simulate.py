@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from dps.core.recovery import with_checkpoint_path
@@ -13,7 +13,7 @@ from dps.protocol import replica
 from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
-from dps.sim.counting import CELLS, CountingWorker, Tally, counters, zeros
+from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, counters, mark, zeros
 from dps.sim.disk import SCHEME, SimDisk, disk
 from dps.sim.faults import Schedule
 from dps.sim.injector import Injector
@@ -81,6 +81,7 @@ class _Run:
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
         layout = counters(case.shards, CELLS * (case.workers + JOINING))
         group = Group("g", layout, SGD(1.0), case.consistency, recovery, COORDINATOR, TIMINGS)
+        group = replace(group, functions={MARK: mark} if case.calls else {})
         self._case = case
         self._schedule = schedule
         self._record = record
@@ -132,7 +133,8 @@ class _Run:
         name = f"worker-{self._workers}"
         self._workers += 1
         case = self._case
-        worker = CountingWorker(self._world, name, self._tally, case.linear, case.lead)
+        world, tally = self._world, self._tally
+        worker = CountingWorker(world, name, tally, case.linear, case.lead, case.calls)
         training = worker.train(self._stream(name), self._schedule.think, self._over)
         task = worker.process.run(training)
         task.add_done_callback(self._ended_well)

@@ -10,7 +10,7 @@ from dps.core import consistency, replay
 from dps.core import shard as core_shard
 from dps.core.consistency import ASP, Consistency
 from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
-from dps.core.shard import ShardState
+from dps.core.shard import ShardState, Step
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, TransportError
 from dps.protocol import checkpoint as files
@@ -109,6 +109,10 @@ def sums(case: Case) -> bool:
     return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
 
 
+def calls(case: Case) -> bool:
+    return case.calls
+
+
 def any_case(case: Case) -> bool:
     return True
 
@@ -121,7 +125,8 @@ async def _ack_at_once(self: Replica, m: Push) -> Pushed:
     self._must_be_head(m.epoch)
     step = await self._apply(m.operation, m.epoch)
     clock = step.state.workers[m.operation.id.worker].clock
-    return Pushed(step.outcome, step.state.version, clock, None)
+    result = core_shard.result_of(step.state, m.operation)
+    return Pushed(step.outcome, step.state.version, clock, None, result)
 
 
 instead_of(Replica, "push", "ack before the tail", chains)(_ack_at_once)
@@ -161,6 +166,22 @@ async def _restore_without_clocks(self: Checkpoints, *args: Any) -> Any:
     state = await _restore(self, *args)
     workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
     return replace(state, workers=workers)
+
+
+@instead_of(core_shard, "_called", "function run again on a resend", calls)
+def _call_again(layout: Any, functions: Any, state: ShardState, op: Operation) -> Step:
+    """Run a function again when its call is sent again."""
+    known = state.workers.get(op.id.worker)
+    if known is not None:
+        fresh = replace(known, incarnation=-1)
+        state = replace(state, workers={**state.workers, op.id.worker: fresh})
+    return _called(layout, functions, state, op)
+
+
+@instead_of(Host, "_install", "results of functions not replicated", calls)
+async def _install_without_results(self: Host, m: Install) -> Any:
+    """Give a newcomer the weights and the dedupe table, but not the results of calls."""
+    return await _install(self, replace(m, state=replace(m.state, results={})))
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -371,4 +392,4 @@ async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
 _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
-_plan, _slack = replay.plan, consistency.slack
+_plan, _slack, _called = replay.plan, consistency.slack, core_shard._called
