@@ -13,6 +13,7 @@ import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
+from dps.core.functions import Function
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -86,6 +87,7 @@ def in_world(
     recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
+    functions: Mapping[str, Function] | None = None,
     **timings: Any,
 ) -> T:
     """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
@@ -96,6 +98,7 @@ def in_world(
     group = Group(
         name, layout, rule, consistency, recovery, COORDINATOR, replace(TIMINGS, **timings)
     )
+    group = replace(group, functions=functions or {})
 
     async def main() -> T:
         setting = Setting(group, params, random, weather)
