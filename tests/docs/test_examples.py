@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from distributed import Client
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from dps.cluster.local import LocalCluster
 from flows.cli import app
 from flows.config import load_experiment
 from flows.traces import read_trace
+from tests.cluster.training import PRELOAD, nodes
 from tests.docs.pages import ROOT, Fence, examples, fences, scripts, shell_lines
 
 # What a program prints that shows that it did what its page says.
@@ -35,6 +38,9 @@ BASE: dict[str, Any] = {
     "optimizer": {"kind": "sgd", "learning_rate": 0.1},
     "recovery": "chain",
 }
+# What takes long to import is imported once for all nodes.
+IMPORTED = ("sklearn.datasets", "torch")
+FORKED = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 COMMANDS = list(shell_lines())
 
@@ -42,8 +48,8 @@ COMMANDS = list(shell_lines())
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """The client that the pages speak of."""
-    with Client(n_workers=4, threads_per_worker=1, dashboard_address=None) as client:
-        yield client
+    with LocalCluster(nodes(replicas=1), [*PRELOAD, *filter(find_spec, IMPORTED)]) as cluster:
+        yield cluster.client
 
 
 def on_page(fence: Fence) -> str:
@@ -69,7 +75,9 @@ def test_a_program_runs(tmp_path: Path, script: Fence) -> None:
     title = script.title.removeprefix('title="').removesuffix('"')
     path = tmp_path / (title or "program.py")
     path.write_text(script.text)
-    run = subprocess.run([sys.executable, path], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, path], env=FORKED, cwd=ROOT, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     assert re.search(PRINTED[title], run.stdout)
 
