@@ -372,8 +372,8 @@ class Replica:
     async def _stepped(self, op: Operation) -> Step:
         group = self._group
         work = partial(apply, self._layout, group.rule, self.state, op, group.functions)
-        size = 0 if op.gradient is None else op.gradient.nbytes
-        if op.kind != "apply" and size < INLINE_BYTES:  # a function may take any time
+        quick = op.gradient is None or op.gradient.nbytes < INLINE_BYTES
+        if quick and op.kind != "apply":  # a function may take any time
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
