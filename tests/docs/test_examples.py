@@ -28,7 +28,6 @@ from tests.docs.pages import ROOT, Fence, examples, fences, scripts, shell_lines
 PRINTED = {
     "first.py": r"largest error: [0-9.]+e-\d+",
     "broken.py": r"killed tcp://.*\n1,000 updates were pushed, and the counter is 1000\n",
-    "": r"largest error: [0-9.]+e-\d+",
 }
 BASE: dict[str, Any] = {
     "experiment": "base",
@@ -73,7 +72,7 @@ def test_the_examples_of_a_page_run(client: Client, example: Fence) -> None:
 @pytest.mark.parametrize("script", scripts(), ids=on_page)
 def test_a_program_runs(tmp_path: Path, script: Fence) -> None:
     title = script.title.removeprefix('title="').removesuffix('"')
-    path = tmp_path / (title or "program.py")
+    path = tmp_path / title
     path.write_text(script.text)
     run = subprocess.run(
         [sys.executable, path], env=FORKED, cwd=ROOT, capture_output=True, text=True
