@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -65,6 +65,13 @@ browser: setup ## install what the tests of the report in a browser need
 
 browser-test: browser ## open the report in a real browser, wide and narrow, light and dark
 	$(BIN)/python -m pytest -m browser
+
+docs-tools: setup ## install what the documentation is built with
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+
+docs: docs-tools ## build the documentation into build/site; any warning fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site"
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .

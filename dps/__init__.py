@@ -22,6 +22,7 @@ from dps.core.filters import (
     TopK,
 )
 from dps.core.ftrl import FTRL
+from dps.core.functions import Changed, Part
 from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.proximal import DelayedProximal, Proximal
 from dps.core.recovery import (
@@ -58,6 +59,7 @@ __all__ = [
     "AdaGrad",
     "Adam",
     "Chain",
+    "Changed",
     "Checkpoint",
     "Consistency",
     "Continue",
@@ -72,6 +74,7 @@ __all__ = [
     "NoDurability",
     "Normal",
     "ParameterServer",
+    "Part",
     "Penalty",
     "Proximal",
     "Quantise",

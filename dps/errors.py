@@ -31,6 +31,14 @@ class ShapeMismatch(DpsError):
     """A pushed array has another name, shape or dtype than the parameter it is meant for."""
 
 
+class FunctionFailed(DpsError):
+    """A function that was run on a shard raised, or returned what it may not.
+
+    Nothing of it was applied on that shard. The message says which one it was, and holds the
+    traceback; if there are several shards, it says on which of them the function was carried out.
+    """
+
+
 class TransportError(DpsError):
     """A call did not bring a reply. The other side may or may not have carried it out."""
 

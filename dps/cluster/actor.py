@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from distributed import get_worker
@@ -20,7 +17,6 @@ from distributed import get_worker
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, sample
-from dps.cluster.roles import Node
 from dps.cluster.transport import DaskTransport, Meter, SystemClock, answer
 from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
@@ -75,19 +71,3 @@ class HostActor:
 
     def _sample(self) -> ResourceSampled:
         return sample(self._node, self._role, self._meter, self._host.stored_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """An actor that the driver made; the future keeps it alive."""
-
-    node: Node
-    endpoint: Endpoint
-    future: Any
-
-    async def finish(self, client: Any, deadline: float) -> None:
-        """Have the actor end; if it was lost before, there is nothing to end."""
-        with suppress(OSError, TimeoutError, KeyError):
-            async with asyncio.timeout(deadline):
-                peer = client.rpc(self.endpoint.address)
-                await peer.actor_execute(actor=self.endpoint.key, function="finish", args=[])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dps.core.consistency import ASP, BSP, SSP
+from dps.core.functions import Function
 from dps.core.recovery import Checkpoint, Recovery, WorkerCache, preset
 from dps.errors import ConfigurationError
 from dps.protocol.checkpoint import absolute, in_memory
@@ -71,4 +72,25 @@ def check_tables(tables: object, recovery: Recovery) -> None:
         raise ConfigurationError(
             "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
             "chain, checkpoint or shared_store"
+        )
+
+
+def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> None:
+    """Refuse functions that cannot be called by name, or not under this recovery.
+
+    Raises
+    ------
+    ConfigurationError
+        No name, nothing to call, or checkpoints that take all shards back.
+    """
+    for name, function in functions.items():
+        if not isinstance(name, str) or not callable(function):
+            raise ConfigurationError(
+                f"functions[{name!r}]={function!r}, expected a name and what can be called"
+            )
+    durability = recovery.durability
+    if functions and isinstance(durability, Checkpoint) and durability.scope == "all":
+        raise ConfigurationError(
+            "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
+            "hold a call on each of them or on none; use scope='shard'"
         )

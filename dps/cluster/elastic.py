@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dps.cluster.actor import Hosted
-from dps.cluster.roles import HOSTING, Node
+from dps.cluster.hosting import Hosting
+from dps.cluster.roles import Node
 from dps.cluster.worker import Worker
 from dps.errors import CapacityError, ConfigurationError, ShardUnavailable
 from dps.protocol.group import Group
@@ -31,15 +31,16 @@ class Elastic:
     """
 
     group: Group
-    nodes: list[Node]
     _client: distributed.Client
     _router: Router
-    _hosts: dict[str, Hosted]
+    _hosting: Hosting
     _futures: MutableSet[Any]
     _started_workers: int
 
     if TYPE_CHECKING:
 
+        @property
+        def nodes(self) -> list[Node]: ...
         def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]: ...
         def _require_open(self) -> None: ...
 
@@ -138,24 +139,25 @@ class Elastic:
         return self._client.sync(self._router.ask, Dismiss(name))
 
     async def _scale(self, servers: int) -> None:
-        before = self.group
+        before = self._hosting.group
         # Nodes that join a cluster without roles become servers as far as there are too few.
-        self.group = replace(self.group, servers=servers)
+        self._hosting.group = replace(before, servers=servers)
         try:
             await self._router.ask(Scale(servers))
         except CapacityError:
             raise
         except ConfigurationError:
-            self.group = before
+            self._hosting.group = before
             raise
         await self._until(
             lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
         )
 
     async def _drain(self, node: str) -> None:
-        found = [hosted for hosted in self._hosts.values() if hosted.node.name == node]
+        hosts = self._hosting.hosts
+        found = [hosted for hosted in hosts if hosted.node.name == node]
         if not found:
-            names = sorted(hosted.node.name for hosted in self._hosts.values())
+            names = sorted(hosted.node.name for hosted in hosts)
             raise ConfigurationError(
                 f"there is no node {node!r} that holds shards or states; there are: "
                 f"{', '.join(names)}"
@@ -164,9 +166,7 @@ class Elastic:
         host = hosted.endpoint
         await self._router.ask(Drain(host))
         await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
-        del self._hosts[host.address]
-        self.nodes = [n for n in self.nodes if n.address != host.address or n.role not in HOSTING]
-        await hosted.finish(self._client, self.group.timings.call)
+        await self._hosting.release(hosted)
 
     async def _until(self, holds: Callable[[Table], bool], what: str) -> None:
         limit = self.group.timings.unavailable

@@ -9,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from distributed import get_worker
 
-from dps.cluster.actor import Hosted
 from dps.cluster.links import links_of
 from dps.cluster.recorder import Recorder, record_forever, sample
-from dps.cluster.roles import Node
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
-from dps.errors import CapacityError, DpsError
+from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
 from dps.protocol.client import Client
 from dps.protocol.group import Group
-from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
-    import distributed
+    pass
 
 Score = Callable[[Mapping[str, np.ndarray]], tuple[float, float]]
 
@@ -109,32 +105,3 @@ class EvaluatorActor:
 
     def _sample(self) -> ResourceSampled:
         return sample(self._node, "evaluator", self._meter)
-
-
-async def start_evaluator(
-    client: distributed.Client, group: Group, nodes: Sequence[Node], score: Score, every: float
-) -> Hosted:
-    """Make an evaluator on the node that is meant for one, else on one that is left for workers.
-
-    Raises
-    ------
-    CapacityError
-        There is neither.
-    """
-    able = [n for n in nodes if n.role == "evaluator"]
-    able += [n for n in reversed(nodes) if n.role == "worker"]
-    if not able:
-        raise CapacityError("no node is left for an evaluator; start more Dask workers")
-    node, key = able[0], f"dps-evaluator-{group.name}-{uuid.uuid4().hex[:8]}"
-    future = client.submit(
-        EvaluatorActor,
-        group,
-        score,
-        every,
-        node.name,
-        key=key,
-        actor=True,
-        workers=[node.address],
-    )
-    await future
-    return Hosted(node, Endpoint(node.address, key), future)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dps.cluster import roles
-from dps.cluster.actor import HostActor, Hosted
 from dps.cluster.audit import Readable
+from dps.cluster.choices import check_functions
 from dps.cluster.elastic import Elastic
-from dps.cluster.evaluator import Score, start_evaluator
+from dps.cluster.evaluator import Score
+from dps.cluster.hosting import Hosting
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.roles import Node
@@ -30,16 +30,17 @@ from dps.cluster.weak import weakly
 from dps.cluster.worker import Worker, run_worker
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters import Filter
+from dps.core.functions import Function
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule
 from dps.core.sparse import SparseSpec
 from dps.errors import CapacityError, ConfigurationError, StoreUnavailable
 from dps.events import Sink
+from dps.protocol.client import Client as Caller
 from dps.protocol.group import Timings
-from dps.protocol.messages import AddHosts, CloseGroup, HostInfo
+from dps.protocol.messages import CloseGroup
 from dps.protocol.router import Router
 from dps.protocol.seeder import Seeder
-from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
     import distributed
@@ -84,6 +85,8 @@ class ParameterServer(Readable, Elastic):
     filters
         The name of an array, or "*" for all others → what its gradients go through before they are
         sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
+    functions
+        Name → function that may be run on the shards, by `apply` here and in workers.
 
     Attributes
     ----------
@@ -120,11 +123,12 @@ class ParameterServer(Readable, Elastic):
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         about: Mapping[str, Any] | None = None,
         filters: Mapping[str, Sequence[Filter]] | None = None,
+        functions: Mapping[str, Function] | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
-        self._set_up(client, start, on_event)
+        self._set_up(client, start, on_event, functions or {})
 
     @classmethod
     def resume(
@@ -134,6 +138,7 @@ class ParameterServer(Readable, Elastic):
         *,
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        functions: Mapping[str, Function] | None = None,
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -141,6 +146,8 @@ class ParameterServer(Readable, Elastic):
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
+        on_event, timings, functions
+            As for a new one: they are not in the checkpoints.
 
         Raises
         ------
@@ -148,26 +155,37 @@ class ParameterServer(Readable, Elastic):
             There is no whole checkpoint of every shard.
         """
         server = cls.__new__(cls)
-        server._set_up(client, from_path(client, path, timings), on_event)
+        server._set_up(client, from_path(client, path, timings), on_event, functions or {})
         return server
 
-    def _set_up(self, client: distributed.Client, start: Start, on_event: Sink | None) -> None:
-        group = replace(start.group, recorded=on_event is not None)
+    def _set_up(
+        self,
+        client: distributed.Client,
+        start: Start,
+        on_event: Sink | None,
+        functions: Mapping[str, Function],
+    ) -> None:
+        check_functions(functions, start.group.recovery)
+        recorded = on_event is not None
+        group = replace(start.group, recorded=recorded, functions=dict(functions))
         start = replace(start, group=group)
         self.group = group
         self.saved = start.saved
-        self.nodes: list[Node] = []
         self._client = client
         self._start_with = start
         self._inbox = Inbox(client, start.group.name, on_event)
-        self._hosts: dict[str, Hosted] = {}
-        self._evaluators: list[Hosted] = []
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._hosting = Hosting(client, group)
+        self._caller: Caller | None = None
         self._started_workers = 0
         self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
         self._open = False
         if not client.asynchronous:
             client.sync(self._start)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the cluster, each with its role."""
+        return self._hosting.nodes
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -258,7 +276,37 @@ class ParameterServer(Readable, Elastic):
         CapacityError
             No node has the Dask resource "evaluator", nor is one left for workers.
         """
-        return self._client.sync(self._evaluate, score, every)
+        return self._client.sync(self._hosting.evaluate, score, every)
+
+    def apply(self, function: str, *args: Any) -> list[Any]:
+        """Run a registered function on every shard, once on each, whatever is lost meanwhile.
+
+        Parameters
+        ----------
+        function
+            The name that it was registered by. It is called with the shard's part of each array
+            (name → `Part`) and `args`, and returns a result, or `Changed` values and a result.
+        args
+            None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of such.
+
+        Returns
+        -------
+        results
+            What it returned on each shard: of the same kinds as `args`, 1 MiB at most; tuples come
+            as lists.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such function, or an argument is none of these. No shard was asked.
+        FunctionFailed
+            It failed on some shards, where nothing changed; the message says which, and why.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        self._require_open()
+        results: list[Any] = self._client.sync(self._apply, function, args)
+        return results
 
     def close(self) -> Any:
         """Take the group down: workers and hosts stop, last events arrive, the coordinator goes.
@@ -285,18 +333,19 @@ class ParameterServer(Readable, Elastic):
         self._futures.add(future)
         return future
 
+    async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        if self._caller is None:
+            # Whoever called before it was resumed must not be taken for this one.
+            generation = self.saved.run.generation + 1 if self.saved is not None else 0
+            self._caller = Caller(self.group, self._transport, incarnation=generation)
+        return await self._caller.apply(function, arguments)
+
     # -- up and down -----------------------------------------------------------------------------
 
     async def _start(self) -> None:
         self._transport = DaskTransport(self._client.rpc, Meter())
         self._router = Router(self.group, self._transport)
-        info = await self._client.scheduler.identity(n_workers=-1)
-        self._assigned = roles.is_assigned(info["workers"])
-        if self._assigned:
-            self.nodes = roles.by_resources(info["workers"])
-        else:
-            self.nodes = roles.by_assignment(info["workers"], self.group)
-        roles.check(self.nodes, self.group)
+        await self._hosting.assign(self._router)
         self._open = True
         try:
             await self._bring_up()
@@ -307,7 +356,7 @@ class ParameterServer(Readable, Elastic):
     async def _bring_up(self) -> None:
         client, name = self._client, self.group.name
         self._inbox.open()
-        client.subscribe_topic(node_topic(name), weakly(self._node_joined))
+        client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
         await client.register_plugin(CoordinatorPlugin(self.group))
         start = self._start_with
         await start.leave_description()
@@ -315,7 +364,7 @@ class ParameterServer(Readable, Elastic):
         self._seeding = asyncio.create_task(seeder.run())
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._make_hosts(self.nodes)
+                await self._hosting.make_hosts(self.nodes)
                 table = await self._router.newer(-1)
                 while not table.complete:
                     if isinstance(seeder.error, StoreUnavailable):
@@ -332,26 +381,19 @@ class ParameterServer(Readable, Elastic):
             return
         self._open = False
         self._client.unsubscribe_topic(node_topic(self.group.name))
-        tasks = [*self._adopting, *([self._seeding] if hasattr(self, "_seeding") else [])]
+        tasks = [self._seeding] if hasattr(self, "_seeding") else []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._finish_all(self._evaluators)
+        await asyncio.gather(*tasks, self._hosting.stop(), return_exceptions=True)
+        await self._hosting.finish_evaluators()
         await self._end_workers()
-        await self._finish_all(list(self._hosts.values()))
+        if self._caller is not None:
+            await self._caller.close()
+        await self._hosting.finish_hosts()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close()
         await self._client.run_on_scheduler(forget, self.group.name)
-        self._hosts.clear()
-        self._evaluators.clear()
-
-    async def _finish_all(self, actors: Sequence[Hosted]) -> None:
-        alive = (await self._client.scheduler.identity(n_workers=-1))["workers"]
-        present = [hosted for hosted in actors if hosted.endpoint.address in alive]
-        await asyncio.gather(
-            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
-        )
 
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
@@ -363,52 +405,3 @@ class ParameterServer(Readable, Elastic):
                 await self._router.ask(CloseGroup())
                 await asyncio.gather(*left, return_exceptions=True)
         await self._client.cancel([future for future in left if not future.done()])
-
-    # -- hosts -----------------------------------------------------------------------------------
-
-    async def _make_hosts(self, nodes: Sequence[Node]) -> None:
-        """Make the host actors on those nodes that are to have one; the coordinator gets them."""
-        hosting = [node for node in nodes if node.role in roles.HOSTING]
-        if hosting:
-            infos = await asyncio.gather(*(self._make_host(node) for node in hosting))
-            await self._router.ask(AddHosts(tuple(infos)))
-
-    async def _make_host(self, node: Node) -> HostInfo:
-        key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
-        future = self._client.submit(
-            HostActor,
-            self.group,
-            node.name,
-            node.role,
-            key,
-            key=key,
-            actor=True,
-            workers=[node.address],
-            resources={node.resource: 1} if node.resource else None,
-        )
-        await future
-        endpoint = Endpoint(node.address, key)
-        self._hosts[node.address] = Hosted(node, endpoint, future)
-        return HostInfo(endpoint, node.name, node.role, node.home)
-
-    async def _node_joined(self, event: tuple[float, Any]) -> None:
-        task = asyncio.create_task(self._adopt(str(event[1])))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
-
-    async def _adopt(self, address: str) -> None:
-        """Give a node that joined later its role, and make its host."""
-        info = await self._client.scheduler.identity(n_workers=-1)
-        workers = info["workers"]
-        if address not in workers or any(node.address == address for node in self.nodes):
-            return
-        self.nodes = [node for node in self.nodes if node.address in workers]
-        if self._assigned:
-            self.nodes += roles.by_resources({address: workers[address]})
-        else:
-            self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
-        await self._make_hosts([node for node in self.nodes if node.address == address])
-
-    async def _evaluate(self, score: Score, every: float) -> None:
-        hosted = await start_evaluator(self._client, self.group, self.nodes, score, every)
-        self._evaluators.append(hosted)

@@ -255,6 +255,18 @@ class Worker:
         """Like `pull_range`, but return at once with a handle to wait on."""
         return Handle(self._begin(self._client.pull_range(table, start, stop)), lambda rows: rows)
 
+    def apply(self, function: str, *args: Any) -> list[Any]:
+        """Run a registered function on every shard, once on each: see `ParameterServer.apply`.
+
+        What this worker has pushed before is there when the function runs. It is no update of this
+        worker's: under BSP it is part of no round, under SSP it moves no clock on.
+        """
+        return self.apply_async(function, *args).wait()
+
+    def apply_async(self, function: str, *args: Any) -> Handle[list[Any]]:
+        """Like `apply`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.apply(function, args)), list)
+
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
         self._reports(metrics)

@@ -1,7 +1,8 @@
 """Owns the form in which filtered gradients travel: which entries, how their values are written.
 
-A gradient is encoded array by array. What is written of one array on one shard is a `Part` and, in
-the operation's payload, two sections: the indices of the entries that are sent, and their values.
+A gradient is encoded array by array. What is written of one array on one shard is an `Encoding`
+and, in the operation's payload, two sections: the indices of the entries that are sent, and their
+values.
 Decoding depends on nothing else, so replicas that decode the same bytes stay bitwise equal.
 """
 
@@ -14,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.updates import Operation, Part
+from dps.core.updates import Encoding, Operation
 from dps.errors import ShapeMismatch
 
 Array = np.ndarray
@@ -51,7 +52,7 @@ class Stretch:
 class Section:
     """A part of a payload with its two sections."""
 
-    part: Part
+    part: Encoding
     keys: Array
     values: Array
 
@@ -98,7 +99,7 @@ def encoded(accumulated: Array, selected: Array | None, values: Values, random: 
         sent = accumulated[selected]
         keys = _written_keys(kind, selected)
     body = _written_values(values, sent, random)
-    return Section(Part(entries, kind, values, keys.nbytes, body.nbytes), keys, body)
+    return Section(Encoding(entries, kind, values, keys.nbytes, body.nbytes), keys, body)
 
 
 def assembled(op: Operation, sections: Sequence[Section]) -> Operation:
@@ -156,12 +157,12 @@ def values_of(section: Section, dtype: str, size: int) -> Array:
     return found
 
 
-def nbytes_of_keys(part: Part, size: int) -> int:
+def nbytes_of_keys(part: Encoding, size: int) -> int:
     """How long the indices of a part are, before they are compressed."""
     return _keys_nbytes(part.keys, size, max(0, part.entries))
 
 
-def nbytes_of_values(part: Part, dtype: str, size: int) -> int:
+def nbytes_of_values(part: Encoding, dtype: str, size: int) -> int:
     """How long the values of a part are, before they are compressed."""
     entries = size if part.entries < 0 else part.entries
     return _value_nbytes(part.values, np.dtype(dtype), entries)

@@ -7,7 +7,7 @@ operation yields the next state; the old one stays valid for whoever holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
 from dps.core.compensation import check_base, compensated
+from dps.core.functions import Function, carried_out, changed_buffer
 from dps.core.row_steps import check_rows, stepped_tables
 from dps.core.rules import UpdateRule, by_rows, factor
 from dps.core.tables import SparseTable
@@ -57,9 +58,11 @@ class ShardState:
     slots
         Optimizer state, each a buffer like `values`.
     workers
-        The dedupe table and the clocks.
+        The dedupe table and the clocks. Callers of functions are in it too, never active.
     tables
         The rows of sparse tables, with their optimizer state; those that were pushed to.
+    results
+        The packed result of the last call of each caller.
     """
 
     index: int
@@ -69,10 +72,12 @@ class ShardState:
     slots: dict[str, np.ndarray]
     workers: dict[str, Progress] = field(default_factory=dict)
     tables: dict[str, SparseTable] = field(default_factory=dict)
+    results: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        dense = self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+        arrays = (self.values, *self.slots.values(), *self.results.values())
+        dense = sum(array.nbytes for array in arrays)
         return dense + sum(table.nbytes for table in self.tables.values())
 
     @property
@@ -94,10 +99,14 @@ class AppliedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What applying one operation came to."""
+    """What applying one operation came to.
+
+    `operation` is what a replica is to apply that follows: of a call, with what came of it.
+    """
 
     outcome: Literal["applied", "duplicate"]
     state: ShardState
+    operation: Operation
     updates: tuple[AppliedUpdate, ...] = ()
 
 
@@ -115,24 +124,43 @@ def is_duplicate(state: ShardState, update: UpdateId) -> bool:
     return known is not None and (update.incarnation, update.seq) <= (known.incarnation, known.seq)
 
 
-def apply(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
+def result_of(state: ShardState, op: Operation) -> np.ndarray | None:
+    """The packed result of a call; None if it is no call, or its caller has made a later one."""
+    known = state.workers.get(op.id.worker)
+    if op.kind != "apply" or known is None:
+        return None
+    is_last = (known.incarnation, known.seq) == (op.id.incarnation, op.id.seq)
+    return state.results.get(op.id.worker) if is_last else None
+
+
+def apply(
+    layout: ShardLayout,
+    rule: UpdateRule,
+    state: ShardState,
+    op: Operation,
+    functions: Mapping[str, Function] | None = None,
+) -> Step:
     """Return the state after `op`; a duplicate leaves it as it is.
 
     Raises
     ------
     NonFiniteGradient, ShapeMismatch
         The gradient was refused; the state stays as it is.
+    FunctionFailed
+        The function raised, or returned what it may not; the state stays as it is.
     """
     if op.kind == "leave":
         return _leave(state, op)
+    if op.kind == "apply":
+        return _called(layout, functions or {}, state, op)
     if is_duplicate(state, op.id):
-        return Step("duplicate", state)
+        return Step("duplicate", state, op)
     if op.kind == "join":
         # A newcomer has no number yet; one that says again how far it is keeps its clock.
         clock = op.id.seq or min(state.clocks.values(), default=0)
-        return Step("applied", _entered(state, op.id, clock))
+        return Step("applied", _entered(state, op.id, clock), op)
     if op.kind == "tick":
-        return Step("applied", _entered(state, op.id, op.id.seq))
+        return Step("applied", _entered(state, op.id, op.id.seq), op)
     return _gradient(layout, rule, state, op)
 
 
@@ -152,9 +180,36 @@ def _leave(state: ShardState, op: Operation) -> Step:
     elif known.incarnation == op.id.incarnation and known.active:
         gone = replace(known, active=False)
     else:
-        return Step("duplicate", state)
+        return Step("duplicate", state, op)
     workers = {**state.workers, op.id.worker: gone}
-    return Step("applied", replace(state, index=state.index + 1, workers=workers))
+    return Step("applied", replace(state, index=state.index + 1, workers=workers), op)
+
+
+def _called(
+    layout: ShardLayout, functions: Mapping[str, Function], state: ShardState, op: Operation
+) -> Step:
+    """Run a function, unless what came of it is known; it counts as an update if it changed any."""
+    if is_duplicate(state, op.id):
+        return Step("duplicate", state, op)
+    assert op.call is not None
+    call = op.call
+    if call.result is None:
+        call = carried_out(functions, layout, state.values, call)
+    assert call.result is not None
+    caller, known = op.id.worker, state.workers.get(op.id.worker)
+    changed = int(call.values is not None)
+    total = changed + (known.applied if known else 0)
+    progress = Progress(op.id.incarnation, op.id.seq, 0, total, active=False)
+    after = replace(
+        state,
+        index=state.index + 1,
+        version=state.version + changed,
+        values=changed_buffer(layout, state.values, call),
+        workers={**state.workers, caller: progress},
+        results={**state.results, caller: call.result},
+    )
+    update = AppliedUpdate(op.id, after.version, 0, 0.0, replayed=False)
+    return Step("applied", after, replace(op, call=call), (update,) * changed)
 
 
 def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) -> ShardState:
@@ -189,7 +244,7 @@ def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Oper
         slots=slots,
         tables=tables,
     )
-    return Step("applied", after, tuple(updates))
+    return Step("applied", after, op, tuple(updates))
 
 
 @dataclass(frozen=True, slots=True)

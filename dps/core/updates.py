@@ -28,7 +28,7 @@ class UpdateId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Encoding:
     """How the gradient of one array on one shard is encoded (see `dps.core.codecs`).
 
     Attributes
@@ -58,6 +58,30 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A function that is to be run on a shard, and what came of it once it was.
+
+    Attributes
+    ----------
+    function
+        The name that it is registered by.
+    arguments
+        What it is called with, packed (see `dps.core.functions`).
+    pieces, values
+        Indices of the shard's pieces that it changed, and a uint8 buffer of their new values; None:
+        it changed nothing.
+    result
+        Its result, packed; None: it was not run yet.
+    """
+
+    function: str
+    arguments: np.ndarray
+    pieces: tuple[int, ...] = ()
+    values: np.ndarray | None = None
+    result: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One change of a shard.
 
@@ -65,10 +89,11 @@ class Operation:
     ----------
     kind
         "gradient", or "join", "leave" and "tick", which only change the table of workers' clocks.
-        A tick stands for an update that changes nothing on this shard.
+        A tick stands for an update that changes nothing on this shard. "apply" runs a function.
     id
         Identity of the update. A join has seq 0, or the worker's last seq where its shard may not
-        know that any more; a leave has seq 0.
+        know that any more; a leave has seq 0. An apply has the number of its caller's call; callers
+        have names that are no workers', and no clocks.
     based_on, based_at
         Version, and time in seconds since the Unix epoch, of the weights that the gradient was
         computed from.
@@ -90,9 +115,11 @@ class Operation:
     base
         uint8 buffer like a gradient that is not encoded: the weights that it was computed from,
         if the update rule asks for them.
+    call
+        What an apply is to run.
     """
 
-    kind: Literal["gradient", "join", "leave", "tick"]
+    kind: Literal["gradient", "join", "leave", "tick", "apply"]
     id: UpdateId
     based_on: int = 0
     based_at: float = 0.0
@@ -102,8 +129,9 @@ class Operation:
     scale: float = 1.0
     merged: tuple[tuple[UpdateId, int, float], ...] = ()
     rows: tuple[Rows, ...] = ()
-    codec: tuple[Part, ...] = ()
+    codec: tuple[Encoding, ...] = ()
     base: np.ndarray | None = None
+    call: Call | None = None
 
     @property
     def nbytes(self) -> int:

@@ -35,7 +35,8 @@ class Applied(Event):
     """Updates that one replica of a shard applied, in order; row i of each column is one update.
 
     `staleness` is in versions, `staleness_seconds` is the age of the weights that the gradient
-    came from. `replayed` says whether the update came from a buffer after an outage.
+    came from. `replayed` says whether the update came from a buffer after an outage. A function's
+    call that changed parameters is an update of its caller's, such as "worker-0/calls".
     """
 
     node: str

@@ -296,24 +296,24 @@ def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
 
 
 def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardState:
-    slots = _slots("slot.", arrays)
     workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
     return ShardState(
         manifest["index"],
         manifest["version"],
         manifest["steps"],
         arrays["values"],
-        slots,
+        _named("slot.", arrays),
         workers,
         # Checkpoints of before there were tables do not say how many.
         {
             name: _table(number, levels, arrays)
             for number, (name, levels) in enumerate(manifest.get("tables", {}).items())
         },
+        _named("result.", arrays),
     )
 
 
-def _slots(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _named(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
 
@@ -321,7 +321,7 @@ def _table(table: int, levels: int, arrays: dict[str, np.ndarray]) -> SparseTabl
     places = [_level(table, number) for number in range(levels)]
     return SparseTable(
         tuple(
-            Level(arrays[f"{at}.keys"], arrays[f"{at}.values"], _slots(f"{at}.slot.", arrays))
+            Level(arrays[f"{at}.keys"], arrays[f"{at}.values"], _named(f"{at}.slot.", arrays))
             for at in places
         )
     )

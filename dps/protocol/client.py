@@ -12,19 +12,22 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
+from dps.core.functions import pack, unpack
 from dps.core.outbox import Counts
 from dps.core.recovery import WorkerCache
 from dps.core.routing import Gradients, asked, check_range, dealt
-from dps.core.updates import Operation, UpdateId
+from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
     NotServing,
     TransportError,
 )
+from dps.protocol.calls import CALLS, DRIVER, all_succeeded, known_function
 from dps.protocol.cuts import applies, together
 from dps.protocol.group import Group
 from dps.protocol.lane import Lane, OnAck, Outcome
@@ -47,7 +50,9 @@ class Client:
     Parameters
     ----------
     worker
-        The name under which updates are pushed; "" for a client that only reads.
+        The name under which updates are pushed; "" for a client that pushes none.
+    incarnation
+        That of a client which is no worker, and calls functions.
 
     Attributes
     ----------
@@ -56,15 +61,21 @@ class Client:
     """
 
     def __init__(
-        self, group: Group, transport: Transport, worker: str = "", on_ack: OnAck | None = None
+        self,
+        group: Group,
+        transport: Transport,
+        worker: str = "",
+        on_ack: OnAck | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.worker = worker
-        self.incarnation = 0
+        self.incarnation = incarnation
         self.router = Router(group, transport)
         self._group = group
         self._transport = transport
         self._copies: Copies | None = None
         self._seq = 0
+        self._calls = 0
         self._home = ("", "")
         self._entered = asyncio.Event()
         self._entered.set()
@@ -302,6 +313,27 @@ class Client:
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
             if len(whole) == len(shards):
                 return whole
+
+    async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        """Have a function run on every shard, once on each; return the results, shard by shard.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such function, or an argument cannot be sent. No shard has been asked.
+        FunctionFailed
+            It failed on some shards, which it left as they were.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        call = Call(known_function(self._group.functions, function), pack(arguments))
+        await self._entered.wait()
+        self._calls += 1
+        # Calls have numbers of their own: under BSP they are part of no round.
+        number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
+        op = Operation("apply", number, call=call)
+        came = await asyncio.gather(*(ln.call(op) for ln in self._lanes), return_exceptions=True)
+        return [unpack(result) for result in all_succeeded(came)]
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights that were read last, as read-only arrays."""

@@ -25,6 +25,7 @@ from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState, Step, apply
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
+from dps.protocol.group import Group
 
 Array = np.ndarray
 
@@ -69,9 +70,10 @@ def dense(layout: ShardLayout, op: Operation) -> Operation:
     return decoded(layout, _unpacked(layout, op)) if op.codec else op
 
 
-def applied(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
-    """Return what `dps.core.shard.apply` returns for an operation as it travels."""
-    return apply(layout, rule, state, dense(layout, op))
+def applied(layout: ShardLayout, group: Group, state: ShardState, op: Operation) -> Step:
+    """Return what `dps.core.shard.apply` returns for an operation as it travels, and travels on."""
+    step = apply(layout, group.rule, state, dense(layout, op), group.functions)
+    return replace(step, operation=op) if op.codec else step
 
 
 def summable(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Operation:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filter_chain import FilterChain
+from dps.core.functions import Function
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.protocol.transport import Endpoint
@@ -55,7 +57,7 @@ class Group:
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
     tells whether anybody listens to its events; `filters` are those of each array that has any.
     `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
-    moved until somebody asks for it.
+    moved until somebody asks for it. `functions` can be run on its shards, by name.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Group:
     recorded: bool = True
     filters: dict[str, FilterChain] = field(default_factory=dict)
     servers: int | None = None
+    functions: Mapping[str, Function] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Continue
 from dps.core.rules import needs_base
@@ -131,6 +133,29 @@ class Lane:
                 return None
         self._seen = (found[-1].version, found[-1].at)
         return found[-1]
+
+    async def call(self, op: Operation) -> np.ndarray:
+        """Have a function run on the shard, once; return its packed result.
+
+        It waits for a shard that is down: a result cannot be buffered.
+        """
+        results: list[np.ndarray] = []
+
+        async def attempt(view: View) -> bool:
+            try:
+                await self._tell(view)
+                await self._flush_held(view)  # what was pushed before comes before
+            except Evicted:
+                self.evicted = True  # that is no reason to refuse a call, which no clock bounds
+            request = Push(view.shard, view.epoch, op, False, self._group.timings.patience)
+            reply = await self._ask(view, view.chain[0], request)
+            if isinstance(reply, Pushed) and reply.result is not None:
+                results.append(reply.result)
+            return bool(results)
+
+        async with self._turn:
+            await self._until_served(f"call {op.id}", attempt)
+        return results[0]
 
     async def drain(self) -> None:
         """Wait until the gradients that are buffered in this worker are applied."""

@@ -28,10 +28,7 @@ class View:
 @message
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A shard that must be given a state at `host`.
-
-    `donor` is the worker whose copy is to be used; "" asks whoever has the initial values.
-    """
+    """A shard that `host` must be given: the copy of worker `donor`, or if "" its initial values."""
 
     shard: int
     epoch: int
@@ -207,8 +204,7 @@ class ExitWorker:
 class Push:
     """Apply an operation; if `pull`, return the weights that the worker may read next.
 
-    A head that cannot answer within `patience` seconds, because the consistency model makes the
-    worker wait, replies `Waiting`, and the client asks again.
+    If the consistency model makes it wait for more than `patience` seconds, the reply is `Waiting`.
     """
 
     shard: int
@@ -227,6 +223,7 @@ class Beside:
     index: int
     steps: int
     workers: dict[str, Progress]
+    results: dict[str, np.ndarray]
 
 
 @message
@@ -250,13 +247,14 @@ class Weights:
 class Pushed:
     """The update is durable to the strategy's promise; `outcome` is "applied" or "duplicate".
 
-    `clock` is the worker's clock on this shard.
+    `clock` is the worker's clock on this shard, `result` the packed result of a call.
     """
 
     outcome: str
     version: int
     clock: int
     weights: Weights | None
+    result: np.ndarray | None = None
 
 
 @message

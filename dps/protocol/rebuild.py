@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def weights(state: ShardState, epoch: int, at: float, slack: int, group: Group) 
     """What a worker gets to read of a state, with what a copy has to be rebuilt from if need be."""
     beside = None
     if isinstance(group.recovery.durability, WorkerCache):
-        beside = Beside(epoch, state.index, state.steps, state.workers)
+        beside = Beside(epoch, state.index, state.steps, state.workers, state.results)
     return Weights(state.version, at, slack, state.values, beside)
 
 
@@ -72,7 +72,8 @@ def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
     slots = {name: np.zeros_like(copy.values) for name in rule.slots}
     # The rule's steps count from where its slots start.
     steps = 0 if slots else beside.steps
-    return ShardState(beside.index, copy.version, steps, copy.values, slots, beside.workers)
+    state = ShardState(beside.index, copy.version, steps, copy.values, slots, beside.workers)
+    return replace(state, results=beside.results)
 
 
 class Copies:

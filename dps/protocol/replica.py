@@ -15,7 +15,7 @@ from dps.core.consistency import BSP, slack
 from dps.core.recovery import Chain
 from dps.core.replay import plan
 from dps.core.row_steps import written_bytes
-from dps.core.shard import ShardState, Step, check_gradient, is_duplicate
+from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
@@ -121,8 +121,7 @@ class Replica:
     async def push(self, m: Push) -> Pushed | Waiting:
         """Apply an update once, and reply when it is durable; with weights if asked for."""
         self._must_be_head(m.epoch)
-        until = _now() + m.patience
-        op = m.operation
+        until, op = _now() + m.patience, m.operation
         together = op.kind in ("gradient", "tick") and self._applies_together
         if not together and not await self._until(lambda: self._has_room(op), until):
             return Waiting()
@@ -142,7 +141,7 @@ class Replica:
         read = await self._readable(op.id.worker, until) if m.pull else None
         read = None if self._is_refused(op.id) else read  # it is told when it reads
         clock = step.state.workers[op.id.worker].clock
-        return Pushed(step.outcome, version, clock, read)
+        return Pushed(step.outcome, version, clock, read, result_of(step.state, op))
 
     async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
@@ -159,7 +158,7 @@ class Replica:
             return Waiting()
         read: Weights | RowsRead | None = await self._readable(m.worker, until)
         if read is not None and not isinstance(m, Pull):
-            read = await self._rows(m)
+            read = await read_rows(self._layout, self._commits.visible, m, self._clock.now())
         self._must_be_in(m.epoch)
         self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
         return read if read is not None else Waiting()
@@ -167,11 +166,10 @@ class Replica:
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.
 
-        `late` says that they come from a worker itself, perhaps long after the outage.
-
-        What is new among them is decided, merged and applied in one turn, so that a repeated
-        request finds all of them or none. A sum that is not finite is dropped: it could never be
-        applied, and the shard must come back.
+        `late` says that they come from a worker itself, perhaps long after the outage. What is new
+        among them is decided, merged and applied in one turn, so that a repeated request finds all
+        of them or none. A sum that is not finite is dropped: it could never be applied, and the
+        shard must come back.
         """
         policy = self._group.recovery.replay
         async with self._lock:
@@ -323,11 +321,11 @@ class Replica:
         """Whether no cut that is being taken makes the operation wait."""
         return self.cutter is None or self.cutter.admits(op)
 
-    async def _settle(self) -> None:
-        """Apply what has nothing more to wait for, now that more may be admitted."""
+    async def _settle(self, complete: bool = False) -> None:
+        """Apply what has nothing more to wait for, as more may be admitted, or waited long."""
         async with self._lock:
             if self.is_head and not self._closed:
-                await self._rounds.finish()
+                await self._rounds.finish(complete)
         await self._notify()
 
     @property
@@ -363,10 +361,7 @@ class Replica:
         durability = self._group.recovery.durability
         assert isinstance(durability, Chain)
         await asyncio.sleep(durability.linger)
-        async with self._lock:
-            if self.is_head and not self._closed:
-                await self._rounds.finish(complete=True)
-        await self._notify()
+        await self._settle(complete=True)
 
     async def _apply_now(self, op: Operation) -> Step:
         """Apply an operation, make the step's state the current one, and have it committed.
@@ -378,11 +373,13 @@ class Replica:
             self.state = step.state
             if self._group.recorded:
                 self.ledger.add(self.epoch, self.is_head, step.updates)
-            self._commits.add(step.state, op)
+            self._commits.add(step.state, step.operation)
         return step
 
     async def _stepped(self, op: Operation) -> Step:
-        work = partial(applied, self._layout, self._group.rule, self.state, op)
+        work = partial(applied, self._layout, self._group, self.state, op)
+        if op.kind == "apply":  # a function may take any time
+            return await asyncio.get_running_loop().run_in_executor(None, work)
         return await offload(work, written_bytes(self._layout, self.state.tables, op))
 
     def _summable(self, op: Operation) -> Operation:
@@ -394,14 +391,9 @@ class Replica:
     async def _readable(self, worker: str, until: float) -> Weights | None:
         if not await self._until(lambda: self._may_read(worker), until):
             return None
-        left = self._slack(worker)
-        visible = self._commits.visible
-        return weights(
-            visible, self.epoch, self._clock.now(), -1 if left is None else left, self._group
-        )
-
-    async def _rows(self, m: RowsAsked) -> RowsRead:
-        return await read_rows(self._layout, self._commits.visible, m, self._clock.now())
+        left, now = self._slack(worker), self._clock.now()
+        slack_left = -1 if left is None else left
+        return weights(self._commits.visible, self.epoch, now, slack_left, self._group)
 
     def _may_read(self, worker: str) -> bool:
         left = self._slack(worker)

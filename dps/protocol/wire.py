@@ -17,7 +17,7 @@ from dps import errors
 from dps.core.rows import Rows
 from dps.core.shard import Progress, ShardState
 from dps.core.tables import Level, SparseTable
-from dps.core.updates import Operation, Part, UpdateId
+from dps.core.updates import Call, Encoding, Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.transport import Endpoint
 
@@ -36,7 +36,10 @@ def message(cls: type) -> type:
     return cls
 
 
-for _cls in (Endpoint, UpdateId, Part, Operation, Rows, Progress, ShardState, SparseTable, Level):
+for _cls in (
+    *(Endpoint, UpdateId, Encoding, Call, Operation, Rows),
+    *(Progress, ShardState, SparseTable, Level),
+):
     message(_cls)
 
 

@@ -311,7 +311,8 @@ def _digest(state: ShardState) -> int:
     slots = tuple(slot.tobytes() for slot in state.slots.values())
     workers = frozenset(state.workers.items())
     numbers = (state.index, state.version, state.steps)
-    return hash((*numbers, state.values.tobytes(), slots, workers, digest(state)))
+    results = frozenset((name, result.tobytes()) for name, result in state.results.items())
+    return hash((*numbers, state.values.tobytes(), slots, workers, digest(state), results))
 
 
 def _check_equal(view: View, states: Sequence[ShardState]) -> None:
@@ -323,6 +324,8 @@ def _check_equal(view: View, states: Sequence[ShardState]) -> None:
             and (head.index, head.version, head.steps) == (state.index, state.version, state.steps)
             and head.workers == state.workers
             and digest(head) == digest(state)
+            and head.results.keys() == state.results.keys()
+            and all(np.array_equal(head.results[k], state.results[k]) for k in head.results)
         )
         text = f"shard {view.shard}: {member.address} differs from its head"
         require(same, "replicas differ", text)

@@ -30,7 +30,8 @@ JOINING = 3  # workers that may join later, and one for the end
 class Case:
     """A recovery strategy, and the group and workers that it is tried with.
 
-    `servers` is how many nodes hold the shards at first; None: one for each replica.
+    `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
+    hardly pause between updates; with `calls`, functions make some of the updates.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     busy: bool = False
     filters: tuple[Filter, ...] = ()
     servers: int | None = None
+    calls: bool = False
 
     @property
     def interval(self) -> float:
@@ -134,5 +136,10 @@ _ALL = (
     ),
     Case("none, elastic", Recovery(NoDurability()), shards=5, servers=2),
     Case("chain(2), elastic", Recovery(Chain(2)), shards=4, servers=3),
+    Case("chain(2) + functions", Recovery(Chain(2)), calls=True),
+    Case("chain(2) + functions, BSP", Recovery(Chain(2)), BSP(), calls=True),
+    Case("checkpoint + functions", Recovery(Checkpoint(every=4)), calls=True),
+    Case("stateless + functions", Recovery(SharedStore(every=4), Continue()), calls=True),
+    Case("worker cache + functions", Recovery(WorkerCache()), calls=True),
 )
 CASES = {case.name: case for case in _ALL}

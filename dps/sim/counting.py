@@ -8,23 +8,29 @@ application shows exactly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
+from dps.core.functions import Changed, Part
 from dps.protocol.lane import Outcome
 from dps.sim.counting_rows import TABLE, RowKeys, homes
 from dps.sim.filters import WITHHELD
 from dps.sim.violation import require
 from dps.sim.world import World
 
+T = TypeVar("T")
+
 DTYPE = "float64"
 CELLS = 20  # updates of one worker at most
 ENOUGH = 6  # updates of one worker at least
 LAST = 2  # updates that a worker keeps for the time after the faults
+CALLED = 0.4  # the share of updates that functions make, where there are any
+MARK = "mark"
 
 
 def counters(shards: int, cells: int, tables: bool = False) -> Layout:
@@ -39,6 +45,14 @@ def counters(shards: int, cells: int, tables: bool = False) -> Layout:
 def zeros(layout: Layout) -> list[np.ndarray]:
     """Each shard's buffer of initial values."""
     return [np.zeros(shard.nbytes, np.uint8) for shard in layout.shards]
+
+
+def mark(arrays: Mapping[str, Part], cell: int) -> Changed:
+    """The function that does what the update of a cell does; returns what is in the cell then."""
+    ((name, part),) = arrays.items()
+    values = part.values.copy()
+    values[[0, 1 + cell]] += 1
+    return Changed({name: values}, values[1 + cell])
 
 
 class Tally:
@@ -116,6 +130,8 @@ class CountingWorker:
         None: any number.
     rows
         Where the rows lie that it pushes to as well; None: it pushes to none.
+    calls
+        Whether it has functions make some of its updates.
     """
 
     def __init__(
@@ -126,6 +142,7 @@ class CountingWorker:
         linear: bool = False,
         lead: int | None = None,
         rows: RowKeys | None = None,
+        calls: bool = False,
     ) -> None:
         self.name = name
         self.process, self.client = world.client(name, self._acked)
@@ -136,6 +153,7 @@ class CountingWorker:
         self._linear = linear
         self._lead = lead
         self._row_keys = rows
+        self._calls = calls
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
@@ -157,7 +175,10 @@ class CountingWorker:
                 continue
             if self.client.leaving:
                 break
-            await self._update(cell, random)
+            if self._calls and random.random() < CALLED:
+                await self._call(cell)
+            else:
+                await self._update(cell, random)
         self._tally.left(self.name)
         await self.client.leave("finished")
         self._check_all_sent()
@@ -185,6 +206,18 @@ class CountingWorker:
         if self._row_keys and random.random() < 0.5:
             await self._read_rows(self._row_keys)
 
+    async def _call(self, cell: int) -> None:
+        """Have a function make an update; it leaves the worker's clock where it is."""
+        tally = self._tally
+        tally.attempted.add(cell)
+        tally.numbers[cell] = self.client.next_seq - 1
+        results = await self._in_time(self.client.apply(MARK, [cell]))
+        text = f"{self.name}: a call came to {results}, expected 1 from every shard"
+        require(results == [1.0] * len(tally.acked), "wrong result", text)
+        for shard in range(len(tally.acked)):
+            tally.acked[shard].add(cell)
+            tally.seen[shard].add(cell)
+
     async def _read(self) -> None:
         known = [set(of_shard) for of_shard in self._tally.seen]
         await self._in_time(self.client.pull())
@@ -211,13 +244,14 @@ class CountingWorker:
         self._tally.entered(self.name)
         return True
 
-    async def _in_time(self, request: Awaitable[object]) -> None:
+    async def _in_time(self, request: Awaitable[T]) -> T:
         loop = asyncio.get_running_loop()
         self._tally.operations += 1
         began = loop.time() - self.process.stood
-        await request
+        result = await request
         took = loop.time() - self.process.stood - began
         require(took <= self._limit, "deadline", f"{self.name}: a request took {took:g} s")
+        return result
 
     def _gradient(self, cell: int) -> dict[str, np.ndarray]:
         gradients = {}

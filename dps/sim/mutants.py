@@ -1,7 +1,8 @@
 """Owns the hunt for broken variants of the protocol: the proof that the checks check something.
 
-Each variant (`dps.sim.variants`) leaves one thing out that the protocol needs. The same random
-schedules that find nothing wrong with the shipped code must find something wrong with every one.
+Each variant (`dps.sim.variants`, `dps.sim.payload_variants`) leaves one thing out that the protocol
+needs. The same random schedules that find nothing wrong with the shipped code must find something
+wrong with every one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dps.sim import payload_variants, variants  # noqa: F401 - what is in VARIANTS
+from dps.sim.broken import VARIANTS, Variant
 from dps.sim.draw import numbered
 from dps.sim.faults import Schedule
 from dps.sim.simulate import Record, simulate
-from dps.sim.variants import VARIANTS, Variant
 
 __all__ = ["BUDGET", "VARIANTS", "Caught", "hunt", "in_place"]
 

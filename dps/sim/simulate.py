@@ -14,7 +14,7 @@ from dps.protocol import keys, offload
 from dps.protocol.group import Group
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
-from dps.sim.counting import CELLS, CountingWorker, Tally, counters, zeros
+from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, counters, mark, zeros
 from dps.sim.counting_rows import RowKeys
 from dps.sim.disk import SCHEME, SimDisk, disk
 from dps.sim.faults import Schedule
@@ -83,13 +83,14 @@ class _Run:
         case = schedule.case
         recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
         rule, cells = SGD(1.0), CELLS * (case.workers + JOINING)
-        # What a filter withholds of the dense part is not withheld of rows: they would not agree.
-        tables = schedule.tables and not case.filters
+        # Filters withhold dense parts only, and functions change no rows: these would not agree.
+        tables = schedule.tables and not (case.filters or case.calls)
         layout = counters(case.shards, cells, tables)
         self._row_keys = RowKeys(layout, cells) if tables else None
         filters = checked({EVERY: case.filters} if case.filters else {}, layout.names, rule)
         group = Group("g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS)
-        group = replace(group, filters=filters, servers=case.servers)
+        functions = {MARK: mark} if case.calls else {}
+        group = replace(group, filters=filters, servers=case.servers, functions=functions)
         self._case = case
         self._schedule = schedule
         self._record = record
@@ -143,8 +144,9 @@ class _Run:
         name = f"worker-{self._workers}"
         self._workers += 1
         case = self._case
-        bounds = case.linear, case.lead
-        worker = CountingWorker(self._world, name, self._tally, *bounds, self._row_keys)
+        world, tally = self._world, self._tally
+        rules = case.linear, case.lead, self._row_keys, case.calls
+        worker = CountingWorker(world, name, tally, *rules)
         training = worker.train(self._stream(name), self._schedule.think, self._over)
         task = worker.process.run(training)
         task.add_done_callback(self._ended_well)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from dps.core import consistency, replay
 from dps.core import shard as core_shard
-from dps.core.consistency import ASP, Consistency
-from dps.core.filter_chain import FilterChain
-from dps.core.outbox import Outbox, Prepared
-from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
-from dps.core.shard import ShardState
+from dps.core.consistency import Consistency
+from dps.core.shard import ShardState, Step
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, TransportError
 from dps.protocol import checkpoint as files
 from dps.protocol import lease, replica
 from dps.protocol.checkpoint import CheckpointFiles
-from dps.protocol.client import Client
 from dps.protocol.commits import Commits
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.host import Host
-from dps.protocol.keys import KeyLists
 from dps.protocol.lane import Lane
 from dps.protocol.lease import Lease
 from dps.protocol.members import Members
@@ -37,107 +32,30 @@ from dps.protocol.messages import (
     Pull,
     Push,
     Pushed,
-    PutState,
     Replicate,
     TakeMail,
     View,
     Weights,
 )
-from dps.protocol.outgoing import Outgoing
 from dps.protocol.replica import Replica
 from dps.protocol.saving import Checkpoints
 from dps.protocol.scaling import Scaling
 from dps.protocol.store import Mailboxes, StateStore
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Endpoint
-from dps.sim.cases import Case
-
-Broken = TypeVar("Broken", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One thing that is done wrong: `by` instead of the `attribute` of `target`.
-
-    `concerns` tells whether a strategy has the part at all.
-    """
-
-    name: str
-    target: Any
-    attribute: str
-    by: Any
-    concerns: Callable[[Case], bool]
-
-    @property
-    def about(self) -> str:
-        """What is wrong, in a sentence."""
-        return (self.by.__doc__ or "").strip().splitlines()[0]
-
-
-VARIANTS: dict[str, Variant] = {}
-
-
-def instead_of(
-    target: Any, attribute: str, name: str, concerns: Callable[[Case], bool]
-) -> Callable[[Broken], Broken]:
-    """Enter a function in the table of variants."""
-
-    def enter(by: Broken) -> Broken:
-        VARIANTS[name] = Variant(name, target, attribute, by, concerns)
-        return by
-
-    return enter
-
-
-def chains(case: Case) -> bool:
-    return isinstance(case.recovery.durability, Chain) and case.recovery.durability.replicas > 1
-
-
-def checkpoints(case: Case) -> bool:
-    return isinstance(case.recovery.durability, Checkpoint)
-
-
-def stores(case: Case) -> bool:
-    return isinstance(case.recovery.durability, SharedStore)
-
-
-def mailboxes(case: Case) -> bool:
-    return isinstance(case.recovery.outage, Continue) and case.recovery.outage.buffer == "mailbox"
-
-
-def buffers(case: Case) -> bool:
-    return isinstance(case.recovery.outage, Continue)
-
-
-def gated(case: Case) -> bool:
-    return not isinstance(case.consistency, ASP)
-
-
-def sums(case: Case) -> bool:
-    return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
-
-
-def filters(case: Case) -> bool:
-    return bool(case.filters)
-
-
-def filters_resent(case: Case) -> bool:
-    durability = case.recovery.durability
-    return filters(case) and isinstance(durability, Checkpoint) and durability.scope == "all"
-
-
-def filters_buffered(case: Case) -> bool:
-    return filters(case) and buffers(case)
-
-
-def alone(case: Case) -> bool:
-    """Shards of one replica, which are copied only to be moved."""
-    return not chains(case)
-
-
-def any_case(case: Case) -> bool:
-    return True
-
+from dps.sim.broken import (
+    VARIANTS,
+    alone,
+    any_case,
+    buffers,
+    calls,
+    chains,
+    checkpoints,
+    gated,
+    instead_of,
+    mailboxes,
+    stores,
+)
 
 # -- acknowledging ---------------------------------------------------------------------------------
 
@@ -147,7 +65,8 @@ async def _ack_at_once(self: Replica, m: Push) -> Pushed:
     self._must_be_head(m.epoch)
     step = await self._apply(m.operation, m.epoch)
     clock = step.state.workers[m.operation.id.worker].clock
-    return Pushed(step.outcome, step.state.version, clock, None)
+    result = core_shard.result_of(step.state, m.operation)
+    return Pushed(step.outcome, step.state.version, clock, None, result)
 
 
 instead_of(Replica, "push", "ack before the tail", chains)(_ack_at_once)
@@ -187,6 +106,22 @@ async def _restore_without_clocks(self: Checkpoints, *args: Any) -> Any:
     state = await _restore(self, *args)
     workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
     return replace(state, workers=workers)
+
+
+@instead_of(core_shard, "_called", "function run again on a resend", calls)
+def _call_again(layout: Any, functions: Any, state: ShardState, op: Operation) -> Step:
+    """Run a function again when its call is sent again."""
+    known = state.workers.get(op.id.worker)
+    if known is not None:
+        fresh = replace(known, incarnation=-1)
+        state = replace(state, workers={**state.workers, op.id.worker: fresh})
+    return _called(layout, functions, state, op)
+
+
+@instead_of(Host, "_install", "results of functions not replicated", calls)
+async def _install_without_results(self: Host, m: Install) -> Any:
+    """Give a newcomer the weights and the dedupe table, but not the results of calls."""
+    return await _install(self, replace(m, state=replace(m.state, results={})))
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -403,34 +338,6 @@ def _oldest_first(self: CheckpointFiles) -> Any:
     return list(reversed(_found(self)))
 
 
-# -- sparse tables ---------------------------------------------------------------------------------
-
-
-@instead_of(Host, "_install", "tables not replicated", chains)
-async def _install_without_tables(self: Host, m: Install) -> Any:
-    """Give a newcomer the weights, but not the rows of sparse tables."""
-    return await _install(self, replace(m, state=replace(m.state, tables={})))
-
-
-@instead_of(files, "_arrays", "tables left out of checkpoints", checkpoints)
-def _arrays_without_new_rows(state: ShardState) -> Any:
-    """Write the rows of the oldest level of a table alone."""
-    tables = {n: replace(t, levels=t.levels[-1:] * len(t.levels)) for n, t in state.tables.items()}
-    return _arrays(replace(state, tables=tables))
-
-
-@instead_of(StateStore, "put", "tables left out of the store", stores)
-def _put_without_tables(self: StateStore, m: PutState) -> Done:
-    """Keep the weights of a state, but no rows."""
-    return _put(self, replace(m, state=replace(m.state, tables={})))
-
-
-@instead_of(replay, "added", "rows of summed updates forgotten", sums)
-def _rows_of_the_first(a: Any, b: Any) -> Any:
-    """Sum the gradients of dense arrays, but take the rows of the first alone."""
-    return a
-
-
 # -- consistency -----------------------------------------------------------------------------------
 
 
@@ -451,60 +358,8 @@ async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
     """Serve a restored shard that waits for nobody whom its state does not know."""
 
 
-# -- filters ---------------------------------------------------------------------------------------
-
-
-@instead_of(Outgoing, "operations", "filtered again when sent again", filters_resent)
-def _filter_each_time(
-    self: Outgoing, operation: Operation, gradients: Any, shards: Sequence[int]
-) -> Callable[[int], Operation]:
-    """Put a gradient through its filters whenever it is sent."""
-    return lambda shard: _operations(self, operation, gradients, shards)(shard)
-
-
-@instead_of(FilterChain, "filtered", "residual dropped", filters)
-def _forget_residual(self: FilterChain, gradient: Any, residual: Any, sending: Any) -> Any:
-    """Leave out of a gradient what was withheld before."""
-    return _filtered(self, gradient, None, sending)
-
-
-@instead_of(Outbox, "commit", "residual kept when it is sent", filters)
-def _commit_and_keep(self: Outbox, prepared: Prepared, sent_bytes: int) -> None:
-    """Keep what was withheld before, though it has been sent now."""
-    before = dict(self._residuals)
-    _commit(self, prepared, sent_bytes)
-    for name, kept in before.items():
-        if not self._residuals[name].any():
-            self._residuals[name] = kept
-
-
-@instead_of(Client, "_push_withheld", "residual lost on leaving", filters)
-async def _leave_with_it(self: Client) -> None:
-    """Leave without sending what is withheld."""
-
-
-@instead_of(KeyLists, "_found", "list of indices of another worker", filters)
-def _any_list(self: KeyLists, digest: str) -> Any:
-    """Take the list that came last for the one that is meant."""
-    return next(reversed(self._lists.values()), None)
-
-
-@instead_of(KeyLists, "completed", "list of indices not filled in", filters)
-def _leave_lists_out(self: KeyLists, op: Operation) -> Operation:
-    """Pass an operation on without the list that it counts on."""
-    return op
-
-
-@instead_of(Replica, "_summable", "encoded gradients summed", filters_buffered)
-def _sum_encoded(self: Replica, op: Operation) -> Operation:
-    """Sum buffered gradients as they travel, without decoding them."""
-    return op
-
-
-_operations, _filtered, _commit = Outgoing.operations, FilterChain.filtered, Outbox.commit
 _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
-_plan, _slack = replay.plan, consistency.slack
-_arrays, _put = files._arrays, StateStore.put
+_plan, _slack, _called = replay.plan, consistency.slack, core_shard._called
 _next_epoch = Tender._next_epoch

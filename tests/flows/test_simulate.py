@@ -7,10 +7,9 @@ from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
 from dps.sim.draw import named
-from dps.sim.mutants import in_place
+from dps.sim.mutants import VARIANTS, in_place
 from dps.sim.shrink import shrink
 from dps.sim.simulate import simulate
-from dps.sim.variants import VARIANTS
 from flows.cli import app
 
 

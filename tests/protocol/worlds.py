@@ -15,6 +15,7 @@ from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.filter_chain import checked
 from dps.core.filters import Filter
+from dps.core.functions import Function
 from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -103,6 +104,7 @@ def in_world(
     servers: int | None = None,
     extra: Sequence[str] = (),
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
+    functions: Mapping[str, Function] | None = None,
     **timings: Any,
 ) -> T:
     """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
@@ -120,7 +122,7 @@ def in_world(
         replace(TIMINGS, **timings),
         filters=checked(filters or {}, layout.names, rule),
     )
-    group = replace(group, servers=servers)
+    group = replace(group, servers=servers, functions=functions or {})
 
     async def main() -> T:
         setting = Setting(group, params, random, weather)

@@ -1,0 +1,183 @@
+"""Owns the nodes of a group: their roles, and the hosts and evaluators that are made on them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dps.cluster import roles
+from dps.cluster.actor import HostActor
+from dps.cluster.evaluator import EvaluatorActor, Score
+from dps.cluster.roles import Node
+from dps.errors import CapacityError
+from dps.protocol.group import Group
+from dps.protocol.messages import AddHosts, HostInfo
+from dps.protocol.router import Router
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An actor that the driver made; the future keeps it alive."""
+
+    node: Node
+    endpoint: Endpoint
+    future: Any
+
+    @property
+    def info(self) -> HostInfo:
+        """What the coordinator is to know of a host."""
+        return HostInfo(self.endpoint, self.node.name, self.node.role, self.node.home)
+
+    async def finish(self, client: distributed.Client, deadline: float) -> None:
+        """Have the actor end; if it was lost before, there is nothing to end."""
+        with suppress(OSError, TimeoutError, KeyError):
+            async with asyncio.timeout(deadline):
+                peer = client.rpc(self.endpoint.address)
+                await peer.actor_execute(actor=self.endpoint.key, function="finish", args=[])
+
+
+class Hosting:
+    """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
+
+    Attributes
+    ----------
+    nodes
+        The nodes of the cluster, each with its role.
+    group
+        The group. How many servers it is to have tells what becomes of nodes without a role.
+    """
+
+    def __init__(self, client: distributed.Client, group: Group) -> None:
+        self.nodes: list[Node] = []
+        self._client = client
+        self.group = group
+        self._hosts: dict[str, Hosted] = {}
+        self._evaluators: list[Hosted] = []
+        self._adopting: set[asyncio.Task[None]] = set()
+
+    async def assign(self, router: Router) -> None:
+        """Give each node its role; raises `CapacityError` if there are too few.
+
+        The coordinator is told of hosts by `router`.
+        """
+        self._router = router
+        workers = await self._workers()
+        self._assigned = roles.is_assigned(workers)
+        if self._assigned:
+            self.nodes = roles.by_resources(workers)
+        else:
+            self.nodes = roles.by_assignment(workers, self.group)
+        roles.check(self.nodes, self.group)
+
+    async def make_hosts(self, nodes: Sequence[Node]) -> None:
+        """Make the host actors on those nodes that are to have one; the coordinator gets them."""
+        hosting = [node for node in nodes if node.role in roles.HOSTING]
+        if hosting:
+            made = await asyncio.gather(*(self._make_host(node) for node in hosting))
+            await self._router.ask(AddHosts(tuple(hosted.info for hosted in made)))
+
+    async def evaluate(self, score: Score, every: float) -> None:
+        """Make an evaluator; raises `CapacityError` if no node is left for one."""
+        able = [n for n in self.nodes if n.role == "evaluator"]
+        able += [n for n in reversed(self.nodes) if n.role == "worker"]
+        if not able:
+            raise CapacityError("no node is left for an evaluator; start more Dask workers")
+        node, key = able[0], f"dps-evaluator-{self.group.name}-{uuid.uuid4().hex[:8]}"
+        future = self._client.submit(
+            EvaluatorActor,
+            self.group,
+            score,
+            every,
+            node.name,
+            key=key,
+            actor=True,
+            workers=[node.address],
+        )
+        await future
+        self._evaluators.append(Hosted(node, Endpoint(node.address, key), future))
+
+    async def node_joined(self, event: tuple[float, Any]) -> None:
+        """Have a node taken in that joined the cluster: the event names its address."""
+        task = asyncio.create_task(self._adopt(str(event[1])))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def stop(self) -> None:
+        """Take no further nodes in."""
+        for task in self._adopting:
+            task.cancel()
+        await asyncio.gather(*self._adopting, return_exceptions=True)
+
+    async def finish_evaluators(self) -> None:
+        """End the evaluators."""
+        await self._finish(self._evaluators)
+        self._evaluators.clear()
+
+    async def finish_hosts(self) -> None:
+        """End the hosts; the group is of no use afterwards."""
+        await self._finish(list(self._hosts.values()))
+        self._hosts.clear()
+
+    @property
+    def hosts(self) -> list[Hosted]:
+        """The hosts that were made and not released."""
+        return list(self._hosts.values())
+
+    async def release(self, hosted: Hosted) -> None:
+        """End a host that holds nothing any more; its node is used no more."""
+        address = hosted.endpoint.address
+        del self._hosts[address]
+        self.nodes = [
+            node for node in self.nodes if node.address != address or node.role not in roles.HOSTING
+        ]
+        await hosted.finish(self._client, self.group.timings.call)
+
+    async def _make_host(self, node: Node) -> Hosted:
+        key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
+        future = self._client.submit(
+            HostActor,
+            self.group,
+            node.name,
+            node.role,
+            key,
+            key=key,
+            actor=True,
+            workers=[node.address],
+            resources={node.resource: 1} if node.resource else None,
+        )
+        await future
+        hosted = self._hosts[node.address] = Hosted(node, Endpoint(node.address, key), future)
+        return hosted
+
+    async def _adopt(self, address: str) -> None:
+        """Give a node that joined later its role, and make its host."""
+        workers = await self._workers()
+        if address not in workers or any(node.address == address for node in self.nodes):
+            return
+        self.nodes = [node for node in self.nodes if node.address in workers]
+        if self._assigned:
+            self.nodes += roles.by_resources({address: workers[address]})
+        else:
+            self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
+        await self.make_hosts([node for node in self.nodes if node.address == address])
+
+    async def _finish(self, actors: Sequence[Hosted]) -> None:
+        alive = await self._workers()
+        present = [hosted for hosted in actors if hosted.endpoint.address in alive]
+        await asyncio.gather(
+            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
+        )
+
+    async def _workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The cluster's Dask workers by address, as its scheduler describes them."""
+        workers: Mapping[str, Mapping[str, Any]]
+        workers = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+        return workers

@@ -1,0 +1,213 @@
+"""Owns functions of a user's that run on shards: what they see, may return, and how that travels.
+
+A function sees the shard's part of the parameters. What it returns is kept in the shard's state, so
+that whoever asks again gets the same answer without another run. Only the shard's head runs it; its
+replicas are told what came of it, so they are bitwise equal whatever the function does.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dps.core.blocks import ShardLayout, all_finite
+from dps.core.updates import Call
+from dps.errors import ConfigurationError, FunctionFailed
+
+Function = Callable[..., Any]
+
+RESULT_BYTES = 1 << 20
+_HEAD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a shard holds of one parameter array.
+
+    Attributes
+    ----------
+    values
+        1-D, of the array's dtype, read-only: the elements that are here, in their order.
+    spans
+        Where they are in the flattened array, as (start, stop).
+    """
+
+    values: np.ndarray
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The index of each of the `values` in the flattened array, int64."""
+        return np.concatenate([np.arange(start, stop) for start, stop in self.spans])
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a function returns that changes parameters.
+
+    Parameters
+    ----------
+    arrays
+        For each array that is to change, its new values on this shard: finite, of the dtype and
+        size of its `Part.values`.
+    result
+        The result for the caller.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    result: Any = None
+
+
+def parts(layout: ShardLayout, buffer: np.ndarray) -> dict[str, Part]:
+    """Return what a shard's buffer holds of each array, without a copy.
+
+    The blocks of an array lie side by side in the buffer.
+    """
+    found: dict[str, Part] = {}
+    for name in dict.fromkeys(piece.block.name for piece in layout.pieces):
+        pieces = [piece for piece in layout.pieces if piece.block.name == name]
+        values = buffer[pieces[0].offset : pieces[-1].end].view(pieces[0].block.dtype)
+        values.flags.writeable = False
+        found[name] = Part(values, tuple((p.block.start, p.block.stop) for p in pieces))
+    return found
+
+
+def carried_out(
+    functions: Mapping[str, Function], layout: ShardLayout, buffer: np.ndarray, call: Call
+) -> Call:
+    """Run a function on a shard's buffer; return the call with what came of it.
+
+    Raises
+    ------
+    FunctionFailed
+        It raised, or returned what it may not; the message holds its traceback.
+    """
+    here = parts(layout, buffer)
+    try:
+        returned = functions[call.function](here, *unpack(call.arguments))
+        changed = returned if isinstance(returned, Changed) else Changed({}, returned)
+        pieces, values = _gathered(layout, here, changed.arrays)
+        result = _checked(pack(changed.result))
+    except (Exception, SystemExit) as error:
+        # From the function on: how it came to be called is of no use to whoever wrote it.
+        inner = error.__traceback__ and error.__traceback__.tb_next
+        text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+        raise FunctionFailed(f"function {call.function!r} failed:\n{text}") from error
+    return replace(call, pieces=pieces, values=values, result=result)
+
+
+def changed_buffer(layout: ShardLayout, buffer: np.ndarray, call: Call) -> np.ndarray:
+    """Return a shard's buffer with the values that a call has changed."""
+    if call.values is None:
+        return buffer
+    after, at = buffer.copy(), 0
+    for piece in (layout.pieces[i] for i in call.pieces):
+        after[piece.offset : piece.end] = call.values[at : at + piece.block.nbytes]
+        at += piece.block.nbytes
+    return after
+
+
+def _gathered(
+    layout: ShardLayout, here: Mapping[str, Part], arrays: Mapping[str, np.ndarray]
+) -> tuple[tuple[int, ...], np.ndarray | None]:
+    """The pieces that change, and their new values as one byte buffer; None: nothing does."""
+    for name, array in arrays.items():
+        if name not in here:
+            raise ValueError(f"no array {name!r} is on this shard; there are: {', '.join(here)}")
+        found, wanted = _described(array), _described(here[name].values)
+        if found != wanted:
+            raise ValueError(f"new values of {name!r} are {found}, expected {wanted}")
+        if not all_finite(array):
+            raise ValueError(f"new values of {name!r} hold NaN or infinity")
+    pieces = tuple(i for i, piece in enumerate(layout.pieces) if piece.block.name in arrays)
+    if not pieces:
+        return (), None
+    # Pieces of one array follow one another, so whole arrays in the order of the pieces will do.
+    names = dict.fromkeys(layout.pieces[i].block.name for i in pieces)
+    return pieces, np.concatenate([_bytes(arrays[name]) for name in names])
+
+
+def _described(array: object) -> str:
+    if isinstance(array, np.ndarray):
+        return f"{array.dtype}{list(array.shape)}"
+    return type(array).__name__
+
+
+def _checked(result: np.ndarray) -> np.ndarray:
+    if result.nbytes > RESULT_BYTES:
+        raise ValueError(
+            f"the result has {result.nbytes} bytes, at most {RESULT_BYTES} are kept: return less"
+        )
+    return result
+
+
+# -- arguments and results as bytes ----------------------------------------------------------------
+
+
+def pack(value: Any) -> np.ndarray:
+    """Return a value as one uint8 buffer.
+
+    Parameters
+    ----------
+    value
+        None, a bool, a number, a text, an array without Python objects in it, or lists, tuples and
+        dicts by text of such values. Tuples come back as lists, numpy's numbers as Python's.
+
+    Raises
+    ------
+    ConfigurationError
+        There is something else in it.
+    """
+    arrays: list[np.ndarray] = []
+    head = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
+    size = np.array([len(head)], "<u8")
+    return np.concatenate(
+        [_bytes(size), np.frombuffer(head, np.uint8), *(_bytes(array) for array in arrays)]
+    )
+
+
+def unpack(buffer: np.ndarray) -> Any:
+    """Return the value that was packed; its arrays are fresh."""
+    at = _HEAD_BYTES + int(buffer[:_HEAD_BYTES].view("<u8")[0])
+
+    def rebuilt(value: Any) -> Any:
+        nonlocal at
+        if isinstance(value, list):
+            return [rebuilt(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "%" in value:
+            return {key: rebuilt(item) for key, item in value["%"].items()}
+        dtype, shape, size = value["$"]
+        flat = buffer[at : at + size].copy().view(dtype)
+        at += size
+        return flat.reshape(shape)
+
+    return rebuilt(json.loads(buffer[_HEAD_BYTES:at].tobytes()))
+
+
+def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, arrays) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"%": {key: _plain(item, arrays) for key, item in value.items()}}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        arrays.append(value)
+        return {"$": [value.dtype.str, value.shape, value.nbytes]}
+    raise ConfigurationError(
+        f"{type(value).__name__} is neither None, a number, a text, an array of numbers nor a "
+        "list or a dict by text of such"
+    )
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

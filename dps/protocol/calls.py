@@ -1,0 +1,46 @@
+"""Owns the rules of calling functions on shards: who calls, what is refused, what comes of it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dps.core.functions import Function
+from dps.errors import ConfigurationError, FunctionFailed
+
+DRIVER = "driver"  # who calls that is no worker
+CALLS = "/calls"  # a worker's calls are not told from its updates by their numbers
+
+
+def known_function(functions: Mapping[str, Function], name: str) -> str:
+    """Return the name of a function; raises `ConfigurationError` if there is none of that name."""
+    if name in functions:
+        return name
+    near = difflib.get_close_matches(str(name), functions, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    known = ", ".join(functions) or "none; give ParameterServer(functions={name: function})"
+    raise ConfigurationError(f"there is no function {name!r}; {hint}registered are: {known}")
+
+
+def all_succeeded(came: Sequence[np.ndarray | BaseException]) -> list[np.ndarray]:
+    """Return what every shard replied.
+
+    Raises
+    ------
+    FunctionFailed
+        It failed on some shards; the message says on which, and on which it was carried out.
+    BaseException
+        What else came of it on a shard.
+    """
+    failed = {shard: e for shard, e in enumerate(came) if isinstance(e, BaseException)}
+    for error in failed.values():
+        if not isinstance(error, FunctionFailed):
+            raise error
+    if failed:
+        done = [str(shard) for shard in range(len(came)) if shard not in failed]
+        where = f"carried out on shard {', '.join(done)}" if done else "carried out on no shard"
+        told = "\n".join(str(error) for error in failed.values())
+        raise FunctionFailed(f"{told}\nNothing of it was applied there; it was {where}.")
+    return [reply for reply in came if isinstance(reply, np.ndarray)]

@@ -1,0 +1,72 @@
+"""Owns what the tests of the documentation read from its pages: fences, and lines for a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+_FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`((?:dps|make) [^`]+)`")
+_INDENTED = re.compile(r"^ {4}((?:dps|make) .+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A block of code on a page: its language, and what it says."""
+
+    page: str
+    language: str
+    title: str
+    text: str
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a whole program, rather than a part of what its page shows."""
+        return "if __name__ ==" in self.text
+
+    @property
+    def needs_torch(self) -> bool:
+        return re.search(r"^(import|from) torch\b", self.text, re.MULTILINE) is not None
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def fences(language: str) -> list[Fence]:
+    """The blocks of a language on all pages, in order."""
+    return [
+        Fence(name_of(page), language, info.strip(), text)
+        for page in PAGES
+        for kind, info, text in _FENCE.findall(page.read_text())
+        if kind == language
+    ]
+
+
+def scripts() -> list[Fence]:
+    """The whole programs; that of the README is run by the tests of the facade."""
+    return [f for f in fences("python") if f.is_script and f.page != "README.md"]
+
+
+def examples() -> dict[str, Fence]:
+    """For each page, what it shows in Python piece by piece, as one program."""
+    found: dict[str, Fence] = {}
+    for fence in fences("python"):
+        if not fence.is_script:
+            before = found[fence.page].text if fence.page in found else ""
+            found[fence.page] = Fence(fence.page, "python", "", before + fence.text)
+    return found
+
+
+def shell_lines() -> Iterator[tuple[str, list[str]]]:
+    """The page and the words of each command, from blocks and from within sentences."""
+    for page in PAGES:
+        text = _FENCE.sub("", page.read_text())
+        for line in (*_INDENTED.findall(text), *_INLINE.findall(text)):
+            yield name_of(page), shlex.split(line, comments=True)

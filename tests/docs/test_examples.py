@@ -1,0 +1,131 @@
+"""What the documentation shows works: programs run, configurations load, commands are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from distributed import Client
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from dps.cluster.local import LocalCluster
+from flows.cli import app
+from flows.config import load_experiment
+from flows.traces import read_trace
+from tests.cluster.training import PRELOAD, nodes
+from tests.docs.pages import ROOT, Fence, examples, fences, scripts, shell_lines
+
+# What a program prints that shows that it did what its page says.
+PRINTED = {
+    "first.py": r"largest error: [0-9.]+e-\d+",
+    "broken.py": r"killed tcp://.*\n1,000 updates were pushed, and the counter is 1000\n",
+}
+BASE: dict[str, Any] = {
+    "experiment": "base",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"updates": 2000},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "recovery": "chain",
+}
+# What takes long to import is imported once for all nodes.
+IMPORTED = ("sklearn.datasets", "torch")
+FORKED = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+COMMANDS = list(shell_lines())
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """The client that the pages speak of."""
+    with LocalCluster(nodes(replicas=1), [*PRELOAD, *filter(find_spec, IMPORTED)]) as cluster:
+        yield cluster.client
+
+
+def on_page(fence: Fence) -> str:
+    return f"{fence.page}, {fence.title}" if fence.title else fence.page
+
+
+def skip_without_torch(fence: Fence) -> None:
+    if fence.needs_torch and find_spec("torch") is None:
+        pytest.skip("torch is not installed: make torch")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("example", examples().values(), ids=on_page)
+def test_the_examples_of_a_page_run(client: Client, example: Fence) -> None:
+    skip_without_torch(example)
+    # Functions of `__main__` travel to the nodes by value, as those of a script or a notebook do.
+    exec(compile(example.text, example.page, "exec"), {"__name__": "__main__", "client": client})
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("script", scripts(), ids=on_page)
+def test_a_program_runs(tmp_path: Path, script: Fence) -> None:
+    title = script.title.removeprefix('title="').removesuffix('"')
+    path = tmp_path / title
+    path.write_text(script.text)
+    run = subprocess.run(
+        [sys.executable, path], env=FORKED, cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(PRINTED[title], run.stdout)
+
+
+@pytest.mark.parametrize("fence", fences("yaml"), ids=on_page)
+def test_a_configuration_loads(tmp_path: Path, fence: Fence) -> None:
+    """What is no whole configuration is a part of one."""
+    shown = yaml.safe_load(fence.text)
+    path = tmp_path / "shown.yaml"
+    path.write_text(yaml.safe_dump(shown if "experiment" in shown else {**BASE, **shown}))
+    assert next(iter(load_experiment(str(path)).trial_configs()))
+
+
+@pytest.mark.parametrize("fence", fences("csv"), ids=on_page)
+def test_a_trace_is_one(tmp_path: Path, fence: Fence) -> None:
+    (tmp_path / "trace.csv").write_text(fence.text)
+    faults = [{"kind": "trace", "csv": str(tmp_path / "trace.csv")}]
+    path = tmp_path / "traced.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "faults": faults}))
+    assert len(read_trace(tmp_path / "trace.csv")) == len(fence.text.splitlines()) - 1
+    assert list(load_experiment(str(path)).trial_configs())
+
+
+def misspelt(words: list[str]) -> list[str]:
+    """The words of a command line that no such command knows; what stands for values is passed."""
+    if words[0] == "make":
+        return [word for word in words[1:] if "=" not in word and word not in TARGETS]
+    command: Any = get_command(app)
+    options = {"--help"}
+    wrong = []
+    for word in words[1:]:
+        if isinstance(command, TyperGroup):
+            if word not in command.commands and not word.startswith("-"):
+                return [word]
+            command = command.commands.get(word, command)
+            options |= {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+        elif word.startswith("-") and word not in options:
+            wrong.append(word)
+    return wrong
+
+
+@pytest.mark.parametrize("words", [words for _, words in COMMANDS], ids=" ".join)
+def test_a_command_is_there(words: list[str]) -> None:
+    assert misspelt(words) == []
+
+
+def test_commands_that_are_not_there_would_be_noticed() -> None:
+    assert len(COMMANDS) > 40
+    assert misspelt(["dps", "rum", "demo"]) == ["rum"]
+    assert misspelt(["dps", "run", "demo", "--retry"]) == ["--retry"]
+    assert misspelt(["dps", "replicate", "tft"]) == ["tft"]
+    assert misspelt(["make", "tests"]) == ["tests"]

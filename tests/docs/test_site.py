@@ -1,0 +1,69 @@
+"""The documentation as a site: it builds without a warning, and is complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dps
+from dps import errors
+from dps.core.names import NODE_ROLES
+from dps.events import Event
+from flows.prices import load_prices
+from tests.docs.pages import ROOT
+
+_FETCHED = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"')
+_DOCUMENTED = re.compile(r"^::: \S+\.(\w+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed: make docs")
+    folder = tmp_path_factory.mktemp("site")
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert build.returncode == 0, build.stderr
+    return folder
+
+
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    reference = (site / "api/parameter-server.html").read_text()
+    assert 'id="dps.cluster.server.ParameterServer"' in reference
+
+
+def test_nothing_on_the_site_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert _FETCHED.findall(page.read_text()) == [], page
+
+
+def test_all_that_can_be_imported_is_in_the_reference() -> None:
+    pages = [page.read_text() for page in (ROOT / "docs/api").glob("*.md")]
+    documented = {name for page in pages for name in _DOCUMENTED.findall(page)}
+    refusals = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    public = {*dps.__all__, *Event.kinds, *refusals}
+    assert public - documented == {"__version__", "Consistency"}
+
+
+def test_the_price_table_of_the_site_is_that_of_the_package() -> None:
+    spec = importlib.util.spec_from_file_location("prices", ROOT / "docs/hooks/prices.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    shown = hook.on_page_markdown((ROOT / "docs/prices.md").read_text())
+    prices = load_prices()
+    assert hook.MARK not in shown
+    for role in NODE_ROLES:
+        assert f"| {role} | {prices.node_hour[role]:g} | {prices.spot_hour[role]:g} |" in shown
+    assert all(source in shown for source in prices.sources.values())
