@@ -91,7 +91,10 @@ def _parsed(piece: Piece, features: int | None) -> Examples | None:
     if not _indices_fit(index, of_pairs[:, 0], rows, features):
         return None
     width = features if features is not None else int(index.max(initial=0))
-    x = csr_array((of_pairs[:, 1].copy(), index - 1, rows), shape=(len(pairs), width))
+    small = max(width, len(index)) <= np.iinfo(np.int32).max
+    kind = np.int32 if small else np.int64  # scipy would not do with less by itself
+    positions = (index - 1).astype(kind), rows.astype(kind)
+    x = csr_array((of_pairs[:, 1].copy(), *positions), shape=(len(pairs), width))
     return Examples(x, numbers[starts])
 
 

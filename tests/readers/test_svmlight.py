@@ -1,4 +1,4 @@
-"""The svmlight reader: the same examples as scikit-learn's, in pieces, and what it says of errors."""
+"""The svmlight reader: the same examples as scikit-learn's, and what it says of bad lines."""
 
 from __future__ import annotations
 

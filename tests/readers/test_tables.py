@@ -104,7 +104,7 @@ def test_the_label_can_be_named(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", a=X[:, 0], b=X[:, 1], kind=Y)
     (found,) = read_examples(path, label="kind")
     np.testing.assert_array_equal(found.y, Y)
-    with pytest.raises(ConfigurationError, match="no column 'y' or 'label' or .* there are: a, b"):
+    with pytest.raises(ConfigurationError, match=r"no column 'y' or 'label' or .* there are: a, b"):
         list(read_parquet(path))
 
 
@@ -149,7 +149,7 @@ def test_images_come_with_the_labels_beside_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.x, np.ones((2, 12)))
     np.testing.assert_array_equal(found.y, [7, 1])
     idx(tmp_path / "t-labels-idx1-ubyte.gz", np.array([7]))
-    with pytest.raises(ConfigurationError, match="has 2 images, but .* 1 labels"):
+    with pytest.raises(ConfigurationError, match=r"has 2 images, but .* 1 labels"):
         read_examples(images)
 
 
