@@ -41,32 +41,35 @@ LARGE = Synthetic(1_000_000, 1_000_000)
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a worker has to say in the end: the gradient that the server has of it, and figures."""
+    """What a worker has to say in the end.
+
+    `known` is what the server has of its gradient, `pushed` how many elements it has pushed in all.
+    """
 
     known: Arrays
-    pushed: int  # elements
+    pushed: int
     share_bytes: int
     peak_bytes: int
 
 
-def train(spread: Spread, penalty: float, known: list[Arrays], worker: Worker) -> Trained:
-    """Go through the blocks `SWEEPS` times; `known` is what the server has of each worker."""
+def train(spread: Spread, penalty: float, before: list[Trained], worker: Worker) -> Trained:
+    """Go through the blocks `SWEEPS` times, from where this worker has got to before."""
     share = spread.share(worker.index)
-    mine, pushed = dict(known[worker.index]), 0
+    known, pushed = dict(before[worker.index].known), before[worker.index].pushed
     weights = worker.pull()
     for _ in range(SWEEPS):
         for name in spread.blocks:
             share.follow(weights)
             part = share.gradient(name)
             matters = np.abs(worker.workers * part) > (1 - SLACK) * penalty
-            change = np.where((weights[name] != 0) | matters, part - mine[name], 0.0)
-            mine[name] = mine[name] + change
+            change = np.where((weights[name] != 0) | matters, part - known[name], 0.0)
+            known[name] = known[name] + change
             pushed += int(np.count_nonzero(change))
             weights = worker.push_pull({name: change})
     if worker.dropped:
         raise DpsError(f"{worker.name}: {worker.dropped} updates were dropped, the sum lacks them")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Trained(mine, pushed, share.nbytes, peak)
+    return Trained(known, pushed, share.nbytes, peak)
 
 
 def solve(client: Client, task: Task) -> Outcome:
@@ -76,7 +79,7 @@ def solve(client: Client, task: Task) -> Outcome:
     curvature, at_zero = spread.constants(client)
     penalty = STRENGTH * float(np.abs(at_zero).max())
     rule = step_rule(curvature, task.workers, penalty)
-    rounds: list[list[Trained]] = []
+    ended = [Trained(spread.zeros, 0, 0, 0)] * task.workers
     objective = [np.inf]
     with ParameterServer(
         client,
@@ -86,10 +89,9 @@ def solve(client: Client, task: Task) -> Outcome:
         consistency=SSP(BOUND),
         recovery=task.recovery,
     ) as ps:
-        while len(rounds) < ROUNDS:
-            known = [t.known for t in rounds[-1]] if rounds else [spread.zeros] * task.workers
-            futures = ps.run(partial(train, spread, penalty, known), task.workers)
-            rounds.append(client.gather(futures))
+        while len(objective) <= ROUNDS:
+            futures = ps.run(partial(train, spread, penalty, ended), task.workers)
+            ended = client.gather(futures)
             weights = ps.pull()
             objective.append(spread.judge(client, weights, penalty)[0])
             if objective[-1] > objective[-2] * (1 - TOLERANCE / 10):
@@ -102,7 +104,7 @@ def solve(client: Client, task: Task) -> Outcome:
         f"λ = {penalty:.4g}, γ = {rule.learning_rate:.3g} for delays up to {rule.tau}",
         f"no weights reach less than {bound:.6g} (dual problem), {objective[-1] / bound - 1:.3%} "
         "below what was reached",
-        *figures(spread, weights, rounds),
+        *figures(spread, weights, ended, sweeps=SWEEPS * (len(objective) - 1)),
     )
     return Outcome("objective", objective[-1], reference, named, TOLERANCE, notes)
 
@@ -120,14 +122,13 @@ def step_rule(curvature: Array, workers: int, penalty: float) -> DelayedProximal
     return DelayedProximal(l_var, l_cov, delay, L1(penalty))
 
 
-def figures(spread: Spread, weights: Arrays, rounds: list[list[Trained]]) -> tuple[str, ...]:
+def figures(spread: Spread, weights: Arrays, ended: list[Trained], sweeps: int) -> tuple[str, ...]:
     """What else there is to say of the training."""
-    sweeps, last = len(rounds) * SWEEPS, rounds[-1]
     nonzero = sum(np.count_nonzero(array) for array in weights.values())
-    pushed = sum(trained.pushed for ended in rounds for trained in ended)
+    pushed = sum(trained.pushed for trained in ended)
     left_out = 1 - pushed / (spread.workers * sweeps * spread.source.features)
-    share = max(trained.share_bytes for trained in last) / 1e6
-    peak = max(trained.peak_bytes for trained in last) / 1e6
+    share = max(trained.share_bytes for trained in ended) / 1e6
+    peak = max(trained.peak_bytes for trained in ended) / 1e6
     return (
         f"{nonzero:,} weights are not zero after {sweeps} sweeps over {len(weights)} blocks; "
         f"the KKT filter left out {left_out:.1%} of the elements",

@@ -26,6 +26,7 @@ Array = npt.NDArray[np.float64]
 Arrays = dict[str, Array]
 
 NORM_TOLERANCE = 0.01
+SMALLEST = 10  # features, for which Lanczos iterations are worth it
 
 
 class Share:
@@ -94,22 +95,28 @@ class Share:
         return found
 
     def _norm(self, b: str, c: str) -> float:
-        """The largest singular value of Z_bᵀ·Z_c."""
+        """The largest singular value of Z_bᵀ·Z_c, which is that of Z_cᵀ·Z_b as well."""
+        if len(self._seen[c]) > len(self._seen[b]):
+            b, c = c, b
+        size = len(self._seen[c])
 
         def through(v: Array, first: str, second: str) -> Array:
-            total: Array = sum(p[second].T @ (p[first] @ v) for p in self._pieces)
+            total = np.zeros(len(self._seen[second]))
+            for piece in self._pieces:
+                total += piece[second].T @ (piece[first] @ v)
             return total
 
-        def there_and_back(v: Array) -> Array:
+        if size < SMALLEST:
+            columns = [through(unit, c, b) for unit in np.eye(size)]
+            return float(np.linalg.norm(np.stack(columns), 2))
+
+        def squared(v: Array) -> Array:
             return through(through(v, c, b), b, c)
 
-        size = len(self._seen[c])
-        if not self._pieces or size < 3 or len(self._seen[b]) < 3:
-            eye = np.eye(size)
-            columns = [through(e, c, b) for e in eye] if self._pieces else [np.zeros(1)]
-            return float(np.linalg.norm(np.stack(columns), 2))
-        operator = LinearOperator((size, size), matvec=there_and_back, dtype=np.float64)
         start = np.random.default_rng(0).standard_normal(size)
+        if not squared(start).any():  # no examples, or none with features of both blocks
+            return 0.0
+        operator = LinearOperator((size, size), matvec=squared, dtype=np.float64)
         (largest,) = eigsh(operator, 1, v0=start, tol=NORM_TOLERANCE, return_eigenvectors=False)
         return float(np.sqrt(largest * (1 + NORM_TOLERANCE)))
 
@@ -156,7 +163,8 @@ class Spread:
 
     @classmethod
     def of(cls, source: Source, blocks: int, workers: int) -> Spread:
-        """Cut the features into blocks of equal size, "w0", "w1" and so on."""
+        """Cut the features into at most so many blocks of equal size, "w0", "w1" and so on."""
+        blocks = min(blocks, source.features)
         cuts = [source.features * b // blocks for b in range(blocks + 1)]
         return cls(source, {f"w{b}": slice(*c) for b, c in enumerate(pairwise(cuts))}, workers)
 

@@ -107,11 +107,12 @@ def test_the_optimum_is_reached_though_a_server_is_killed(cluster: LocalCluster)
     spread, penalty = Spread.of(SYNTHETIC, blocks=2, workers=2), 0.002
     curvature, _ = spread.constants(cluster.client)
     rule = Aggregated(l1_logistic.step_rule(curvature, 2, penalty))
+    fresh = [l1_logistic.Trained(spread.zeros, 0, 0, 0)] * 2
     reference, _ = spread.judge(cluster.client, liblinear(spread, penalty), penalty)
     with ParameterServer(
         cluster.client, spread.zeros, shards=2, optimizer=rule, consistency=SSP(1), recovery="chain"
     ) as ps:
-        train = partial(l1_logistic.train, spread, penalty, [spread.zeros] * 2)
+        train = partial(l1_logistic.train, spread, penalty, fresh)
         futures = ps.run(train, workers=2)
         eventually(lambda: all(r and r.version > 40 for r in ps.audit()), SECONDS)
         head = ps.table().views[0].chain[0].address

@@ -77,6 +77,12 @@ def test_blocks_of_few_features_have_norms_too() -> None:
     assert spread.share(0).norms()[0, 1] == pytest.approx(exact, rel=1e-9)
 
 
+def test_a_share_without_examples_has_no_norms() -> None:
+    spread = Spread.of(Synthetic(200, 40, piece=100), blocks=2, workers=3)
+    np.testing.assert_array_equal(spread.share(2).norms(), np.zeros((2, 2)))
+    assert len(spread.share(2).part().dual) == 0
+
+
 @pytest.mark.parametrize("penalty", [0.001, 0.01, 0.03])
 def test_no_weights_get_below_the_bound_and_the_best_ones_get_there(penalty: float) -> None:
     best = np.concatenate([*liblinear(SPREAD, penalty).values()])
