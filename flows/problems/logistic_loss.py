@@ -223,10 +223,9 @@ def liblinear(spread: Spread, penalty: float) -> Arrays:
     from sklearn.linear_model import LogisticRegression
 
     x = vstack(list(spread.source.share(0, 1)), format="csr")
-    # The rows are times their labels; one is turned over, as there must be examples of two classes.
-    labels = np.ones(x.shape[0])
-    labels[0] = -1
-    x.data[: x.indptr[1]] *= -1
+    # The rows are times their labels already; half are turned over to have examples of two classes.
+    labels = np.where(np.arange(x.shape[0]) % 2, 1.0, -1.0)
+    x.data *= np.repeat(labels, np.diff(x.indptr))
     model = LogisticRegression(
         l1_ratio=1,
         solver="liblinear",

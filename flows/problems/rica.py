@@ -30,9 +30,9 @@ TOLERANCE = 0.01
 SPARSITY = 0.5  # λ
 SMOOTH = 0.01  # ε: how far around 0 the absolute value is rounded off, squared
 RULE = Adam(0.005)
-BOUND = 4
+BOUND = 2
 Plan = tuple[tuple[int, int], ...]
-PLAN: Plan = ((1500, 200), (500, 1000))  # steps of all workers together, and patches in a batch
+PLAN: Plan = ((1500, 200), (400, 1000), (200, 5000))  # steps of all workers, patches in a batch
 SIZES = {"small": (10_000, 8, 64), "large": (100_000, 12, 192)}  # patches, pixels, filters
 
 

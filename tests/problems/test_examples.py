@@ -27,7 +27,7 @@ from tests.support import eventually
 
 SECONDS = 30.0
 PRELOAD = ("dps.cluster.server", "flows.problems.l1_logistic", "flows.problems.lda")
-SYNTHETIC = Synthetic(examples=2000, columns=200, seed=3, nonzeros=8, piece=250)
+SYNTHETIC = Synthetic(examples=2000, features=200, seed=3, nonzeros=8, piece=250)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def client(cluster: LocalCluster) -> Client:
 
 @pytest.fixture
 def svmlight(tmp_path: Path) -> Path:
-    z = vstack(list(SYNTHETIC.share(0, 1)))
-    labels = z[:, [200]].toarray().ravel()
+    z = vstack(list(SYNTHETIC.share(0, 1)))  # examples times labels: any labels will do
+    labels = np.where(np.arange(2000) % 3, 1.0, -1.0)
     path = tmp_path / "synthetic.svm"
-    x = z.multiply(labels[:, None]).tocsr()[:, :200]
+    x = z.multiply(labels[:, None]).tocsr()
     dump_svmlight_file(x, labels, str(path), zero_based=False)
     return path
 

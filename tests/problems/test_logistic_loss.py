@@ -15,7 +15,7 @@ from flows.problems.l1_logistic import step_rule
 from flows.problems.logistic_loss import Share, Spread, liblinear, objective_and_bound
 from flows.problems.sparse_data import Digits, Source, Synthetic, survey
 
-SYNTHETIC = Synthetic(examples=600, columns=40, seed=3, nonzeros=5, piece=100)
+SYNTHETIC = Synthetic(examples=600, features=40, seed=3, nonzeros=5, piece=100)
 SPREAD = Spread.of(SYNTHETIC, blocks=3, workers=2)
 RNG = np.random.default_rng(0)
 
@@ -41,19 +41,19 @@ def share_at(whole: np.ndarray, index: int) -> Share:
 
 
 def test_the_shares_gradients_sum_to_central_finite_differences() -> None:
-    whole = RNG.standard_normal(41)
+    whole = RNG.standard_normal(40)
     shares = [share_at(whole, index) for index in range(2)]
     found = [sum(share.gradient(name) for share in shares) for name in SPREAD.blocks]
-    steps = 1e-6 * np.eye(41)
+    steps = 1e-6 * np.eye(40)
     differences = [(loss(whole + step) - loss(whole - step)) / 2e-6 for step in steps]
     np.testing.assert_allclose(np.concatenate(found), differences, atol=1e-9)
 
 
 def test_scores_that_follow_are_those_that_are_made_afresh() -> None:
-    share, whole = SPREAD.share(0), np.zeros(41)
-    for changed in (1, 3, 41, 1):  # few columns at a time, then all
+    share, whole = SPREAD.share(0), np.zeros(40)
+    for changed in (1, 3, 40, 1):  # few columns at a time, then all
         whole = whole.copy()
-        whole[RNG.choice(41, changed, replace=False)] += RNG.standard_normal(changed)
+        whole[RNG.choice(40, changed, replace=False)] += RNG.standard_normal(changed)
         share.follow(split(whole))
     for name in SPREAD.blocks:
         np.testing.assert_allclose(share.gradient(name), share_at(whole, 0).gradient(name))
@@ -87,7 +87,7 @@ def test_a_share_without_examples_has_no_norms() -> None:
 def test_no_weights_get_below_the_bound_and_the_best_ones_get_there(penalty: float) -> None:
     best = np.concatenate([*liblinear(SPREAD, penalty).values()])
     reached = []
-    for whole in (best, np.zeros(41), best + 0.1 * RNG.standard_normal(41)):
+    for whole in (best, np.zeros(40), best + 0.1 * RNG.standard_normal(40)):
         parts = [share_at(whole, index).part() for index in range(2)]
         objective, bound = objective_and_bound(parts, penalty)
         assert objective == pytest.approx(loss(whole) + penalty * np.abs(whole).sum())
@@ -133,6 +133,12 @@ def test_the_examples_do_not_depend_on_how_many_share_them(source: Source) -> No
         np.testing.assert_array_equal(np.sort(shared, axis=0), np.sort(whole, axis=0))
 
 
+def test_most_features_are_rare() -> None:
+    columns = np.sort(np.count_nonzero(rows(Synthetic(2000, 5000)), axis=0))[::-1]
+    assert columns[:200].mean() > 10 * columns[1000:].mean()
+    assert columns.sum() == pytest.approx(2000 * 20, rel=0.01)
+
+
 def test_another_seed_draws_other_examples() -> None:
     assert not np.array_equal(rows(SYNTHETIC), rows(Synthetic(600, 40, 4, 5, 100)))
 
@@ -152,7 +158,7 @@ def test_a_file_is_shared_by_rows(tmp_path: Path) -> None:
     assert (source.examples, source.features) == (7, 4)
     expected = np.zeros((7, 4))
     expected[np.arange(7), np.arange(7) % 3] = np.arange(7)
-    expected[:, 3] = 1
+    expected[:, 3] = np.sqrt((3**2 + 6**2) / 7)  # the root mean square of the largest feature
     expected *= np.where(np.arange(7) % 2, 1, -1)[:, None]
     (share,) = source.share(1, 2)
     np.testing.assert_array_equal(share.toarray(), expected[1::2])
