@@ -28,7 +28,7 @@ class View:
 @message
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A shard that `host` must be given: the copy of worker `donor`, or if "" its initial values."""
+    """A shard that `host` must be given: as worker `donor` has it, or ("") its initial values."""
 
     shard: int
     epoch: int
