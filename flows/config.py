@@ -6,6 +6,7 @@ seeds. Both are pydantic models at the edge; the `build_…` methods hand on the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -92,9 +93,15 @@ class TrialConfig(_Settings):
             *(f"replica-{shard}-{i}" for shard in shards for i in replicas),
             *(f"spare-{i}" for i in range(self.server.spares)),
             *(["store-0"] if recovery.needs_store else []),
-            *(f"worker-{i}" for i in range(self.training.workers)),
+            *self.worker_nodes,
             "evaluator-0",
         )
+
+    @property
+    def worker_nodes(self) -> tuple[str, ...]:
+        """The nodes that workers run on, `training.workers_per_node` on each."""
+        number = math.ceil(self.training.workers / self.training.workers_per_node)
+        return tuple(f"worker-{i}" for i in range(number))
 
     @property
     def late_faults(self) -> tuple[tuple[Fault, str], ...]:

@@ -79,10 +79,29 @@ def versions(records: Sequence[Record]) -> dict[str, str]:
     return {name: ", ".join(seen) for name, seen in found.items()}
 
 
-def _at(config: Any, dotted: str) -> Any:
+def _at(config: Mapping[str, Any], dotted: str) -> Any:
+    value: Any = config
     for part in dotted.split("."):
-        config = config[int(part)] if isinstance(config, Sequence) else config[part]
-    return config
+        if isinstance(value, Mapping) and part not in value:
+            return _left_out(config, dotted)
+        value = value[int(part)] if isinstance(value, Sequence) else value[part]
+    return value
+
+
+def _left_out(config: Mapping[str, Any], dotted: str) -> Any:
+    """Return the value of a key that is not recorded because it has its default."""
+    from pydantic import TypeAdapter
+    from pydantic_core import to_jsonable_python
+
+    from flows.config import TrialConfig
+
+    section, *rest = dotted.split(".")
+    kind = TrialConfig.model_fields[section].rebuild_annotation()
+    # Only of this section: others may need what is not installed here.
+    value = TypeAdapter(kind).validate_python(config[section])
+    for part in rest:
+        value = getattr(value, part)
+    return to_jsonable_python(value)
 
 
 def _short(key: str, value: Any) -> Any:
