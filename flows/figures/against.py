@@ -208,7 +208,7 @@ def _column(key: str, title: str, y: str) -> Measure:
     return Measure(name, title, column.definition, y, value, percent=column.unit == "%")
 
 
-RATE = _column("gradients_per_second", "Pace", "gradients per second")
+RATE = _column("gradients_together", "Pace", "gradients per second")
 EFFICIENCY = Measure(
     "efficiency",
     "Efficiency",

@@ -141,10 +141,10 @@ def rows(drawing: Drawing) -> list[dict[str, str]]:
 
 
 def test_each_trial_and_the_means_are_drawn(drawn: dict[str, Drawing], trials: list[Trial]) -> None:
-    pace = drawn["gradients-per-second"]
+    pace = drawn["gradients-together"]
     rates = {
         (o.identity.strategy, o.identity.labels["training.workers"], str(o.identity.seed)): (
-            o.pace.gradients_per_second or 0.0
+            o.pace.together or 0.0
         )
         for _, o in trials
         if o.valid
@@ -159,11 +159,11 @@ def test_each_trial_and_the_means_are_drawn(drawn: dict[str, Drawing], trials: l
     assert float(mean["gradients per second"]) == pytest.approx(sum(three) / 3, rel=1e-5)
     assert float(mean["low"]) < min(three) <= max(three) < float(mean["high"])
     assert not any((r["line"], r["workers"]) == ("chain", "4") for r in rows(pace)), "not valid"
-    assert pace.note.endswith("time of the training.")
+    assert pace.note.endswith("the shorter a training is.")
 
 
 def test_workers_are_compared_with_what_grows_in_proportion(drawn: dict[str, Drawing]) -> None:
-    linear = [r for r in rows(drawn["gradients-per-second"]) if r["line"] == "linear"]
+    linear = [r for r in rows(drawn["gradients-together"]) if r["line"] == "linear"]
     one, two, four = (float(r["gradients per second"]) for r in linear)
     assert (two, four) == (pytest.approx(2 * one, rel=1e-5), pytest.approx(4 * one, rel=1e-5))
     shares = {

@@ -205,7 +205,7 @@ def test_more_workers_than_cores_compute_without_them(tmp_path: Path) -> None:
     record = record_of(tmp_path, together)
     places = Counter(joined.node for joined in record.of(WorkerJoined))
     assert places == {"worker-0": 2, "worker-1": 2}
-    assert (together.pace.gradients_per_second or 0) > 2 * (alone.pace.gradients_per_second or 0)
+    assert (together.pace.together or 0) > 2 * (alone.pace.together or 0)
     # The time of a gradient is not that of a core: most of it is slept.
     taken = sum(seconds for *_, seconds in computing(record))
     used: defaultdict[int, list[float]] = defaultdict(list)
