@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from dps.events import Audited, Killed, Reported, ResourceSampled, WorkerJoined
-from flows.config import ExperimentConfig, TrialConfig, load_experiment
+from flows.attempt import Attempt
+from flows.config import TrialConfig, load_experiment
 from flows.drivers import Drivers
 from flows.emulation import durations, part_of
-from flows.experiment import run_experiment
-from flows.grid import digest
-from flows.outcome import Outcome
+from flows.grid import Trial, digest, expand
+from flows.outcome import Outcome, outcome
 from flows.pace import COMPUTE, computing
+from flows.prices import load_prices
 from flows.progress import PlainView
-from flows.record import Record, read_record
+from flows.record import EVENTS_FILE, Record, read_record
 from flows.sections import TrainingSection
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -139,17 +141,51 @@ def test_what_cannot_be_emulated_is_refused(override: str, told: str) -> None:
 # -- real trials -------------------------------------------------------------------------------
 
 
-def run(here: Path, path: str, *overrides: str) -> tuple[Outcome, ...]:
-    """Run a packaged experiment, made small."""
-    experiment: ExperimentConfig = load_experiment(path, overrides)
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """Trials of both experiments, made small, and one that loses a node; by their names."""
+    bounds = "{tau 0: {kind: bsp}, tau 2: {kind: ssp, tau: 2}, tau inf: {kind: asp}}"
+    several = "{{workers: {}, updates: {}, compute_seconds: 0.05, workers_per_node: 2}}"
+    small = [
+        *chosen(
+            STALENESS,
+            f"axes.consistency={bounds}",
+            "axes.training.partition=[shared]",
+            "training.updates=60",
+            f"training.compute_seconds={SECONDS}",
+            f"training.straggling={{factor: {FACTOR}, workers: [0]}}",
+        ),
+        *chosen(
+            SCALING,
+            f"axes={{training: {{1 worker: {several.format(1, 20)}, "
+            f"4 workers: {several.format(4, 80)}}}}}",
+        ),
+        *chosen(
+            SCALING,
+            "axes={}",
+            "comparison={}",
+            f"training={several.format(4, 120)}",
+            "faults=[{kind: kill, target: worker-1, at_updates: 20, back_after: 0.0}]",
+        ),
+    ]
+    here = tmp_path_factory.mktemp("emulation")
     view = PlainView(Console(file=io.StringIO()))
+    view.begin("emulation", small, [])
+    found = {}
+
+    def attempts() -> Iterator[Attempt]:
+        for trial in small:
+            view.started(trial)
+            yield Attempt(trial, here / trial.name)
+
     with Drivers() as drivers:
-        return run_experiment(experiment, here, view, drivers).outcomes
+        for attempt in drivers.run(attempts(), view):
+            found[attempt.trial.name] = read_record(attempt.folder / EVENTS_FILE)
+    return found
 
 
-def record_of(here: Path, trial: Outcome) -> Record:
-    (path,) = here.rglob(f"{trial.identity.trial}/events.jsonl")
-    return read_record(path)
+def chosen(path: str, *overrides: str) -> list[Trial]:
+    return list(expand(load_experiment(path, ["seeds=[0]", *overrides])))
 
 
 def computed(record: Record) -> dict[str, list[float]]:
@@ -161,55 +197,46 @@ def computed(record: Record) -> dict[str, list[float]]:
     return found
 
 
+def result(record: Record) -> Outcome:
+    found = outcome(record, load_prices())
+    assert (found.status, found.reason) == ("valid", "")
+    return found
+
+
 @pytest.mark.cluster
-def test_a_straggler_under_different_bounds(tmp_path: Path) -> None:
-    outcomes = run(
-        tmp_path,
-        STALENESS,
-        "axes.consistency={tau 0: {kind: bsp}, tau 2: {kind: ssp, tau: 2}, tau inf: {kind: asp}}",
-        "axes.training.partition=[shared]",
-        "seeds=[0]",
-        "training.updates=60",
-        f"training.compute_seconds={SECONDS}",
-        f"training.straggling={{factor: {FACTOR}, workers: [0]}}",
-    )
-    assert [o.status for o in outcomes] == ["valid"] * 3
-    by_bound = {o.identity.strategy: o for o in outcomes}
-    records = {bound: record_of(tmp_path, o) for bound, o in by_bound.items()}
-    for record in records.values():
-        seconds = computed(record)
+def test_gradients_take_the_time_that_is_emulated(ran: dict[str, Record]) -> None:
+    for bound in ("tau-0", "tau-2", "tau-inf"):
+        seconds = computed(ran[f"{bound}.shared.seed-0"])
         assert seconds.keys() == {f"worker-{number}" for number in range(4)}
         assert min(seconds.pop("worker-0")) >= FACTOR * SECONDS
         for others in seconds.values():
-            assert SECONDS <= min(others) <= np.median(others) < 2 * SECONDS
-    # All but the straggler wait for it, but where nothing is bounded.
-    idle = {bound: o.pace.idle_share or 0.0 for bound, o in by_bound.items()}
-    waiting = 3 / 4 * (1 - 1 / FACTOR)
-    assert waiting - 0.1 < idle["tau 0"] < waiting + 0.2
-    assert idle["tau inf"] < idle["tau 2"]
-    # Each worker waits for 3 others at most, τ + 1 gradients ahead of it, and they then do for it.
-    stale = {bound: o.staleness.max or 0 for bound, o in by_bound.items()}
-    assert stale["tau 0"] <= 3
-    assert stale["tau 2"] <= 3 * (2 * 2 + 1)
-    assert stale["tau 0"] < stale["tau inf"]
-    page = next(tmp_path.rglob("report.html")).read_text()
-    assert 'id="against-consistency"' in page
+            assert SECONDS <= min(others) <= np.median(others) < FACTOR * SECONDS
 
 
 @pytest.mark.cluster
-def test_more_workers_than_cores_compute_without_them(tmp_path: Path) -> None:
-    section = "{{workers: {}, updates: {}, compute_seconds: 0.05, workers_per_node: 2}}"
-    axis = f"{{1 worker: {section.format(1, 20)}, 4 workers: {section.format(4, 80)}}}"
-    found = run(tmp_path, SCALING, f"axes={{training: {axis}}}", "seeds=[0]")
-    alone, together = sorted(found, key=lambda outcome: outcome.pace.pushed)
-    record = record_of(tmp_path, together)
-    places = Counter(joined.node for joined in record.of(WorkerJoined))
+def test_the_bound_decides_how_long_others_wait_for_a_straggler(ran: dict[str, Record]) -> None:
+    found = {b: result(ran[f"tau-{b}.shared.seed-0"]) for b in ("0", "2", "inf")}
+    idle = {bound: outcome.pace.idle_share or 0.0 for bound, outcome in found.items()}
+    assert idle["0"] > 3 / 4 * (1 - 1 / FACTOR) - 0.1  # three of four wait for all but a sixth
+    assert idle["inf"] < idle["2"]
+    # From one read of a worker to its next, each of the 3 others applies 2τ + 1 gradients at most.
+    stale = {bound: outcome.staleness.max or 0 for bound, outcome in found.items()}
+    assert stale["0"] <= 3
+    assert stale["2"] <= 3 * (2 * 2 + 1)
+    assert stale["0"] < stale["inf"]
+
+
+@pytest.mark.cluster
+def test_more_workers_than_cores_compute_without_them(ran: dict[str, Record]) -> None:
+    alone, together = (ran[f"training-{n}.seed-0"] for n in ("1-worker", "4-workers"))
+    places = Counter(joined.node for joined in together.of(WorkerJoined))
     assert places == {"worker-0": 2, "worker-1": 2}
-    assert (together.pace.together or 0) > 2 * (alone.pace.together or 0)
+    one, four = (result(record).pace.together or 0.0 for record in (alone, together))
+    assert four > 2 * one
     # The time of a gradient is not that of a core: most of it is slept.
-    taken = sum(seconds for *_, seconds in computing(record))
+    taken = sum(seconds for *_, seconds in computing(together))
     used: defaultdict[int, list[float]] = defaultdict(list)
-    for sample in record.of(ResourceSampled):
+    for sample in together.of(ResourceSampled):
         if sample.role == "worker":
             used[sample.pid].append(sample.cpu_seconds)
     assert len(used) == 2
@@ -218,21 +245,14 @@ def test_more_workers_than_cores_compute_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_all_workers_of_a_lost_node_go_on_where_one_takes_its_place(tmp_path: Path) -> None:
-    (outcome,) = run(
-        tmp_path,
-        SCALING,
-        "axes={}",
-        "comparison={}",
-        "seeds=[0]",
-        "training={workers: 4, updates: 160, compute_seconds: 0.03, workers_per_node: 2}",
-        "faults=[{kind: kill, target: worker-1, at_updates: 40, back_after: 0.0}]",
-    )
-    assert (outcome.status, outcome.reason) == ("valid", "")
-    record = record_of(tmp_path, outcome)
+def test_all_workers_of_a_lost_node_go_on_where_one_takes_its_place(
+    ran: dict[str, Record],
+) -> None:
+    record = ran["seed-0"]
+    result(record)
     assert [event.gone for event in record.of(Killed)] == [True]
     again = Counter(j.node for j in record.of(WorkerJoined) if j.incarnation > 1)
     assert again == {"worker-1-b": 2}
     for audited in record.of(Audited):
-        assert 160 <= audited.version <= 164  # what was under way when the node died
+        assert 120 <= audited.version <= 124  # what was under way when the node died
         assert max(audited.applied.values()) - min(audited.applied.values()) <= 2
