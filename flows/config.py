@@ -6,6 +6,7 @@ seeds. Both are pydantic models at the edge; the `build_…` methods hand on the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -131,7 +132,7 @@ class TrialConfig(_Settings):
             *self._server_names(),
             *(f"spare-{i}" for i in range(self.server.spares)),
             *(["store-0"] if self.build_recovery().needs_store else []),
-            *(f"worker-{i}" for i in range(self.most_workers)),
+            *self.worker_nodes,
             "evaluator-0",
         )
 
@@ -159,6 +160,12 @@ class TrialConfig(_Settings):
     @property
     def _replicas(self) -> int:
         return self.build_recovery().durability.replicas
+
+    @property
+    def worker_nodes(self) -> tuple[str, ...]:
+        """The nodes that workers run on, `training.workers_per_node` on each."""
+        number = math.ceil(self.most_workers / self.training.workers_per_node)
+        return tuple(f"worker-{i}" for i in range(number))
 
     @property
     def late_faults(self) -> tuple[tuple[Fault, str], ...]:

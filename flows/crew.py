@@ -9,7 +9,8 @@ ends has had all of its gradients computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -62,7 +63,7 @@ class Crew:
     def work(self, limit: float) -> str | None:
         """Have all shares computed; return why that failed, or None."""
         until = time.monotonic() + limit
-        self._first = self._nodes()
+        self._first = set(self._nodes())
         train = partial(self._train, dict(self._shares))
         futures = self._ps.run(train, workers=len(self._shares))
         self._running = dict(zip(self._shares, futures, strict=True))
@@ -116,14 +117,19 @@ class Crew:
             if not self._shares[name]:
                 self._lost.remove(name)
         present = self._nodes()
-        fresh = sorted(present - self._first - set(self._places.values()))
-        for name, node in zip(list(self._lost), fresh, strict=False):
+        for name, node in zip(list(self._lost), self._free(present), strict=False):
             self._lost.remove(name)
             self._start(name, node)
         if self._lost and not self._running:
-            self._divide(present)
+            self._divide(present.keys())
 
-    def _divide(self, present: set[str]) -> None:
+    def _free(self, present: Mapping[str, int]) -> list[str]:
+        """Nodes that have joined since the start, each as often as it has threads to spare."""
+        taken = Counter(self._places.values())
+        fresh = sorted(present.keys() - self._first)
+        return [node for node in fresh for _ in range(present[node] - taken[node])]
+
+    def _divide(self, present: Collection[str]) -> None:
         """Have the workers that are left compute what is missing, each in its own order."""
         left = [name for name, node in self._places.items() if node in present]
         left = sorted(set(left) - set(self._lost))
@@ -150,8 +156,8 @@ class Crew:
             return None
         return {name: min(t.get(name, 0) for t in tables) for name in self._shares}
 
-    def _nodes(self) -> set[str]:
-        """The nodes for workers that are there now."""
+    def _nodes(self) -> dict[str, int]:
+        """The nodes for workers that are there now, each with its number of threads."""
         alive = self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"]
         nodes = [node for node in self._ps.nodes if node.role == "worker"]
-        return {node.name for node in nodes if node.address in alive}
+        return {node.name: node.threads for node in nodes if node.address in alive}

@@ -44,7 +44,7 @@ _OF_THE_WHOLE = frozenset(
             for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
         ),
         *("updates_duplicates", "updates_unrecorded", "updates_audit_mismatches"),
-        *("gradients_pushed", "gradients_per_second"),
+        *("gradients_pushed", "gradients_per_second", "gradients_together"),
         *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
     }
 )
@@ -238,6 +238,7 @@ class Outcome:
             "training_seconds": self.pace.seconds,
             "gradients_pushed": self.pace.pushed,
             "gradients_per_second": self.pace.gradients_per_second,
+            "gradients_together": self.pace.together,
             "goodput": self.pace.goodput,
             "idle_share": self.pace.idle_share,
         }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.events import Reported, TrainingStarted
 from flows.lineage import Ledger
 from flows.record import Record
-from flows.steps import pushed_times
+from flows.steps import pushed
 from flows.timeline import training_span
 
 COMPUTE = "compute_seconds"
@@ -26,6 +26,9 @@ class Pace:
     pushed
         Different gradients that workers were told are safe or buffered, however many shards each
         touches, and whether or not they were lost or dropped later.
+    together
+        Pushed gradients per second while all workers were at work: from when the last one had
+        pushed its first until one had pushed its last. None where there was no such time.
     goodput
         Gradients per second of training that are in the final state: the mean over the shards.
     idle_share
@@ -35,6 +38,7 @@ class Pace:
 
     seconds: float | None
     pushed: int
+    together: float | None
     goodput: float | None
     idle_share: float | None
 
@@ -50,12 +54,25 @@ def pace(record: Record, counts: Ledger) -> Pace:
     seconds = span[1] - span[0] if span else None
     started = record.of(TrainingStarted)
     surviving = counts.applied / started[0].shards if started else 0.0
+    gradients = pushed(record)
     return Pace(
         seconds=seconds,
-        pushed=len(pushed_times(record)),
+        pushed=len(gradients),
+        together=_together(gradients),
         goodput=surviving / seconds if seconds else None,
         idle_share=_idle_share(record),
     )
+
+
+def _together(gradients: Mapping[tuple[str, int, int], float]) -> float | None:
+    by_worker: defaultdict[str, list[float]] = defaultdict(list)
+    for (worker, _, _), t in gradients.items():
+        by_worker[worker].append(t)
+    began = max((min(times) for times in by_worker.values()), default=0.0)
+    ended = min((max(times) for times in by_worker.values()), default=0.0)
+    if ended <= began:
+        return None
+    return sum(began < t <= ended for t in gradients.values()) / (ended - began)
 
 
 def computing(record: Record) -> Iterator[tuple[float, float, float]]:

@@ -79,23 +79,31 @@ def versions(records: Sequence[Record]) -> dict[str, str]:
     return {name: ", ".join(seen) for name, seen in found.items()}
 
 
-def _at(config: Any, dotted: str) -> Any:
-    """The value of a key; what is recorded only if it is set may have been left out."""
-    value = config
+def _at(config: Mapping[str, Any], dotted: str) -> Any:
+    value: Any = config
     for part in dotted.split("."):
         if isinstance(value, Mapping) and part not in value:
-            return _default_at(config, dotted)
+            return _left_out(config, dotted)
         value = value[int(part)] if isinstance(value, Sequence) else value[part]
     return value
 
 
-def _default_at(config: Any, dotted: str) -> Any:
+def _left_out(config: Mapping[str, Any], dotted: str) -> Any:
+    """Return the value of a key that is not recorded because it has its default."""
+    from pydantic import TypeAdapter
+    from pydantic_core import to_jsonable_python
+
     from flows.config import TrialConfig
 
-    value: Any = TrialConfig.model_validate(config)
-    for part in dotted.split("."):
-        value = value[int(part)] if isinstance(value, Sequence) else getattr(value, part)
-    return value
+    section, *rest = dotted.split(".")
+    field = TrialConfig.model_fields[section]
+    if section not in config:
+        value = field.get_default(call_default_factory=True)
+    else:  # only of this section: others may need what is not installed here
+        value = TypeAdapter(field.rebuild_annotation()).validate_python(config[section])
+    for part in rest:
+        value = getattr(value, part)
+    return to_jsonable_python(value)
 
 
 def _short(key: str, value: Any) -> Any:

@@ -63,17 +63,50 @@ class Section(BaseModel):
         return data
 
 
+class StragglingSection(Section):
+    """Gradients that take `factor` times `compute_seconds`.
+
+    Each gradient is one of them with the probability `share`, drawn for every worker from the seed
+    of the trial; `workers` are the numbers of those that it happens to, null is all.
+    """
+
+    factor: Annotated[float, Field(ge=1)]
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    workers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False, min_length=1)] | None = None
+
+
 class TrainingSection(Section):
-    """How much is computed, and by how many.
+    """How much is computed, by how many, and of what.
 
     `updates` gradients in all are split evenly over the workers. A gradient takes at least
-    `compute_seconds`, which stands for a heavier model without using the core.
+    `compute_seconds`, which stands for a heavier model without using the core, and longer if it is
+    `straggling`. Workers draw their batches from all examples (`shared`), or each from its part of
+    them in the order of their classes (`by_class`).
     """
 
     workers: PositiveInt = 2
     updates: PositiveInt
     batch_size: PositiveInt = 32
     compute_seconds: NonNegativeFloat = 0.0
+    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
+    workers_per_node: PositiveInt = Field(default=1, exclude_if=lambda number: number == 1)
+    straggling: StragglingSection | None = Field(default=None, exclude_if=lambda s: s is None)
+    partition: Literal["shared", "by_class"] = Field(
+        default="shared", exclude_if=lambda partition: partition == "shared"
+    )
+
+    @model_validator(mode="after")
+    def _straggling_slows_something(self) -> TrainingSection:
+        if self.straggling is None:
+            return self
+        if not self.compute_seconds:
+            reason = "it makes compute_seconds longer, which is 0; give it a time, such as 0.01"
+            refuse(reason, key="straggling")
+        unknown = [n for n in self.straggling.workers or () if n >= self.workers]
+        if unknown:
+            reason = f"there is no worker {unknown[0]}; expected 0 to {self.workers - 1}"
+            refuse(reason, key="straggling.workers")
+        return self
 
 
 class BspSection(Section):

@@ -37,10 +37,15 @@ class Steps:
 
 def pushed_times(record: Record) -> list[float]:
     """Return when each different gradient was first acknowledged on some shard, in order."""
+    return sorted(pushed(record).values())
+
+
+def pushed(record: Record) -> dict[tuple[str, int, int], float]:
+    """Return the same by worker, incarnation and sequence number."""
     first: dict[tuple[str, int, int], float] = {}
     for batch in record.of(Acked):
         for t, seq, outcome in zip(batch.times, batch.seqs, batch.outcomes, strict=True):
             key = (batch.worker, batch.incarnation, seq)
             if outcome != "dropped":
                 first[key] = min(t, first.get(key, math.inf))
-    return sorted(first.values())
+    return first

@@ -71,6 +71,7 @@ COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "training_seconds",
             "gradients_per_second",
+            "gradients_together",
             "goodput",
             "idle_share",
             "cpu_seconds_all",

@@ -46,6 +46,7 @@ from flows.attempt import versions
 from flows.config import TrialConfig
 from flows.crew import Crew, shares_of
 from flows.elastic import ElasticCrew
+from flows.emulation import durations, part_of
 from flows.grid import Trial
 from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
@@ -182,8 +183,8 @@ def _make_ready(client: Client, config: TrialConfig) -> None:
 
     It takes seconds of large data, and more of them for whoever comes first on a machine.
     """
-    workers = (f"worker-{number}" for number in range(config.most_workers))
-    client.gather([client.submit(warm_up, config, workers=[w], pure=False) for w in workers])
+    nodes = config.worker_nodes
+    client.gather([client.submit(warm_up, config, workers=[n], pure=False) for n in nodes])
 
 
 def _server(
@@ -290,21 +291,23 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     leave does not compute the rest. What it reports as computing is the gradient and the emulated
     rest of it; the time until the next gradient is spent waiting for the server, or for others.
     """
-    workload = workload_of(config)
+    workload, training = workload_of(config), config.training
     data = _training_data(config.dataset)
-    share = shares[worker.name]
-    rng = np.random.default_rng([config.seed, 1 + int(worker.name.removeprefix("worker-"))])
-    order = batches(rng, len(data.x_train), config.training.batch_size)
-    deque(islice(order, share.start), maxlen=0)
+    share, number = shares[worker.name], int(worker.name.removeprefix("worker-"))
+    rng = np.random.default_rng([config.seed, 1 + number])
+    rows = part_of(training, data.y_train, number)
+    order = batches(rng, len(rows), training.batch_size)
+    times = durations(training, config.seed, number)
+    deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
     params = worker.pull()
     for _ in share:
         if worker.leaving:
             return
         began = time.perf_counter()
-        batch = next(order)
+        batch = rows[next(order)]
         loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])
         spent = time.perf_counter() - began
-        time.sleep(max(0.0, config.training.compute_seconds - spent))
+        time.sleep(max(0.0, next(times) - spent))
         computed = time.perf_counter() - began
         params = worker.push_pull(gradients)
         worker.report(loss=loss, compute_seconds=computed)
@@ -335,4 +338,5 @@ def _needs_torch(config: TrialConfig) -> bool:
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:
     """The trial's nodes, each with the Dask resource that its role is known by."""
-    return [NodeSpec(name, resource_of(name)) for name in config.node_names]
+    threads = dict.fromkeys(config.worker_nodes, config.training.workers_per_node)
+    return [NodeSpec(n, resource_of(n), threads.get(n, 1)) for n in config.node_names]

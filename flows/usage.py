@@ -193,11 +193,40 @@ def cost(record: Record, prices: Prices) -> Cost:
     )
 
 
+def busiest(record: Record, role: str = "server") -> float | None:
+    """Return what the busiest process of a role used of a core during the training, as a share."""
+    return max((used for (_, its), used in _cores(record).items() if its == role), default=None)
+
+
+def cores_used(record: Record) -> float | None:
+    """Return how many cores all nodes together used on average during the training."""
+    return sum(_cores(record).values()) or None
+
+
 # -- parts -------------------------------------------------------------------------------------
 
 
 def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
     return sum(hour[role] * s / SECONDS_PER_HOUR for role, s in seconds.items())
+
+
+def _cores(record: Record) -> dict[tuple[int, str], float]:
+    """The cores that each process used on average, by its number and role.
+
+    From the last sample before the training, or its own first, to its last one.
+    """
+    span = training_span(record)
+    seen: defaultdict[tuple[int, str], list[ResourceSampled]] = defaultdict(list)
+    for sample in record.of(ResourceSampled):
+        seen[sample.pid, sample.role].append(sample)
+    found = {}
+    for process, samples in seen.items():
+        samples.sort(key=lambda sample: sample.t)
+        before = [sample for sample in samples if span and sample.t <= span[0]]
+        first, last = before[-1] if before else samples[0], samples[-1]
+        if last.t > first.t:
+            found[process] = (last.cpu_seconds - first.cpu_seconds) / (last.t - first.t)
+    return found
 
 
 def _last_samples(record: Record) -> list[ResourceSampled]:

@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dps.chaos.disturb import Disturber
 from dps.chaos.strike import Striker
-from dps.cluster.local import LocalCluster, NodeSpec, is_stopped
-from dps.cluster.roles import resource_of
+from dps.cluster.local import LocalCluster, is_stopped
 from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
 from dps.core.names import replacement
 from dps.events import CapacityRestored, Event, NodeJoined, Sink
@@ -141,7 +141,7 @@ class Acts:
         name = replacement(node)
         with self._starting:
             self._awaited[name] = number
-            self._nodes.start(NodeSpec(name, resource_of(name)))
+            self._nodes.start(replace(self._nodes.spec(node), name=name))
 
     def _resume(self, number: int, node: str) -> None:
         self._paused.discard((number, node))

@@ -59,10 +59,14 @@ DASK_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node to be started: its name, and the Dask resource that its role is known by."""
+    """A node to be started: its name, and the Dask resource that its role is known by.
+
+    It has `threads` threads and as many of the resource: so many workers can run on it at once.
+    """
 
     name: str
     resource: str
+    threads: int = 1
 
 
 class LocalCluster:
@@ -96,6 +100,7 @@ class LocalCluster:
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
+        self._specs: dict[str, NodeSpec] = {}
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
@@ -125,6 +130,16 @@ class LocalCluster:
         """Process id of each node that was started, and of the scheduler."""
         return dict(self._pids)
 
+    def spec(self, name: str) -> NodeSpec:
+        """What the node of this name was started as.
+
+        Raises
+        ------
+        KeyError
+            None was.
+        """
+        return self._specs[name]
+
     def start(self, node: NodeSpec) -> None:
         """Start one more node; it joins when it is up.
 
@@ -136,7 +151,8 @@ class LocalCluster:
         running = self._processes.get(node.name)
         if running is not None and running.is_alive():
             raise ConfigurationError(f"there is a node named {node.name!r} already")
-        arguments = (self.address, node.name, node.resource, self._scratch)
+        self._specs[node.name] = node
+        arguments = (self.address, node, self._scratch)
         self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
 
     def kill(self, name: str) -> int:
@@ -294,7 +310,7 @@ def _run_and_clean_up(scratch: str, dashboard: bool, send: Any) -> None:
     _run_until_parent_ends(_run_scheduler(scratch, dashboard, send), end)
 
 
-def _run_in_group(leader: int, arguments: tuple[str, str, str, str]) -> None:
+def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str]) -> None:
     os.setpgid(0, leader)
     _run_until_parent_ends(_run_node(*arguments), lambda: None)
 
@@ -327,12 +343,12 @@ async def _run_scheduler(scratch: str, dashboard: bool, send: Any) -> None:
         await scheduler.finished()
 
 
-async def _run_node(address: str, name: str, resource: str, scratch: str) -> None:
+async def _run_node(address: str, node: NodeSpec, scratch: str) -> None:
     async with Worker(
         address,
-        name=name,
-        nthreads=1,
-        resources={resource: 1},
+        name=node.name,
+        nthreads=node.threads,
+        resources={node.resource: node.threads},
         host=LOOPBACK,
         memory_limit=0,
         dashboard=False,

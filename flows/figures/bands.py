@@ -66,11 +66,12 @@ def band(curves: Sequence[Curve]) -> Band | None:
     x = np.linspace(first, last, POINTS)
     values = np.vstack([curve.at(x) for curve in drawn])
     mean = values.mean(axis=0)
-    low, high = _bounds(values, mean)
+    low, high = bounds(values, mean)
     return Band(x, mean, low, high)
 
 
-def _bounds(values: Floats, mean: Floats) -> tuple[Floats, Floats]:
+def bounds(values: Floats, mean: Floats) -> tuple[Floats, Floats]:
+    """Return the bounds of the band around the mean of each column; a row is a seed."""
     if len(values) < FEWEST_SEEDS:
         return values.min(axis=0), values.max(axis=0)
     reach = student_reach(values)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from flows.figures import bands, bars, curves, staleness, story, through, tradeoff
+from flows.figures import against, bands, bars, curves, staleness, story, through, tradeoff
+from flows.figures.axes import numeric_axes
 from flows.figures.drawing import Chapter, Drawing
 from flows.figures.subject import Subject, Trial
 
@@ -22,6 +23,9 @@ def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
 
 
 def _chapters(subject: Subject) -> Iterator[Chapter]:
+    for axis in numeric_axes([outcome.identity.labels for _, outcome in subject.trials]):
+        name, title = f"against-{axis.key.replace('.', '-')}", f"Against {axis.name}"
+        yield _chapter(name, title, against.NOTE, against.against(subject, axis))
     yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
     yield _chapter(
         "through",

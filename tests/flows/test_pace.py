@@ -37,6 +37,19 @@ def test_without_reports_nobody_knows() -> None:
     assert idle(computed((10.0,), (1.0,))) is None
 
 
+def together(*events: Event) -> float | None:
+    return outcome(Record(events), PRICES).pace.together
+
+
+def test_the_pace_of_all_leaves_out_when_some_are_not_at_work() -> None:
+    early = [acked([i], t=10.0 + i, worker="early") for i in range(5)]  # until 14
+    late = [acked([i], t=13.0 + i / 2, worker="late") for i in range(9)]  # from 13 on
+    assert together(*early, *late) == pytest.approx(1 + 2)
+    assert together(*early) == pytest.approx(1.0)
+    assert together(*early, acked([1], t=20.0, worker="later")) is None
+    assert together() is None
+
+
 def test_goodput_counts_what_survives() -> None:
     record = Record(
         (

@@ -43,6 +43,23 @@ def record_of(trial: Trial, order_seed: int) -> Record:
     return Record((TrialStarted(0.0, trial.name, kept, {}),))
 
 
+LEFT_OUT_OF_RECORDS = {
+    "training.partition": {"shared data": "shared", "own classes": "by_class"},
+    "training.straggling": {"nobody": None, "one": {"factor": 4.0, "workers": [0]}},
+    "optimizer.staleness_aware": [False, True],
+}
+
+
+def test_it_says_what_records_leave_out_because_it_is_the_default() -> None:
+    training = {"updates": 100, "compute_seconds": 0.01}
+    experiment = {**BASE, "training": training, "axes": LEFT_OUT_OF_RECORDS}
+    trials = expand(ExperimentConfig.model_validate(experiment))
+    assert len(trials) == 16
+    again = yaml.safe_load(experiment_yaml([record_of(trial, 0) for trial in trials]))
+    found = expand(ExperimentConfig.model_validate(again))
+    assert {t.digest: t.name for t in found} == {t.digest: t.name for t in trials}
+
+
 @pytest.mark.parametrize(
     "shape",
     [
