@@ -274,6 +274,7 @@ def _manifest(name: str, epoch: int, state: ShardState, data: bytes) -> dict[str
 
 def _arrays(state: ShardState) -> dict[str, np.ndarray]:
     arrays = {"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}}
+    arrays |= {f"result.{caller}": packed for caller, packed in state.results.items()}
     for table, of_table in enumerate(state.tables.values()):
         for number, level in enumerate(of_table.levels):
             at = _level(table, number)
