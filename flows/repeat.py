@@ -80,9 +80,22 @@ def versions(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _at(config: Any, dotted: str) -> Any:
+    """Return the value of a key; of one that was left out of the record, its default."""
+    found = config
     for part in dotted.split("."):
-        config = config[int(part)] if isinstance(config, Sequence) else config[part]
-    return config
+        if isinstance(found, Mapping) and part not in found:
+            return _default(config, dotted)
+        found = found[int(part)] if isinstance(found, Sequence) else found[part]
+    return found
+
+
+def _default(config: Any, dotted: str) -> Any:
+    from flows.config import TrialConfig
+
+    found: Any = TrialConfig.model_validate(config)
+    for part in dotted.split("."):
+        found = found[int(part)] if isinstance(found, Sequence) else getattr(found, part)
+    return found
 
 
 def _short(key: str, value: Any) -> Any:
