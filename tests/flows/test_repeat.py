@@ -77,3 +77,16 @@ def test_it_expands_to_the_same_trials(shape: dict[str, Any]) -> None:
     assert {t.digest: t.name for t in expand(again)} == {t.digest: t.name for t in trials}
     assert bool(again.zip) == ("zip" in shape)
     assert again.order_seed == 7
+
+
+def test_what_is_left_out_of_a_record_is_there_as_its_default() -> None:
+    axes = {
+        "filters": {"none": {}, "some": {"*": [{"kind": "top_k", "share": 0.5}]}},
+        "optimizer.staleness_aware": [False, True],
+        "optimizer.delay_compensation": {"no": None, "yes": 0.1},
+    }
+    trials = expand(ExperimentConfig.model_validate({**BASE, "axes": axes, "seeds": [0]}))
+    for order in (trials, trials[::-1]):
+        text = experiment_yaml([record_of(trial, 7) for trial in order])
+        again = ExperimentConfig.model_validate(yaml.safe_load(text))
+        assert {t.digest: t.name for t in expand(again)} == {t.digest: t.name for t in trials}
