@@ -70,7 +70,7 @@ def afresh(
     if isinstance(chosen.durability, Checkpoint):
         must_be_known(optimizer)
     if servers is not None:
-        check_servers(servers, len(layout.shards), chosen.durability.replicas)
+        check_servers(servers, len(layout.shards), chosen)
     group = Group(
         name, layout, optimizer, consistency, chosen, coordinator, timings, servers=servers
     )

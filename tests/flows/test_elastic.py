@@ -82,6 +82,12 @@ def test_what_cannot_be_is_told(config: Path, change: dict[str, Any], told: str)
     assert told in text
 
 
+def test_shards_that_go_back_together_cannot_move(config: Path) -> None:
+    together = 'recovery={"durability": {"kind": "checkpoint", "scope": "all"}}'
+    assert "cannot move" in complaint(config, elastic({"at_updates": 5, "servers": 1}), together)
+    only(config, elastic({"at_updates": 5, "workers": 1}), together)
+
+
 def test_a_change_is_due_at_its_moment() -> None:
     assert not ChangeSection(at_updates=5, servers=1).is_due(4, 99.0)
     assert ChangeSection(at_updates=5, servers=1).is_due(5, 0.0)
