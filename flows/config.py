@@ -120,7 +120,7 @@ class TrialConfig(_Settings):
         for key, servers in wanted:
             try:
                 if servers is not None:
-                    check_servers(servers, self.server.shards, self._replicas)
+                    check_servers(servers, self.server.shards, self.build_recovery())
             except ConfigurationError as error:
                 refuse(str(error), key=key)
         return self

@@ -77,7 +77,7 @@ def afresh(
         must_be_known("optimizer", optimizer)
         must_be_known("filters", chains)
     if servers is not None:
-        check_servers(servers, len(layout.shards), chosen.durability.replicas)
+        check_servers(servers, len(layout.shards), chosen)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     choices = optimizer, consistency, chosen, coordinator, timings
     group = Group(name, layout, *choices, filters=chains, servers=servers)

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import ConfigurationError
 
 H = TypeVar("H", bound=Hashable)
@@ -54,14 +55,32 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
     return tuple(Move(*move) for move in sorted(found, key=lambda move: move[0]))
 
 
-def check_servers(servers: int, shards: int, replicas: int) -> None:
+def check_movable(recovery: Recovery) -> None:
+    """Refuse a recovery under which shards cannot move.
+
+    Raises
+    ------
+    ConfigurationError
+        All shards go back together: a cut counts on every shard being where it was.
+    """
+    durability = recovery.durability
+    if isinstance(durability, Checkpoint) and durability.scope == "all":
+        raise ConfigurationError(
+            "shards cannot move under Checkpoint(scope='all'), where all of them go back together; "
+            "take scope='shard', or another durability, to choose or change the number of servers"
+        )
+
+
+def check_servers(servers: int, shards: int, recovery: Recovery) -> None:
     """Refuse a number of servers over which the shards cannot be spread.
 
     Raises
     ------
     ConfigurationError
-        It is less than the replicas of one shard, or more than those of all.
+        It is less than the replicas of one shard, or more than those of all, or shards cannot move.
     """
+    check_movable(recovery)
+    replicas = recovery.durability.replicas
     if not replicas <= servers <= shards * replicas:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"
         raise ConfigurationError(

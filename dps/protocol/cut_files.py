@@ -63,11 +63,6 @@ class CutCheckpoints(Checkpoints):
             self._saved(state.version, self._clock.monotonic())
         self._begun = True
 
-    def take_over(self, saved: int) -> None:
-        """Go on where the keeper of another replica is; the first state was written by it."""
-        super().take_over(saved)
-        self._begun = True
-
     async def restore_cut(self, cut: int) -> ShardState:
         """Return the shard's state in a cut.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dps.core.rebalancing import Move, check_servers, moves
+from dps.core.rebalancing import Move, check_movable, check_servers, moves
 from dps.errors import CapacityError, NotServing
 from dps.protocol.group import Group
 from dps.protocol.members import Members
@@ -106,7 +106,7 @@ class Scaling:
         CapacityError
             There are fewer.
         """
-        check_servers(servers, len(self._tenders), self._group.replicas)
+        check_servers(servers, len(self._tenders), self._group.recovery)
         able = self._able()
         if len(able) < servers:
             raise CapacityError(
@@ -120,11 +120,14 @@ class Scaling:
 
         Raises
         ------
+        ConfigurationError
+            Shards cannot move under this recovery.
         CapacityError
             The others cannot do without it.
         NotServing
             It keeps what a shard needs that is down now.
         """
+        check_movable(self._group.recovery)
         info = self._members.hosts.get(host)
         if info is None or host in self._drained:
             return

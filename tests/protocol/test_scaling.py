@@ -75,7 +75,6 @@ class Pusher:
     [
         Recovery(NoDurability()),
         Recovery(Checkpoint(every=5, path=f"{SCHEME}://scaling/none")),
-        Recovery(Checkpoint(every=5, path=f"{SCHEME}://scaling/all", scope="all")),
         Recovery(Chain(2)),
         Recovery(SharedStore(every=4)),
         Recovery(SharedStore(every=4), Continue()),
@@ -241,6 +240,20 @@ def test_what_cannot_be_is_refused_with_the_numbers(
 
     recovery = Recovery(SharedStore(every=4))
     in_world(scenario, params=PARAMS, shards=2, servers=1, recovery=recovery)
+
+
+def test_shards_that_go_back_together_stay_where_they_are() -> None:
+    async def scenario(s: Setting) -> None:
+        for request in (Scale(2), Drain(s.world.endpoint("server-0"))):
+            with pytest.raises(ConfigurationError, match="cannot move under"):
+                await s.scaled(request)
+
+    recovery = Recovery(Checkpoint(path=f"{SCHEME}://scaling/all", scope="all"))
+    files = disk("scaling")
+    try:
+        in_world(scenario, params=PARAMS, shards=2, recovery=recovery)
+    finally:
+        files.erase()
 
 
 # -- workers ---------------------------------------------------------------------------------------
