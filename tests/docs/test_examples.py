@@ -27,7 +27,7 @@ from tests.docs.pages import ROOT, Fence, examples, fences, scripts, shell_lines
 # What a program prints that shows that it did what its page says.
 PRINTED = {
     "first.py": r"largest error: [0-9.]+e-\d+",
-    "broken.py": r"killed tcp://.*\n1,000 updates were pushed, and the counter is 1000\n",
+    "broken.py": r"killed tcp://.*\n500 updates were pushed, and the counter is 500\n",
 }
 BASE: dict[str, Any] = {
     "experiment": "base",
@@ -69,6 +69,7 @@ def test_the_examples_of_a_page_run(client: Client, example: Fence) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(300)  # it starts Dask as a user would, which takes long on a busy machine
 @pytest.mark.parametrize("script", scripts(), ids=on_page)
 def test_a_program_runs(tmp_path: Path, script: Fence) -> None:
     title = script.title.removeprefix('title="').removesuffix('"')
