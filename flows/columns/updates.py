@@ -182,9 +182,9 @@ SPEED = (
         "gradients_together",
         "all at work",
         "per second",
-        "Gradients per second while all workers were at work: from when the last one had pushed its "
-        "first gradient until one had pushed its last. Leaves out how workers come and go, which "
-        "weighs more the shorter a training is.",
+        "Gradients per second while all workers were at work: from when the last one had pushed "
+        "its first gradient until one had pushed its last. Leaves out how workers come and go, "
+        "which weighs more the shorter a training is.",
         "final/gradients_together",
         better="higher",
     ),
