@@ -57,6 +57,8 @@ def guess(config: TrialConfig) -> float:
     """Seconds that a trial takes by its configuration alone, its limit at most."""
     training = config.training
     gradient = max(training.compute_seconds, GRADIENT_SECONDS)
+    if training.straggling is not None:
+        gradient *= 1 + training.straggling.share * (training.straggling.factor - 1)
     train = training.updates * gradient / training.workers
     faults = len(config.faults) * (FAULT_SECONDS + config.server.lease)
     start = START_SECONDS + NODE_SECONDS * len(config.node_names)

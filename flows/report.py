@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ FIGURES = "figures"
 # What a page carries of files to download; with more of them it would be slow to open.
 DOWNLOAD_BYTES = 6_000_000
 SHOWN_AT_ONCE = 6
+VARIED = "varied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,25 +203,31 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
     from datetime import UTC, datetime
 
     outcomes = [outcome for _, outcome in trials]
-    config = trials[0][0].started.settings.get("config", {}) if trials[0][0].started else {}
+    configs = [_config_facts(record.config) for record, _ in trials]
     day = datetime.fromtimestamp(max(r.events[-1].t for r, _ in trials), UTC)
-    training, server = config.get("training", {}), config.get("server", {})
     valid = sum(outcome.valid for outcome in outcomes)
     trials_text = f"{len(outcomes)}" + (
         "" if valid == len(outcomes) else f", {valid} of them valid"
     )
     seeds = sorted({o.identity.seed for o in outcomes if o.identity.seed is not None})
-    workload, dataset = (config.get(k, {}).get("kind", "") for k in ("workload", "dataset"))
     facts = [
         ("trials", trials_text),
         ("seeds", ", ".join(map(str, seeds))),
-        ("training", f"{workload} on {dataset}" if workload else ""),
-        ("gradients", f"{training['updates']:,}" if "updates" in training else ""),
-        ("workers · shards", f"{training.get('workers', '')} · {server.get('shards', '')}"),
-        ("consistency", _kind(config.get("consistency", {}))),
+        *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
         ("finished", day.strftime("%-d %B %Y, %H:%M UTC")),
     ]
     return [(name, value) for name, value in facts if value.strip(" ·")]
+
+
+def _config_facts(config: Mapping[str, Any]) -> dict[str, str]:
+    training, server = config.get("training", {}), config.get("server", {})
+    workload, dataset = (config.get(k, {}).get("kind", "") for k in ("workload", "dataset"))
+    return {
+        "training": f"{workload} on {dataset}" if workload else "",
+        "gradients": f"{training['updates']:,}" if "updates" in training else "",
+        "workers · shards": f"{training.get('workers', '')} · {server.get('shards', '')}",
+        "consistency": _kind(config.get("consistency", {})),
+    }
 
 
 def _kind(section: dict[str, Any]) -> str:

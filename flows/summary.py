@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dps.core.recovery import PRESETS
+from flows.labels import in_order
 from flows.outcome import Outcome
 
 
@@ -47,8 +48,7 @@ class Group:
 def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
     """Group trials by condition and strategy, in a reader's order.
 
-    Conditions without faults come first; strategies come in the order of the presets, then as
-    they appear.
+    Conditions without faults come first; strategies come as in `strategies`.
     """
     groups = [
         _group(outcomes, strategy, condition)
@@ -59,10 +59,13 @@ def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
 
 
 def strategies(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the strategies that appear: presets in their order, then the others."""
+    """Return the strategies that appear: presets in their order, then the others.
+
+    Others come in the order of the numbers that they say, else as they appear.
+    """
     found = list(dict.fromkeys(outcome.identity.strategy for outcome in outcomes))
     known = [name for name in PRESETS if name in found]
-    return (*known, *(name for name in found if name not in PRESETS))
+    return (*known, *in_order([name for name in found if name not in PRESETS]))
 
 
 def conditions(outcomes: Sequence[Outcome]) -> tuple[str, ...]:

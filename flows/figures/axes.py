@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from flows.labels import besides, numbers
+
 FEWEST_VALUES = 3
 # Values whose distances differ by more than this would crowd at one end of an axis to scale.
 MOST_UNEVEN = 50.0
-_NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e-?\d+)?|inf|∞)(?![\w.])")
 
 Labels = Mapping[str, str]  # by axis
 
@@ -71,34 +71,20 @@ def numeric_axes(trials: Sequence[Labels]) -> tuple[NumericAxis, ...]:
         return ()  # of different experiments
     for key in trials[0] if trials else ():
         labels = list(dict.fromkeys(trial[key] for trial in trials))
-        numbers = _numbers(labels)
-        if numbers is None or len(set(numbers.values())) < max(FEWEST_VALUES, len(labels)):
+        said = numbers(labels)
+        if said is None or len(set(said.values())) < max(FEWEST_VALUES, len(labels)):
             continue
         if any(_follows(trials, key, axis.key) for axis in found):
             continue
         others = tuple(axis for axis in trials[0] if not _follows(trials, axis, key))
-        values = dict(sorted(numbers.items(), key=lambda item: item[1]))
+        values = dict(sorted(said.items(), key=lambda item: item[1]))
         found.append(NumericAxis(key, _name(key, labels), values, others))
     return tuple(found)
 
 
-def _numbers(labels: Sequence[str]) -> dict[str, float] | None:
-    """The number in each label; None unless each has one, and all say the same besides it."""
-    found = {label: [match[0] for match in _NUMBER.finditer(label)] for label in labels}
-    if any(len(numbers) != 1 for numbers in found.values()):
-        return None
-    if len({_besides(label).removesuffix("s") for label in labels}) > 1:
-        return None
-    return {label: float(number.replace("∞", "inf")) for label, (number,) in found.items()}
-
-
-def _besides(label: str) -> str:
-    return _NUMBER.sub("", label).strip(" =")
-
-
 def _name(key: str, labels: Sequence[str]) -> str:
-    besides = max((_besides(label) for label in labels), key=len)
-    return besides or key.rpartition(".")[2].replace("_", " ")
+    words = max((besides(label) for label in labels), key=len)
+    return words or key.rpartition(".")[2].replace("_", " ")
 
 
 def _follows(trials: Sequence[Labels], axis: str, leader: str) -> bool:

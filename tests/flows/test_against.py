@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -18,10 +19,12 @@ from flows.figures.axes import numeric_axes
 from flows.figures.drawing import Drawing, write_files
 from flows.figures.gallery import chapters
 from flows.figures.subject import Trial
+from flows.labels import in_order
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record
 from flows.report import write_report
+from flows.summary import strategies
 from flows.usage import busiest, cores_used
 from tests.flows.synthetic import missed, toy_events, write_events
 
@@ -93,6 +96,19 @@ def test_infinity_and_magnitudes_are_drawn_at_equal_distances() -> None:
     assert list(workers.places.values()) == [1, 2, 4, 8, 16]
     assert list(rates.places.values()) == list(bounds.places.values()) == [0, 1, 2]
     assert [bounds.tick(label) for label in bounds.values] == ["0", "1", "∞"]
+
+
+def test_strategies_come_in_the_order_of_their_numbers() -> None:
+    assert in_order(["tau 16", "tau inf", "tau 0", "tau 2"]) == [
+        "tau 0",
+        "tau 2",
+        "tau 16",
+        "tau inf",
+    ]
+    assert in_order(["b 2", "a", "b 1"]) == ["b 2", "a", "b 1"]
+    assert in_order([]) == []
+    records = [record(0, {"training.workers": n}, int(n)) for n in ("8", "2", "16")]
+    assert strategies([outcome(r, load_prices()) for r in records]) == ("2", "8", "16")
 
 
 def test_records_of_different_experiments_have_no_axis_in_common() -> None:
@@ -211,6 +227,8 @@ def test_the_report_has_them(tmp_path: Path, trials: list[Trial]) -> None:
     page = write_report(tmp_path / "grid", tmp_path / "report.html").read_text()
     assert 'id="against-training-workers"' in page
     assert "Efficiency against workers" in page
+    told = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
+    assert (told["workers · shards"], told["gradients"]) == ("varied", "800")
 
 
 def test_they_are_written_as_files(tmp_path: Path, drawn: dict[str, Drawing]) -> None:

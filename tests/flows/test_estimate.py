@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.estimate import Durations, about, guess
+from flows.sections import StragglingSection
 from tests.flows.synthetic import demo_trials
 
 TRIALS = demo_trials()
@@ -18,6 +19,14 @@ def test_a_guess_grows_with_what_there_is_to_do() -> None:
     slower = plain.config.model_copy(update={"training": slow})
     assert guess(plain.config) < guess(killed.config) < guess(slower)
     assert guess(slower) - guess(plain.config) == pytest.approx(800 * 0.04 / 2)
+
+
+def test_a_guess_counts_stragglers_as_they_are_on_average() -> None:
+    (plain,) = {t.config for t in TRIALS if t.name == "none.no-fault.seed-0"}
+    straggling = StragglingSection(factor=20, share=0.05)
+    training = plain.training.model_copy(update={"straggling": straggling})
+    slower = plain.model_copy(update={"training": training})
+    assert guess(slower) - guess(plain) == pytest.approx(0.95 * 800 * 0.01 / 2)
 
 
 def test_what_was_seen_counts_more_than_guesses() -> None:
