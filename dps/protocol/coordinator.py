@@ -293,6 +293,8 @@ class Coordinator:
                 self._detected(tender, info, by)
             if info.host in (tender.reserved, self.store, self.mailbox):
                 tender.interrupt()
+            if info.host == tender.reserved:
+                tender.reserved = None  # it may be counted on again at once, but has nothing
             if info.host == self.store:
                 tender.store_lost()
             tender.wake()

@@ -212,7 +212,7 @@ class Tender:
         try:
             await self._bring_back(view, host)
             await self._around.admit_present(view, host)
-            served = host in self._around.members and self.view == view
+            served = self.view == view and self._is_coming(host)
         except DpsError:
             self._candidates.avoid(host)
             raise
@@ -330,21 +330,26 @@ class Tender:
             await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
             has_all = True
             await self._configure(longer, kept=self._stays_durable)
-            joined = self.view == view and host in self._around.members
+            joined = self.view == view and self._is_coming(host)
         except DpsError:
             self._around.members.suspect(host.address, "coordinator")
             self._candidates.avoid(host)
             raise
         finally:
+            there = has_all and self._is_coming(host)
             self.reserved = None
             if joined:
                 self.view = longer
             else:
                 # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
                 # more that it does not have: it may be the last one that has it.
-                self.unsettle(also=host if has_all and host in self._around.members else None)
+                self.unsettle(also=host if there else None)
             await self._around.publish()
         return True
+
+    def _is_coming(self, host: Endpoint) -> bool:
+        """Whether a host has not been lost since it was reserved."""
+        return self.reserved == host and host in self._around.members
 
     # -- moves -----------------------------------------------------------------------------------
 
