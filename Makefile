@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test examples examples-large replicate replicate-full findings torch torch-test browser browser-test lint types lock ui report bench bench-recovery bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -38,6 +38,12 @@ fashion-data:
 
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest
+
+examples: setup fashion-data ## solve each example problem, and compare with its reference
+	$(BIN)/dps example all
+
+examples-large: setup fashion-data ## the same at their large sizes: some minutes each
+	$(BIN)/dps example all --size large
 
 replicate: torch fashion-data ## repeat the experiments of both papers in short, and judge their claims
 	$(BIN)/dps replicate ttf

@@ -19,6 +19,7 @@ import typer
 
 from dps.errors import ConfigurationError, DpsError
 from flows.checks import app as checks
+from flows.examples import app as examples
 from flows.replicate import app as replicate
 from flows.replicate import run_replication
 from flows.terminal import console as _console
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(replicate, name="replicate")
 app.add_typer(checks)
+app.add_typer(examples)
 
 Config = Annotated[
     str,

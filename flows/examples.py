@@ -1,0 +1,130 @@
+"""Owns `dps example`: runs a problem on this machine, and says how near its reference it came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from flows.problems.outcome import Outcome, Task
+
+EXAMPLES = {
+    "l1_logistic": "L1-regularised logistic regression by delayed block proximal gradient",
+    "rica": "reconstruction ICA of image patches",
+    "lda": "topics of a corpus by distributed Gibbs sampling",
+}
+ALL = "all"
+PAGE = "examples.md"
+SIZES = ("small", "large")
+
+app = typer.Typer()
+
+
+@app.command()
+def example(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(EXAMPLES)}, or {ALL}.")],
+    data: Annotated[
+        Path | None, typer.Option(help="A file of your own instead of the data that is at hand.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="small: seconds; large: minutes.")] = "small",
+    workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
+    shards: Annotated[int, typer.Option(min=1, help="How many servers.")] = 2,
+    recovery: Annotated[str, typer.Option(help="none or chain.")] = "none",
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    output: Annotated[Path, typer.Option(help="Where pictures and lists go.")] = Path(
+        "results/examples"
+    ),
+) -> None:
+    """Solve a problem with a parameter server, and compare with an independent reference.
+
+    Ends with code 1 where a target is missed.
+    """
+    from flows.problems.outcome import Task
+
+    names = _names(name)
+    if size not in SIZES:
+        raise ConfigurationError(f"--size {size}: expected {' or '.join(SIZES)}")
+    if recovery not in ("none", "chain"):
+        raise ConfigurationError(f"--recovery {recovery}: expected none or chain")
+    if data is not None and (len(names) > 1 or not data.is_file()):
+        raise ConfigurationError(
+            f"--data {data}: expected a file" if len(names) == 1 else "--data: name one example"
+        )
+    task = Task(data, size, workers, shards, recovery, seed, output)
+    outcomes = {}
+    for each in names:
+        outcomes[each], seconds = _timed(each, task)
+        print(told(each, outcomes[each], seconds), flush=True)
+    write_page(outcomes, output)
+    if not all(outcome.met for outcome in outcomes.values()):
+        raise typer.Exit(1)
+
+
+def told(name: str, outcome: Outcome, seconds: float) -> str:
+    """What came of an example, as text; its last line says whether the target is met."""
+    lines = [
+        f"{name}: {EXAMPLES[name]}",
+        *outcome.notes,
+        *(f"written: {path}" for path in outcome.files),
+        f"{verdict(outcome)} ({seconds:.0f} s)",
+    ]
+    return "\n  ".join(lines)
+
+
+def verdict(outcome: Outcome) -> str:
+    """Reached, reference and target in one line."""
+    return (
+        f"{outcome.measure} {outcome.reached:.6g}, {outcome.named} {outcome.reference:.6g}: "
+        f"{outcome.excess:+.3%}, target ≤ {outcome.tolerance:+.1%}: "
+        f"{'met' if outcome.met else 'MISSED'}"
+    )
+
+
+def write_page(outcomes: dict[str, Outcome], folder: Path) -> None:
+    """Write what came out as a page of Markdown, with the pictures in it."""
+    parts = ["# Examples"]
+    for name, outcome in outcomes.items():
+        pictures = [f"![{path.stem}]({path.name})" for path in outcome.files if _is_picture(path)]
+        notes = [f"- {note}" for note in outcome.notes]
+        parts += [f"## {name}", f"{EXAMPLES[name]}.", verdict(outcome), "\n".join(notes), *pictures]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PAGE).write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+def solve(name: str, task: Task) -> Outcome:
+    """Start a cluster on this machine, and solve a problem on it."""
+    from dps.cluster.local import LocalCluster, NodeSpec
+
+    replicas = 2 if task.recovery == "chain" else 1
+    nodes = [NodeSpec(f"server-{i}", "server") for i in range(task.shards * replicas)]
+    nodes += [NodeSpec(f"worker-{i}", "worker") for i in range(task.workers)]
+    module = f"flows.problems.{name}"
+    solver: Callable[[Client, Task], Outcome] = import_module(module).solve
+    with LocalCluster(nodes, ("dps.cluster.server", module)) as cluster:
+        return solver(cluster.client, task)
+
+
+def _timed(name: str, task: Task) -> tuple[Outcome, float]:
+    began = time.monotonic()
+    return solve(name, task), time.monotonic() - began
+
+
+def _names(name: str) -> list[str]:
+    if name not in (*EXAMPLES, ALL):
+        raise ConfigurationError(
+            f"example {name!r} is unknown; there are: {', '.join(EXAMPLES)} and {ALL}"
+        )
+    return list(EXAMPLES) if name == ALL else [name]
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix in (".png", ".svg")

@@ -1,0 +1,89 @@
+"""Owns the text that topics are looked for in when the user has none: installed documentation.
+
+Docstrings are real text, and at hand wherever dps is. They are written as a file in the
+bag-of-words format, and read from there like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from dps.errors import ConfigurationError
+
+PACKAGES = ("sklearn", "scipy", "numpy", "matplotlib", "dask", "distributed", "mlflow")
+WORD = re.compile(r"[a-z]{3,}")
+LEAST_WORDS = 60  # in a docstring, for it to be a document
+LEAST_DOCUMENTS = 8  # that a word must be in, and at most this share of all
+MOST_OF_ALL = 0.25
+
+
+def write_corpus(folder: Path, documents: int, seed: int) -> Path:
+    """Write so many docstrings, chosen at random, as ``docword.docstrings.txt``; return its path.
+
+    Raises
+    ------
+    ConfigurationError
+        There are not so many.
+    """
+    texts = _docstrings(documents, np.random.default_rng(seed))
+    bags = [Counter(WORD.findall(text.lower())) for text in texts]
+    known = {word: number for number, word in enumerate(_vocabulary(bags), 1)}
+    lines = [
+        f"{document} {known[word]} {count}\n"
+        for document, bag in enumerate(bags, 1)
+        for word, count in sorted(bag.items())
+        if word in known
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.docstrings.txt").write_text("".join(f"{word}\n" for word in known))
+    path = folder / "docword.docstrings.txt"
+    path.write_text(f"{len(bags)}\n{len(known)}\n{len(lines)}\n" + "".join(lines))
+    return path
+
+
+def _docstrings(number: int, rng: np.random.Generator) -> list[str]:
+    places = (find_spec(package) for package in PACKAGES)
+    roots = [Path(place.origin).parent for place in places if place and place.origin]
+    files = [file for root in roots for file in sorted(root.rglob("*.py"))]
+    found: dict[str, None] = {}
+    for i in rng.permutation(len(files)):
+        if "test" not in str(files[i].relative_to(files[i].parents[1])):
+            found.update(dict.fromkeys(_docstrings_in(files[i])))
+        if len(found) >= number:
+            return list(found)[:number]
+    raise ConfigurationError(
+        f"only {len(found)} docstrings of {LEAST_WORDS} words are installed, {number} are needed; "
+        "give a file in the bag-of-words format of the UCI repository with --data"
+    )
+
+
+def _docstrings_in(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):  # templates and the like: no text to be had
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            text = ast.get_docstring(node, clean=False) or ""
+            if len(WORD.findall(text.lower())) >= LEAST_WORDS:
+                yield text
+
+
+def _vocabulary(bags: list[Counter[str]]) -> list[str]:
+    """The words that tell documents apart: neither rare nor everywhere, and no stop words."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    documents = Counter(word for bag in bags for word in bag)
+    most = MOST_OF_ALL * len(bags)
+    return sorted(
+        word
+        for word, count in documents.items()
+        if LEAST_DOCUMENTS <= count <= most and word not in ENGLISH_STOP_WORDS
+    )

@@ -1,0 +1,116 @@
+"""Owns the image patches that RICA is shown on: cut out at random, without their mean, whitened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.errors import ConfigurationError
+from flows.readers import read_images
+from flows.workloads.fashion_mnist import IMAGES, Sources, find
+
+Array = npt.NDArray[np.float64]
+Images = npt.NDArray[np.uint8]
+
+CONTRAST = 0.05  # standard deviation below which a patch shows nothing; pixels are from 0 to 1
+VARIANCE = 0.99  # what share of the patches' variance is kept
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSource:
+    """Which patches to cut: `count` of `size` × `size` pixels, from the images of a file.
+
+    Without a file they are from Fashion-MNIST where that is installed, else from scikit-learn's
+    digits.
+    """
+
+    count: int
+    size: int
+    seed: int = 0
+    path: Path | None = None
+
+    @property
+    def named(self) -> str:
+        """What the images are."""
+        if self.path is not None:
+            return str(self.path)
+        return "Fashion-MNIST" if _fashion() else "digits, as Fashion-MNIST is not installed"
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Whitened patches.
+
+    Attributes
+    ----------
+    x
+        Patches × components, float64: uncorrelated, of variance 1.
+    patterns
+        Components × pixels: what one unit of each component looks like.
+    """
+
+    x: Array
+    patterns: Array
+
+
+def load_patches(source: PatchSource) -> Patches:
+    """Cut and whiten; the same source gives the same patches in every process.
+
+    Raises
+    ------
+    ConfigurationError
+        The images cannot be read, are smaller than a patch, or show too little.
+    """
+    images = _images(source)
+    rng = np.random.default_rng(source.seed)
+    pixels = np.concatenate([_cut(images, source, rng) for _ in range(4)])
+    pixels = pixels[pixels.std(axis=1) > CONTRAST][: source.count]
+    if len(pixels) < source.count:
+        raise ConfigurationError(
+            f"{source.named}: only {len(pixels)} of {4 * source.count} patches that were cut out "
+            f"at random show anything; {source.count} are needed"
+        )
+    pixels -= pixels.mean(axis=1, keepdims=True)
+    variances, directions = np.linalg.eigh(pixels.T @ pixels / len(pixels))
+    variances, directions = variances[::-1], directions[:, ::-1]
+    kept = 1 + int(np.searchsorted(np.cumsum(variances) / variances.sum(), VARIANCE))
+    deviations = np.sqrt(variances[:kept])
+    return Patches(
+        pixels @ (directions[:, :kept] / deviations), (directions[:, :kept] * deviations).T
+    )
+
+
+def _cut(images: Images, source: PatchSource, rng: np.random.Generator) -> Array:
+    """Cut patches out at random places, as rows of pixels."""
+    number, height, width = images.shape
+    size = source.size
+    if min(height, width) < size:
+        raise ConfigurationError(
+            f"{source.named}: images of {height} × {width}, expected {size} × {size} at least"
+        )
+    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axis=(1, 2))
+    image = rng.integers(0, number, source.count)
+    top = rng.integers(0, height - size + 1, source.count)
+    left = rng.integers(0, width - size + 1, source.count)
+    cut: Array = windows[image, top, left].reshape(source.count, -1) / images.max()
+    return cut
+
+
+def _images(source: PatchSource) -> Images:
+    path = source.path or _fashion()
+    if path is not None:
+        return read_images(path)
+    from sklearn.datasets import load_digits
+
+    return np.asarray(load_digits().images, np.uint8)
+
+
+def _fashion() -> Path | None:
+    folder = find(None, Sources())
+    if folder is None:
+        return None
+    name = IMAGES["train"]
+    return next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None)

@@ -1,0 +1,178 @@
+"""Owns the examples of two classes that L1-logistic regression is shown on, each in pieces.
+
+Every row is an example's features and, where there is an intercept, a last column with a constant,
+all times the example's label, −1 or +1: the loss of an example is then log(1 + exp(−row·w)). A
+worker makes or reads its own share, piece by piece; nobody ever holds all of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array, diags_array, hstack
+from scipy.special import expit
+
+from dps.errors import ConfigurationError
+from flows.readers import read_examples
+
+STRIDE = 0x9E3779B1  # a prime: no two ranks meet in one column
+WEIGHTS = 200
+OFFSET = 100.0
+
+Array = npt.NDArray[np.float64]
+
+
+class Source(Protocol):
+    """Where examples come from. Implementations can be pickled.
+
+    `features` counts the intercept's column as well, and `examples` those of all workers together.
+    """
+
+    @property
+    def features(self) -> int: ...
+
+    @property
+    def examples(self) -> int: ...
+
+    def share(self, index: int, workers: int) -> Iterator[csr_array]:
+        """Yield the pieces of one of `workers` shares: float64, examples × features."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Scikit-learn's digits, odd ones against even ones; features have mean 0 and variance 1."""
+
+    @property
+    def features(self) -> int:
+        return 62  # three of the 64 pixels are the same in all images; the intercept
+
+    @property
+    def examples(self) -> int:
+        return 1797
+
+    def share(self, index: int, workers: int) -> Iterator[csr_array]:
+        """Yield every `workers`-th example."""
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        x = x[:, x.std(axis=0) > 0]
+        x = (x - x.mean(axis=0)) / x.std(axis=0)
+        yield _signed(csr_array(x), np.where(y % 2, 1.0, -1.0), constant=1.0)[index::workers]
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Examples with few features out of many, drawn piece by piece from a seed.
+
+    How common a feature is falls with its rank as 1/(rank + 100), as that of words does (the law of
+    Zipf and Mandelbrot). Values are standard normal; labels are drawn from a logistic model in
+    which the 200 most common features have weights. There is no intercept.
+
+    Parameters
+    ----------
+    examples, features
+        How many.
+    seed
+        Of all draws.
+    nonzeros
+        Features of an example; those that are drawn twice are summed.
+    piece
+        Examples drawn at once.
+    """
+
+    examples: int
+    features: int
+    seed: int = 0
+    nonzeros: int = 20
+    piece: int = 1 << 16
+
+    def share(self, index: int, workers: int) -> Iterator[csr_array]:
+        """Yield every `workers`-th piece; no piece depends on another."""
+        truth = self._truth()
+        for start in range(index * self.piece, self.examples, workers * self.piece):
+            count = min(self.piece, self.examples - start)
+            rng = np.random.default_rng([self.seed, start])
+            chance = rng.random(count * self.nonzeros)
+            rank = OFFSET * np.expm1(chance * np.log1p(self.features / OFFSET))
+            column = self._column(rank.astype(np.int64)).astype(np.int32)
+            ends = np.arange(count + 1, dtype=np.int32) * self.nonzeros
+            value = rng.standard_normal(len(rank))
+            x = csr_array((value, column, ends), shape=(count, self.features))
+            x.sum_duplicates()
+            positive = rng.random(count) < expit(x @ truth)
+            yield _signed(x, np.where(positive, 1.0, -1.0))
+
+    def _truth(self) -> Array:
+        """The weights that labels are drawn with."""
+        rng = np.random.default_rng(self.seed)
+        truth = np.zeros(self.features)
+        chosen = self._column(np.arange(min(WEIGHTS, self.features), dtype=np.int64))
+        truth[chosen] = 1.5 * rng.standard_normal(len(chosen))
+        return truth
+
+    def _column(self, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the features of these ranks, from 0, stand: anywhere, so that blocks are alike."""
+        return rank * STRIDE % self.features
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """The examples of a file, as `survey` found them; of two labels the larger one is +1.
+
+    The intercept's column has a `constant` that is as large as the largest feature is in the root
+    mean square: with another scale, it alone would say how small the steps must be.
+    """
+
+    path: Path
+    features: int
+    examples: int
+    high: float
+    constant: float
+
+    def share(self, index: int, workers: int) -> Iterator[csr_array]:
+        """Yield every `workers`-th example of each piece of the file."""
+        for piece in read_examples(self.path):
+            x = csr_array(piece.x)
+            x.resize(x.shape[0], self.features - 1)
+            label = np.where(piece.y == self.high, 1.0, -1.0)
+            yield _signed(x, label, self.constant)[index::workers]
+
+
+def survey(path: Path) -> File:
+    """Read a file once, keeping nothing of it but what must be known before it is shared out.
+
+    Raises
+    ------
+    ConfigurationError
+        There is something wrong in it, or its labels are not of two kinds.
+    """
+    squares, examples = np.zeros(0), 0
+    labels: set[float] = set()
+    for piece in read_examples(path):
+        of_piece = np.asarray((csr_array(piece.x) ** 2).sum(axis=0))
+        squares.resize(max(len(squares), len(of_piece)), refcheck=False)
+        squares[: len(of_piece)] += of_piece
+        examples += len(piece.y)
+        labels |= set(np.unique(piece.y).tolist())
+        if len(labels) > 2:
+            break
+    if len(labels) != 2:
+        shown = ", ".join(f"{label:g}" for label in sorted(labels)) or "none"
+        raise ConfigurationError(
+            f"{path}: expected labels of two kinds, such as -1 and 1; found: {shown}"
+        )
+    largest = float(np.sqrt(squares.max(initial=0.0) / examples))
+    return File(path, len(squares) + 1, examples, max(labels), largest or 1.0)
+
+
+def _signed(x: csr_array, label: Array, constant: float = 0.0) -> csr_array:
+    """Add the intercept's column, if it has a constant, and multiply each row by its label."""
+    if constant:
+        x = hstack([x, csr_array(np.full((x.shape[0], 1), constant))], format="csr")
+    return csr_array(diags_array(label) @ x)

@@ -1,0 +1,93 @@
+"""Owns the files that a user has: which reader a file is for, by its name.
+
+All errors name the file, and the line, row or array in it that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dps.errors import ConfigurationError
+from flows.readers.bag_of_words import Corpus, read_bag_of_words
+from flows.readers.examples import Examples
+from flows.readers.svmlight import read_svmlight
+from flows.readers.tables import read_npz, read_parquet
+from flows.workloads.idx import read_idx
+
+__all__ = ["Corpus", "Examples", "read_bag_of_words", "read_examples", "read_images"]
+
+SVMLIGHT = (".svm", ".svmlight", ".libsvm", ".txt")
+IDX_IMAGES = "idx3-ubyte"
+
+
+def read_examples(path: Path, label: str | None = None) -> Iterator[Examples]:
+    """Read the examples of a file, in pieces where its format allows.
+
+    Parameters
+    ----------
+    path
+        svmlight (.svm, .svmlight, .libsvm or .txt, also with .gz), .npz, .parquet, or idx images
+        (…idx3-ubyte, also with .gz), whose labels lie beside them in …idx1-ubyte.
+    label
+        The column of labels in a parquet file.
+
+    Raises
+    ------
+    ConfigurationError
+        The file is of another kind, or there is something wrong in it.
+    """
+    name = path.name.removesuffix(".gz")
+    if name.endswith(IDX_IMAGES):
+        return iter([_idx_examples(path)])
+    if name.endswith(SVMLIGHT):
+        return read_svmlight(path)
+    if path.suffix == ".npz":
+        return iter([read_npz(path)])
+    if path.suffix == ".parquet":
+        return read_parquet(path, label)
+    raise ConfigurationError(
+        f"{path}: what kind of file it is does not show in its name; expected one that ends in "
+        f"{', '.join(SVMLIGHT)} (svmlight), .npz, .parquet or {IDX_IMAGES}"
+    )
+
+
+def read_images(path: Path) -> np.ndarray:
+    """Read grey images of equal size as a uint8 array of images × height × width.
+
+    Parameters
+    ----------
+    path
+        An idx file, or an npz file with an array of that shape named ``x``.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither, or damaged.
+    """
+    if not path.name.endswith(".npz"):
+        return read_idx(path, 3)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            images = np.asarray(file["x"])
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise ConfigurationError(f"{path} cannot be read as npz with an x: {error}") from error
+    if images.ndim != 3 or images.dtype != np.uint8:
+        raise ConfigurationError(
+            f"{path}: x is {images.dtype}{list(images.shape)}, expected uint8 images × height × "
+            "width"
+        )
+    return images
+
+
+def _idx_examples(path: Path) -> Examples:
+    images = read_idx(path, 3)
+    beside = path.with_name(path.name.replace("images-", "labels-").replace("idx3", "idx1"))
+    labels = read_idx(beside, 1)
+    if len(images) != len(labels):
+        raise ConfigurationError(
+            f"{path} has {len(images)} images, but {beside} {len(labels)} labels"
+        )
+    return Examples(images.reshape(len(images), -1) / 255, labels.astype(np.float64))

@@ -1,0 +1,158 @@
+"""Owns the examples in npz and parquet files: arrays or columns of numbers, and a label for each.
+
+An npz file has the arrays ``x`` and ``y``; ``x`` may also be a sparse matrix with the arrays that
+`scipy.sparse.save_npz` writes. Of a parquet file one column is the label, and the others, which
+must be numbers, are the features.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csc_array, csr_array
+
+from dps.errors import ConfigurationError
+from flows.readers.examples import Examples
+
+LABELS = ("y", "label", "labels", "target")
+SPARSE = {"csr": csr_array, "csc": csc_array}
+ROWS = 1 << 16  # of a parquet file in memory at once
+
+Array = npt.NDArray[Any]
+
+
+def read_npz(path: Path) -> Examples:
+    """Read the examples of an npz file.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, an array is missing or does not fit, or a value is not finite.
+    """
+    try:
+        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as npz: {error}; write it with numpy.savez(path, x=…, y=…)"
+        ) from error
+    x, y = _matrix(path, arrays), _label(path, arrays)
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise ConfigurationError(
+            f"{path}: x is {list(x.shape)} and y {list(y.shape)}, expected a row of x for each "
+            "value of y"
+        )
+    return Examples(x, y)
+
+
+def read_parquet(path: Path, label: str | None = None, rows: int = ROWS) -> Iterator[Examples]:
+    """Read the examples of a parquet file in pieces.
+
+    Parameters
+    ----------
+    label
+        The column of labels; None: the one that is named y, label, labels or target.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, there is no such column, or a value is no finite number; the
+        message has its row, from 1, and its column. Or pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{path}: reading parquet needs pyarrow; install it with: pip install pyarrow"
+        ) from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            wanted = _chosen(path, file.schema_arrow.names, label)
+            first = 1
+            for batch in file.iter_batches(batch_size=rows):
+                yield _examples(path, batch, wanted, first)
+                first += len(batch)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigurationError(f"{path} cannot be read as parquet: {error}") from error
+
+
+def _matrix(path: Path, arrays: Mapping[str, Array]) -> Any:
+    if "x" in arrays:
+        return _numbers(path, "x", arrays["x"])
+    if not {"data", "indices", "indptr", "shape", "format"} <= arrays.keys():
+        raise ConfigurationError(
+            f"{path} has the arrays {', '.join(arrays)}, expected x and y, or a sparse matrix of "
+            "scipy.sparse.save_npz and y"
+        )
+    kind = arrays["format"].item()
+    make = SPARSE.get(kind.decode() if isinstance(kind, bytes) else str(kind))
+    if make is None:
+        raise ConfigurationError(f"{path}: a sparse matrix of format {kind!r}, expected csr or csc")
+    data = _numbers(path, "data", arrays["data"])
+    try:
+        found = make((data, arrays["indices"], arrays["indptr"]), shape=tuple(arrays["shape"]))
+        found.check_format(full_check=True)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{path}: its sparse matrix is damaged: {error}") from error
+    return found.tocsr()
+
+
+def _label(path: Path, arrays: Mapping[str, Array]) -> Array:
+    found = [name for name in LABELS if name in arrays]
+    if not found:
+        raise ConfigurationError(
+            f"{path} has the arrays {', '.join(arrays)}, and none of them is named y"
+        )
+    return _numbers(path, found[0], arrays[found[0]])
+
+
+def _numbers(path: Path, name: str, array: Array) -> Array:
+    if array.dtype.kind not in "fiub":
+        raise ConfigurationError(f"{path}: {name} is of {array.dtype}, expected numbers")
+    values = array.astype(np.float64)
+    if not np.isfinite(values).all():
+        at = [int(i) for i in np.argwhere(~np.isfinite(values))[0]]
+        raise ConfigurationError(f"{path}: {name}{at} is {values[tuple(at)]}, expected a number")
+    return np.asarray(values)
+
+
+def _chosen(path: Path, columns: list[str], label: str | None) -> str:
+    named = [label] if label is not None else list(LABELS)
+    found = [name for name in named if name in columns]
+    if not found:
+        raise ConfigurationError(
+            f"{path} has no column {' or '.join(map(repr, named))}; there are: {', '.join(columns)}"
+        )
+    if len(columns) < 2:
+        raise ConfigurationError(f"{path} has no column besides {found[0]!r}: no features")
+    return found[0]
+
+
+def _examples(path: Path, batch: Any, label: str, first: int) -> Examples:
+    columns = {name: _column(path, batch, name, first) for name in batch.schema.names}
+    features = [values for name, values in columns.items() if name != label]
+    return Examples(np.column_stack(features), columns[label])
+
+
+def _column(path: Path, batch: Any, name: str, first: int) -> Array:
+    column = batch.column(name)
+    try:
+        values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path}: column {name!r} is of {column.type}, expected numbers"
+        ) from error
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise ConfigurationError(
+            f"{path}, row {first + int(wrong[0])}, column {name!r}: "
+            f"{column[int(wrong[0])].as_py()!r}, expected a number"
+        )
+    return np.asarray(values)
