@@ -21,6 +21,7 @@ EXAMPLES = {
     "l1_logistic": "L1-regularised logistic regression by delayed block proximal gradient",
     "rica": "reconstruction ICA of image patches",
     "lda": "topics of a corpus by distributed Gibbs sampling",
+    "factors": "matrix factorisation with sparse tables of users and items",
 }
 ALL = "all"
 PAGE = "examples.md"
@@ -104,8 +105,9 @@ def solve(name: str, task: Task) -> Outcome:
     """Start a cluster on this machine, and solve a problem on it."""
     from dps.cluster.local import LocalCluster, NodeSpec
 
-    replicas = 2 if task.recovery == "chain" else 1
-    nodes = [NodeSpec(f"server-{i}", "server") for i in range(task.shards * replicas)]
+    nodes = [NodeSpec(f"server-{i}", "server") for i in range(task.shards)]
+    if task.recovery == "chain":
+        nodes += [NodeSpec(f"replica-{i}-1", "server") for i in range(task.shards)]
     nodes += [NodeSpec(f"worker-{i}", "worker") for i in range(task.workers)]
     module = f"flows.problems.{name}"
     solver: Callable[[Client, Task], Outcome] = import_module(module).solve

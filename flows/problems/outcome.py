@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dps.protocol.group import Timings
+
+# These workers compute for long, on machines that may have much else to do: late is not lost. What
+# has ended is noticed at once all the same.
+PATIENT = Timings(lease=20.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
