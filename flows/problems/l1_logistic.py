@@ -25,7 +25,7 @@ from dps import L1, SSP, DelayedProximal, ParameterServer, Worker
 from dps.errors import DpsError
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Array, Arrays, Spread, liblinear
-from flows.problems.outcome import Outcome, Task
+from flows.problems.outcome import PATIENT, Outcome, Task
 from flows.problems.sparse_data import Digits, Source, Synthetic, survey
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def solve(client: Client, task: Task) -> Outcome:
         optimizer=Aggregated(rule),
         consistency=SSP(BOUND),
         recovery=task.recovery,
+        timings=PATIENT,
     ) as ps:
         while len(objective) <= ROUNDS:
             futures = ps.run(partial(train, spread, penalty, ended), task.workers)

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from dps import SGD, SSP, ParameterServer, Worker
+from dps.errors import DpsError
 from flows.problems.corpus import write_corpus
 from flows.problems.gibbs import Priors, Sampler, perplexity
-from flows.problems.outcome import Outcome, Task
+from flows.problems.outcome import PATIENT, Outcome, Task
 from flows.readers import read_bag_of_words
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def train(path: Path, seed: int, worker: Worker) -> Array:
         known = worker.push_pull({"counts": known - drawn})["counts"]
         if sweep >= SWEEPS - AVERAGED:
             mean += known / AVERAGED
+    if worker.dropped:
+        raise DpsError(f"{worker.name}: {worker.dropped} updates were dropped, counts lack them")
     return mean
 
 
@@ -74,6 +77,7 @@ def solve(client: Client, task: Task) -> Outcome:
         optimizer=SGD(1.0),
         consistency=SSP(BOUND),
         recovery=task.recovery,
+        timings=PATIENT,
     ) as ps:
         means = client.gather(ps.run(partial(train, path.absolute(), task.seed), task.workers))
         tokens = ps.pull()["counts"].sum()

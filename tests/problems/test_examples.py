@@ -15,14 +15,15 @@ from scipy.sparse import vstack
 from sklearn.datasets import dump_svmlight_file, load_digits
 
 from dps import SSP, ParameterServer
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.cluster.local import LocalCluster, is_gone
 from flows.cli import main
 from flows.examples import PAGE, told, verdict, write_page
 from flows.problems import l1_logistic, lda, rica
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Spread, liblinear
-from flows.problems.outcome import Outcome, Task
+from flows.problems.outcome import PATIENT, Outcome, Task
 from flows.problems.sparse_data import Synthetic
+from tests.cluster.training import nodes
 from tests.support import eventually
 
 SECONDS = 30.0
@@ -32,10 +33,8 @@ SYNTHETIC = Synthetic(examples=2000, features=200, seed=3, nonzeros=8, piece=250
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Two shards in chains of two, and two workers."""
-    nodes = [NodeSpec(f"server-{i}", "server") for i in range(4)]
-    nodes += [NodeSpec(f"worker-{i}", "worker") for i in range(2)]
-    with LocalCluster(nodes, PRELOAD) as started:
+    """Two servers with a replica each, and two workers."""
+    with LocalCluster(nodes(replicas=1), PRELOAD) as started:
         yield started
 
 
@@ -70,7 +69,7 @@ def test_rica_of_a_users_images_meets_its_target(
 ) -> None:
     np.savez(tmp_path / "digits.npz", x=(15 * load_digits().images).astype(np.uint8))
     monkeypatch.setattr(rica, "SIZES", {"small": (1000, 5, 24)})
-    monkeypatch.setattr(rica, "PLAN", ((800, 100), (300, 500)))
+    monkeypatch.setattr(rica, "PLAN", ((1600, 100), (800, 500)))
     outcome = rica.solve(client, Task(data=tmp_path / "digits.npz", output=tmp_path))
     assert outcome.met, told("rica", outcome, 0)
     assert [path.name for path in outcome.files] == ["rica.png"]
@@ -110,16 +109,24 @@ def test_the_optimum_is_reached_though_a_server_is_killed(cluster: LocalCluster)
     fresh = [l1_logistic.Trained(spread.zeros, 0, 0, 0)] * 2
     reference, _ = spread.judge(cluster.client, liblinear(spread, penalty), penalty)
     with ParameterServer(
-        cluster.client, spread.zeros, shards=2, optimizer=rule, consistency=SSP(1), recovery="chain"
+        cluster.client,
+        spread.zeros,
+        shards=2,
+        optimizer=rule,
+        consistency=SSP(1),
+        recovery="chain",
+        timings=PATIENT,
     ) as ps:
-        train = partial(l1_logistic.train, spread, penalty, fresh)
-        futures = ps.run(train, workers=2)
+        futures = ps.run(partial(l1_logistic.train, spread, penalty, fresh), workers=2)
         eventually(lambda: all(r and r.version > 40 for r in ps.audit()), SECONDS)
         head = ps.table().views[0].chain[0].address
         name = next(node.name for node in ps.nodes if node.address == head)
         assert is_gone(cluster.kill(name), SECONDS)
         assert not all(future.done() for future in futures)
-        cluster.client.gather(futures)
+        ended = cluster.client.gather(futures)
+        for _ in range(2):
+            futures = ps.run(partial(l1_logistic.train, spread, penalty, ended), workers=2)
+            ended = cluster.client.gather(futures)
         reached, _ = spread.judge(cluster.client, ps.pull(), penalty)
     assert reference * (1 - 1e-6) <= reached < reference * 1.001
 
