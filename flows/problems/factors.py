@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOLERANCE = 0.02
 RULE = AdaGrad(0.3)
 BOUND = 4
-STEPS, EPOCHS = 600, 40  # of all workers together: at least so many steps, and so many epochs
+STEPS, EPOCHS = 600, 30  # of all workers together: at least so many steps, and so many epochs
 SIZES = {"small": (8, 4000), "large": (16, 20_000)}  # the length of a vector; ratings in a batch
 SWEEPS = 30  # of the reference
 
