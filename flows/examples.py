@@ -21,6 +21,7 @@ EXAMPLES = {
     "l1_logistic": "L1-regularised logistic regression by delayed block proximal gradient",
     "rica": "reconstruction ICA of image patches",
     "lda": "topics of a corpus by distributed Gibbs sampling",
+    "factors": "matrix factorisation with sparse tables of users and items",
 }
 ALL = "all"
 PAGE = "examples.md"

@@ -37,7 +37,7 @@ class PatchSource:
         """What the images are."""
         if self.path is not None:
             return str(self.path)
-        return "Fashion-MNIST" if _fashion() else "digits, as Fashion-MNIST is not installed"
+        return "Fashion-MNIST" if fashion() else "digits, as Fashion-MNIST is not installed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def _cut(images: Images, source: PatchSource, rng: np.random.Generator) -> Array
 
 
 def _images(source: PatchSource) -> Images:
-    path = source.path or _fashion()
+    path = source.path or fashion()
     if path is not None:
         return read_images(path)
     from sklearn.datasets import load_digits
@@ -108,7 +108,8 @@ def _images(source: PatchSource) -> Images:
     return np.asarray(load_digits().images, np.uint8)
 
 
-def _fashion() -> Path | None:
+def fashion() -> Path | None:
+    """The file of Fashion-MNIST's images, where that is installed."""
     folder = find(None, Sources())
     if folder is None:
         return None

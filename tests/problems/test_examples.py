@@ -178,7 +178,7 @@ def test_a_missed_target_ends_with_code_1(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["l2"], "example 'l2' is unknown; there are: l1_logistic, rica, lda and all"),
+        (["l2"], "example 'l2' is unknown; there are: l1_logistic, rica, lda, factors and all"),
         (["all", "--data", "a.svm"], "--data: name one example"),
         (["rica", "--data", "nowhere"], "--data nowhere: expected a file"),
         (["rica", "--size", "huge"], "--size huge: expected small or large"),

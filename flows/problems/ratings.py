@@ -1,0 +1,120 @@
+"""Owns the ratings that are factorised: a user's file, or pixels of images of which some are known.
+
+An image "rates" its pixels: from some of them, and all other images, its other pixels are to be
+told. Real ratings are nothing that an installation has; images are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.errors import ConfigurationError
+from flows.problems.patches import fashion
+from flows.readers import read_images
+from flows.readers.ratings import Integers, Ratings, read_ratings
+
+DRAWN = {"digits": 44, "Fashion-MNIST": 40}  # pixels for each image, some of them twice
+HELD_OUT = 10  # one of so many ratings
+
+
+@dataclass(frozen=True, slots=True)
+class RatingSource:
+    """A file of ratings, or pixels of scikit-learn's digits, if `large` of Fashion-MNIST."""
+
+    path: Path | None = None
+    large: bool = False
+    seed: int = 0
+
+    @property
+    def named(self) -> str:
+        """What it is."""
+        if self.path is not None:
+            return str(self.path)
+        return "Fashion-MNIST" if self.large and fashion() else "digits"
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Ratings to learn from and ratings held out, both shifted and scaled alike.
+
+    Attributes
+    ----------
+    learn
+        Their mean is 0 and their variance 1.
+    held_out
+        Only of users and items that are in `learn`.
+    scale
+        What one unit of the values was.
+    users, items
+        The keys in `learn`, sorted, each once.
+    """
+
+    learn: Ratings
+    held_out: Ratings
+    scale: float
+    users: Integers
+    items: Integers
+
+    @property
+    def error_of_mean(self) -> float:
+        """The root mean square error on what is held out of saying the mean, unscaled."""
+        return float(self.scale * np.sqrt(np.mean(self.held_out.values**2)))
+
+    def positions(self, ratings: Ratings) -> tuple[Integers, Integers]:
+        """Where the user and the item of each rating are in `users` and `items`."""
+        return np.searchsorted(self.users, ratings.users), np.searchsorted(
+            self.items, ratings.items
+        )
+
+    def share(self, index: int, workers: int) -> Ratings:
+        """What one of the workers learns from: all ratings of every `workers`-th user."""
+        return self.learn.part(np.searchsorted(self.users, self.learn.users) % workers == index)
+
+
+def prepare(source: RatingSource) -> Prepared:
+    """Read and split; the same source gives the same in every process.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, something is wrong in it, or there is nothing to tell apart.
+    """
+    ratings = read_ratings(source.path) if source.path else _pixels(source)
+    out = np.random.default_rng(source.seed).permutation(len(ratings)) % HELD_OUT == 0
+    learn, held_out = ratings.part(~out), ratings.part(out)
+    users, items = np.unique(learn.users), np.unique(learn.items)
+    known = np.isin(held_out.users, users) & np.isin(held_out.items, items)
+    mean, scale = learn.values.mean(), learn.values.std()
+    if not known.any() or learn.values.min() == learn.values.max():
+        raise ConfigurationError(
+            f"{source.named}: {len(ratings)} ratings of {len(users)} users and {len(items)} items "
+            "are too few, or all the same: there is nothing to learn and to hold out"
+        )
+
+    def scaled(some: Ratings) -> Ratings:
+        return Ratings(some.users, some.items, (some.values - mean) / scale)
+
+    return Prepared(scaled(learn), scaled(held_out.part(known)), float(scale), users, items)
+
+
+def _pixels(source: RatingSource) -> Ratings:
+    """Some pixels of each image: the image is the user, the pixel the item, its grey the rating."""
+    images = _images(source)
+    flat = images.reshape(len(images), -1)
+    rng = np.random.default_rng([source.seed, 1])
+    drawn = np.unique(rng.integers(0, flat.size, len(flat) * DRAWN[source.named]))
+    users, items = np.divmod(drawn, flat.shape[1])
+    return Ratings(users, items, flat[users, items].astype(np.float64))
+
+
+def _images(source: RatingSource) -> npt.NDArray[np.uint8]:
+    path = fashion() if source.large else None
+    if path is not None:
+        return read_images(path)
+    from sklearn.datasets import load_digits
+
+    return np.asarray(load_digits().images, np.uint8)
