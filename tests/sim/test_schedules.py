@@ -59,6 +59,10 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, all, BSP:5000016:calm",
         # A rolled-back shard moves from a host that lives, and that must not go on to answer.
         "checkpoint, all:2026000086",
+        # A newcomer that started over while its copy was on the way has nothing.
+        "chain(2), elastic:3000022",
+        # Somebody was said to hold what is wanted while a replica was still to be moved.
+        "chain(3), reads any:40",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
