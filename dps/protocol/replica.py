@@ -193,19 +193,9 @@ class Replica:
         limit = _now() + self._group.timings.copy
         if not await self._until(lambda: self._commits.index >= target, limit):
             raise NotServing(f"shard {self.shard}: replayed gradients did not become durable")
-        self._emit(
-            Replayed(
-                self._clock.now(),
-                self.shard,
-                epoch,
-                policy.policy,
-                count=new - dropped,
-                steps=steps,
-                duplicates=len(gradients) - new,
-                dropped=dropped,
-                version=self.state.version,
-            )
-        )
+        now, same, version = self._clock.now(), len(gradients) - new, self.state.version
+        counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
+        self._emit(Replayed(now, self.shard, epoch, policy.policy, **counts, version=version))
 
     async def evict(self, epoch: int, update: UpdateId) -> None:
         """Take a lost worker out of the clock table, so that nobody waits for it."""
@@ -228,7 +218,8 @@ class Replica:
         if m.committed >= 0:
             return Done()
         last = m.first + len(m.operations) - 1
-        limit, commits = _now() + self._group.timings.call, self._commits
+        # In time for the predecessor to know that it has reached this one: what is stuck is behind.
+        limit, commits = _now() + self._group.timings.lease / 2, self._commits
         if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
         self._must_be_in(m.epoch)
