@@ -10,6 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+# Pages whose Python is run by tests of what they show, with a cluster as a user starts it.
+RUN_ELSEWHERE = {
+    "README.md": "tests/cluster/test_facade.py",
+    "docs/filters.md": "tests/cluster/test_filters.py",
+    "docs/sparse-tables.md": "tests/cluster/test_facade.py",
+}
 
 _FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:dps|make) [^`]+)`")
@@ -49,15 +55,20 @@ def fences(language: str) -> list[Fence]:
     ]
 
 
+def programs() -> list[Fence]:
+    """All Python that is run by the tests of the documentation."""
+    return [fence for fence in fences("python") if fence.page not in RUN_ELSEWHERE]
+
+
 def scripts() -> list[Fence]:
-    """The whole programs; that of the README is run by the tests of the facade."""
-    return [f for f in fences("python") if f.is_script and f.page != "README.md"]
+    """The whole programs."""
+    return [fence for fence in programs() if fence.is_script]
 
 
 def examples() -> dict[str, Fence]:
     """For each page, what it shows in Python piece by piece, as one program."""
     found: dict[str, Fence] = {}
-    for fence in fences("python"):
+    for fence in programs():
         if not fence.is_script:
             before = found[fence.page].text if fence.page in found else ""
             found[fence.page] = Fence(fence.page, "python", "", before + fence.text)

@@ -22,7 +22,15 @@ from flows.cli import app
 from flows.config import load_experiment
 from flows.traces import read_trace
 from tests.cluster.training import PRELOAD, nodes
-from tests.docs.pages import ROOT, Fence, examples, fences, scripts, shell_lines
+from tests.docs.pages import (
+    ROOT,
+    RUN_ELSEWHERE,
+    Fence,
+    examples,
+    fences,
+    scripts,
+    shell_lines,
+)
 
 # What a program prints that shows that it did what its page says.
 PRINTED = {
@@ -80,6 +88,12 @@ def test_a_program_runs(tmp_path: Path, script: Fence) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert re.search(PRINTED[title], run.stdout)
+
+
+@pytest.mark.parametrize("page", RUN_ELSEWHERE)
+def test_a_page_that_is_run_elsewhere_has_a_test_there(page: str) -> None:
+    assert any(fence.page == page for fence in fences("python"))
+    assert f'"{Path(page).name}"' in (ROOT / RUN_ELSEWHERE[page]).read_text().replace("docs/", "")
 
 
 @pytest.mark.parametrize("fence", fences("yaml"), ids=on_page)
