@@ -65,11 +65,13 @@ class ParameterServer(Readable, Elastic):
     shards
         How many parts the parameters are divided into; a part is never divided again.
     servers
-        How many nodes hold shards at first (see `scale`); None: one for each replica of a shard.
+        How many nodes hold shards at first (see `scale`); None: one for each replica of a shard,
+        as far as there are nodes.
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
-        `DelayedProximal` with a penalty, any of them within `StalenessAware`, or one of your own
-        (for checkpoints it must be registered with `dps.protocol.wire.message`).
+        `DelayedProximal` with a penalty, any of them within `StalenessAware` or
+        `DelayCompensated`, or one of your own (for checkpoints it must be registered with
+        `dps.protocol.wire.message`).
     consistency
         `BSP()`, `SSP(tau)` or `ASP()`.
     recovery
