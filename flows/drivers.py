@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.util import get_temp_dir
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -235,6 +237,8 @@ def _interrupt_for_a_while() -> None:
     """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_SECONDS)
+    # It did not end in order, and so has not tidied up; its nodes end when it has.
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
