@@ -77,9 +77,12 @@ def test_rica_of_a_users_images_meets_its_target(
 
 
 def documents(path: Path, number: int) -> Path:
-    """A file of documents with 40 words each, of 20 topics of five words."""
+    """A file of documents with 40 words each, of 20 topics.
+
+    The topics overlap: between some that do not, a sampler would hardly ever find a way.
+    """
     rng = np.random.default_rng(0)
-    topics = np.kron(np.eye(20), np.full(5, 0.2))
+    topics = rng.dirichlet(np.full(100, 0.1), 20)
     counts = [rng.multinomial(40, rng.dirichlet(np.full(20, 0.1)) @ topics) for _ in range(number)]
     entries = [
         f"{d} {w} {bag[w - 1]}\n"
