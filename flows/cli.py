@@ -181,7 +181,7 @@ def _run_experiment(
     print_comparison(done.outcomes, console)
     print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
     print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
-    _exit_if_failed(done.failed)
+    _exit_if_failed(done.outcomes)
 
 
 @app.command()
@@ -220,7 +220,7 @@ def resume(
         circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
         outcome = run_alone(again, folder, view, path, circumstances=circumstances)
     print_comparison((outcome,), console)
-    _exit_if_failed([outcome] if outcome.status == "failed" else [])
+    _exit_if_failed([outcome])
 
 
 @app.command()
@@ -244,7 +244,7 @@ def replay(
     original = read_finished(again.original, load_prices()).outcome
     names = original.identity.trial, outcome.identity.trial
     console.print(figures_of_two(names, original, outcome))
-    _exit_if_failed([outcome] if outcome.status == "failed" else [])
+    _exit_if_failed([outcome])
 
 
 @app.command()

@@ -200,7 +200,7 @@ def drive(connection: Connection) -> None:
     """Run the attempts that come, until the other end is closed or wants no more."""
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         signal.signal(signal.SIGTERM, _interrupt)
-        end_with_parent(_interrupt_for_a_while)
+        end_with_parent(_end_as_orphan)
         _run_attempts(connection)
     sys.exit(0)
 
@@ -233,7 +233,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
         send(Over())
 
 
-def _interrupt_for_a_while() -> None:
+def _end_as_orphan() -> None:
     """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_SECONDS)

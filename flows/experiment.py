@@ -21,7 +21,7 @@ from flows.config import ExperimentConfig
 from flows.grid import Trial, expand, in_blocks
 from flows.outcome import Outcome
 from flows.plan import recorded_in
-from flows.prices import load_prices
+from flows.prices import Prices, load_prices
 from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
 from flows.report import FIGURES, write_report
@@ -102,26 +102,32 @@ def run_experiment(
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
             recorded, durations = recorded_in(folder, trials)
-            if retry_invalid:
-                recorded = [trial for trial in recorded if _outcome(trial, folder).valid]
-            if not resume:
-                recorded = [trial for trial in recorded if _outcome(trial, folder).whole]
+            prices = load_prices()
+            found = [(trial, _finished(folder, trial, prices)) for trial in recorded]
+            finished = {
+                trial.name: done
+                for trial, done in found
+                if (done.outcome.valid or not retry_invalid) and (done.outcome.whole or resume)
+            }
+            recorded = [trial for trial in recorded if trial.name in finished]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             runner.warm_up(len(trials) - len(recorded))
             digests = _dataset_digests(trials)
-            books = _Books(folder, trials, digests, Tracker(experiment.experiment, here, store))
+            tracker = Tracker(experiment.experiment, here, store)
+            books = _Books(folder, trials, digests, prices, tracker)
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
             # of other configurations go first: nobody must find them among the new ones, on the
             # way or after an interruption.
-            whole = {trial.name for trial in recorded}
             for trial in trials:
-                if trial.name not in whole:
+                if trial.name not in finished:
                     set_aside(trial, folder / trial.name, view.say)
             write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
             write_comparison(folder, experiment.comparison)
             for trial in recorded:
-                books.enter(trial, books.read(trial))
-            to_run = _attempts(in_order, whole, folder, view, experiment, runner.parallel, resume)
+                books.enter(trial, finished[trial.name])
+            to_run = _attempts(
+                in_order, finished, folder, view, experiment, runner.parallel, resume
+            )
             for attempt in runner.run(to_run, view):
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)
@@ -133,18 +139,23 @@ class _Books:
     """What is made of the records: an entry in MLflow for each, and in the end the report."""
 
     def __init__(
-        self, folder: Path, trials: Sequence[Trial], digests: Mapping[str, str], tracker: Tracker
+        self,
+        folder: Path,
+        trials: Sequence[Trial],
+        digests: Mapping[str, str],
+        prices: Prices,
+        tracker: Tracker,
     ) -> None:
         self._folder = folder
         self._trials = trials
         self._tracker = tracker
-        self._prices = load_prices()
+        self._prices = prices
         self._digests = digests
         self._entered: dict[str, Finished] = {}
 
     def read(self, trial: Trial) -> Finished:
         """Read what a trial that is over has left."""
-        return read_finished(self._folder / trial.name / EVENTS_FILE, self._prices)
+        return _finished(self._folder, trial, self._prices)
 
     def enter(self, trial: Trial, done: Finished) -> None:
         """Track a trial."""
@@ -183,8 +194,8 @@ def _attempts(
             yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
 
 
-def _outcome(trial: Trial, folder: Path) -> Outcome:
-    return read_finished(folder / trial.name / EVENTS_FILE, load_prices()).outcome
+def _finished(folder: Path, trial: Trial, prices: Prices) -> Finished:
+    return read_finished(folder / trial.name / EVENTS_FILE, prices)
 
 
 def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:

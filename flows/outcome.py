@@ -270,12 +270,12 @@ class Outcome:
 def outcome(record: Record, prices: Prices) -> Outcome:
     """Return the figures of one trial, from its events and the price table alone."""
     faults = fault_times(record)
-    status, reason = _status(record)
+    judged, reason = status(record)
     heads = [row for row in applied_rows(record) if row.head]
     counts = ledger(record)
     return Outcome(
         identity=identity(record),
-        status=status,
+        status=judged,
         reason=reason,
         failed_before=record.failed_before,
         faults=faults,
@@ -327,17 +327,19 @@ def _without_end(record: Record) -> str:
     return f"its record has no end: it is running, or was cut short{cut}"
 
 
-def _status(record: Record) -> tuple[str, str]:
+def status(record: Record) -> tuple[str, str]:
+    """Return whether a trial is "valid", "invalid" or "failed", and why: see `Outcome`."""
     ended, missed = record.ended, record.of(FaultMissed)
     if ended is None:
         return "failed", _without_end(record)
-    if ended.status == "valid" and missed:
+    if ended.status != "valid":
+        return ended.status, ended.reason
+    if missed:
         return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
-    if ended.status == "valid" and (lost := first_unplanned(record)) is not None:
+    if (lost := first_unplanned(record)) is not None:
         return "failed" if lost.ended else "invalid", lost.reason
-    if ended.status == "valid" and evaluator_lost(record):
+    if evaluator_lost(record):
         return "failed", "the evaluator was lost: nothing was scored after the training"
-    wrong = [event for event in record.of(EvaluationMissed) if event.score_failed]
-    if ended.status == "valid" and wrong:
+    if wrong := [event for event in record.of(EvaluationMissed) if event.score_failed]:
         return "failed", f"evaluations failed, {len(wrong)} in all: {wrong[0].reason}"
     return ended.status, ended.reason

@@ -16,7 +16,7 @@ from rich.text import Text
 from dps.errors import ConfigurationError, RecordDamaged
 from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
-from flows.outcome import Outcome, outcome
+from flows.outcome import Outcome, outcome, status
 from flows.prices import Prices
 from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_all, read_trial
 from flows.summary import Group, summarize
@@ -152,14 +152,10 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
         record = read_trial(events_file)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
         return None
-    ended, started = record.ended, record.started
-    whole = (
-        started is not None
-        and ended is not None
-        and ended.status in ("valid", "invalid")
-        and started.settings.get("digest") == trial.digest
-    )
-    return record if whole else None
+    started = record.started
+    if started is None or started.settings.get("digest") != trial.digest:
+        return None
+    return record if status(record)[0] in ("valid", "invalid") else None
 
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:

@@ -35,8 +35,9 @@ def warn(text: str) -> None:
     print(f"dps: warning: {text}", file=sys.stderr)
 
 
-def exit_if_failed(failed: Sequence[Outcome]) -> None:
-    """Name the trials that failed, and end the command with 1 if there are any."""
+def exit_if_failed(outcomes: Sequence[Outcome]) -> None:
+    """Name those trials that failed, and end the command with 1 if there are any."""
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
     if failed:

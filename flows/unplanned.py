@@ -33,14 +33,20 @@ AFTERMATH = 6.0  # seconds for which a fault that is over may still cost a node 
 
 @dataclass(frozen=True, slots=True)
 class Unplanned:
-    """A node that was lost during the training; `seconds` are since the training began.
+    """A node that was lost at `t`, in a training that began at `began`.
 
     `ended` says that its process was found to have ended, not only to be silent for too long.
     """
 
+    t: float
     node: str
-    seconds: float
     ended: bool
+    began: float
+
+    @property
+    def seconds(self) -> float:
+        """Since the training began."""
+        return self.t - self.began
 
     @property
     def reason(self) -> str:
@@ -56,21 +62,15 @@ class Unplanned:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    t: float
-    node: str
-    ended: bool
-
-
 def first_unplanned(record: Record) -> Unplanned | None:
     """Return the first loss during the training of a node that no fault had struck by then."""
     span = training_span(record)
     if span is None:
         return None
-    for loss in sorted(_losses(record), key=lambda loss: loss.t):
-        if span[0] <= loss.t <= span[1] and not _asked_for(loss, record):
-            return Unplanned(loss.node, loss.t - span[0], loss.ended)
+    began, ended = span
+    for loss in sorted(_losses(record, began), key=lambda loss: loss.t):
+        if began <= loss.t <= ended and not _asked_for(loss, record):
+            return loss
     return None
 
 
@@ -86,18 +86,18 @@ def evaluator_lost(record: Record) -> bool:
     return last < span[1]
 
 
-def _losses(record: Record) -> Iterator[_Loss]:
+def _losses(record: Record, began: float) -> Iterator[Unplanned]:
     for event in record.of(Detected):
-        yield _Loss(event.t, event.node, event.by not in SILENT)
+        yield Unplanned(event.t, event.node, event.by not in SILENT, began)
     nodes = {(event.worker, event.incarnation): event.node for event in record.of(WorkerJoined)}
     for left in record.of(WorkerLeft):
         node = nodes.get((left.worker, left.incarnation))
         # Of a worker from before a resumption nothing else is known, not even its node.
         if left.was_lost and node is not None:
-            yield _Loss(left.t, node, left.reason == "lost")
+            yield Unplanned(left.t, node, left.reason == "lost", began)
 
 
-def _asked_for(loss: _Loss, record: Record) -> bool:
+def _asked_for(loss: Unplanned, record: Record) -> bool:
     """Whether a fault that had struck by then explains the loss."""
     if any(fault.t <= loss.t and fault.node == loss.node for fault in record.of(Killed)):
         return True

@@ -178,9 +178,9 @@ class Layout:
         _check_tables(arrays, tables)
         total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
-        blocks = [block for array in arrays for block in _cut(array, limit, whole_rows)]
+        blocks = list(_cut_all(arrays, limit, whole_rows))
         if len(blocks) < shards:  # long rows of one array have left the others in one piece
-            blocks = [block for array in arrays for block in _cut(array, 0, whole_rows)]
+            blocks = list(_cut_all(arrays, 0, whole_rows))
         if len(blocks) < shards and not (tables and shards <= PARTITIONS):
             unit = "rows, which the optimizer needs whole" if whole_rows else "elements"
             raise ConfigurationError(
@@ -348,6 +348,11 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
     if not all_finite(array):
         raise ConfigurationError(f"params[{name!r}] holds NaN or infinity")
     return ArraySpec(name, tuple(array.shape), dtype)
+
+
+def _cut_all(arrays: Iterable[ArraySpec], limit_bytes: int, whole_rows: bool) -> Iterable[Block]:
+    for array in arrays:
+        yield from _cut(array, limit_bytes, whole_rows)
 
 
 def _cut(array: ArraySpec, limit_bytes: int, whole_rows: bool) -> Iterable[Block]:

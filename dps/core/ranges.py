@@ -11,6 +11,8 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 
+LEAST = float(np.finfo(np.float32).tiny)
+
 
 def not_negative(owner: object, *fields: str) -> None:
     """Refuse fields that are negative, infinite or no number."""
@@ -27,9 +29,8 @@ def positive(owner: object, *fields: str) -> None:
 def visible(owner: object, *fields: str) -> None:
     """Refuse fields that are no numbers above 0 in float32: there they would vanish."""
     for field in fields:
-        least = float(np.finfo(np.float32).tiny)
-        holds = least <= getattr(owner, field) < math.inf
-        _require(owner, field, holds, f"a number of {least:.2g} or above")
+        holds = LEAST <= getattr(owner, field) < math.inf
+        _require(owner, field, holds, f"a number of {LEAST:.2g} or above")
 
 
 def fraction(owner: object, *fields: str) -> None:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def start(here: Path) -> subprocess.Popen[str]:
     )
 
 
+def all_gone(session: int) -> bool:
+    return not alive_in_session(session)
+
+
 def begun(here: Path) -> int:
     return len(list((here / "results" / "grid").glob("*/events.jsonl")))
 
@@ -77,7 +82,7 @@ def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
         time.sleep(chance.uniform(0, 0.8))  # a random moment in a trial, between two, or in MLflow
         process.kill()
         process.communicate()
-        eventually(lambda pid=process.pid: not alive_in_session(pid), 30)  # type: ignore[misc]
+        eventually(partial(all_gone, process.pid), 30)
 
     process = start(tmp_path)
     assert process.stdout
@@ -89,7 +94,7 @@ def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
     assert "another `dps run` or `dps resume` is writing to" in refused
     _, errors = process.communicate()
     assert process.returncode == 0, errors
-    eventually(lambda: not alive_in_session(process.pid), 10)
+    eventually(partial(all_gone, process.pid), 10)
 
     files = event_files(tmp_path / "results" / "grid")
     ends = [read_record(path).ended for path in files]

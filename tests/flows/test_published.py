@@ -119,6 +119,15 @@ def test_nothing_is_lost_without_a_failure() -> None:
     assert lost_gradients(record) == 0
 
 
+def failed_for(strategy: str, folder: Path) -> str:
+    """Run a tiny trial, which must fail, and return why it did."""
+    run_published(PublishedTrial(strategy, 0, 0, PublishedConfig.model_validate(TINY)), folder)
+    ended = read_record(folder / EVENTS_FILE).ended
+    assert ended is not None
+    assert ended.status == "failed"
+    return ended.reason
+
+
 @pytest.mark.cluster
 def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,13 +136,9 @@ def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
         run.ask(run._up("store-0", "store", nodes.Saver), "save", "no state")
 
     monkeypatch.setattr(drive._Run, "_checkpoint", save_nonsense)
-    trial = PublishedTrial("sync checkpoint", 0, 0, PublishedConfig.model_validate(TINY))
-    run_published(trial, tmp_path)
-    ended = read_record(tmp_path / EVENTS_FILE).ended
-    assert ended is not None
-    assert ended.status == "failed"
-    assert "AttributeError: 'str' object has no attribute 'version'" in ended.reason
-    assert "see traceback.txt beside the record" in ended.reason
+    reason = failed_for("sync checkpoint", tmp_path)
+    assert "AttributeError: 'str' object has no attribute 'version'" in reason
+    assert "see traceback.txt beside the record" in reason
     assert "in save" in (tmp_path / "traceback.txt").read_text()
 
 
@@ -148,12 +153,8 @@ def test_a_stateless_server_that_cannot_go_on_ends_the_training_and_fails_the_tr
         eventually(lambda: not run.ask(store, "push", nonsense), 5)
 
     monkeypatch.setattr(drive._Run, "_stateless", apply_nonsense)
-    trial = PublishedTrial("stateless", 0, 0, PublishedConfig.model_validate(TINY))
-    run_published(trial, tmp_path)
-    ended = read_record(tmp_path / EVENTS_FILE).ended
-    assert ended is not None
-    assert ended.status == "failed"
-    assert "unsupported operand type(s) for -: 'int' and 'str'" in ended.reason
+    reason = failed_for("stateless", tmp_path)
+    assert "unsupported operand type(s) for -: 'int' and 'str'" in reason
 
 
 # -- cells and configurations ------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dps.errors import ConfigurationError
-from dps.events import TrialEnded, TrialStarted
+from dps.events import Detected, TrialEnded, TrialStarted
 from flows.columns import BY_KEY
 from flows.config import load_experiment
 from flows.grid import Trial, expand
@@ -146,6 +146,17 @@ def test_a_failed_interrupted_or_damaged_record_does_not(tmp_path: Path, trial: 
     assert not is_recorded(trial, tmp_path)
     started = next(event for event in events if isinstance(event, TrialStarted))
     assert started.settings["digest"] == trial.digest
+
+
+def test_a_trial_that_failed_as_its_record_tells_counts_as_missing_too(tmp_path: Path) -> None:
+    """Its driver took it for valid, as long as nobody asked why a server had gone."""
+    trial = next(t for t in demo_trials() if t.name == "chain.no-fault.seed-0")
+    events = toy_events("chain", "no fault", 0)
+    write_events(tmp_path / trial.name, events)
+    assert is_recorded(trial, tmp_path)
+    crash = Detected(events[len(events) // 2].t, 0, 2, "server-0", True, "scheduler")
+    write_events(tmp_path / trial.name, sorted([*events, crash], key=lambda event: event.t))
+    assert not is_recorded(trial, tmp_path)
 
 
 def test_an_unknown_experiment_is_told_with_the_nearest(tmp_path: Path) -> None:
