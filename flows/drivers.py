@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -202,7 +201,9 @@ def drive(connection: Connection) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
         end_with_parent(_end_as_orphan)
         _run_attempts(connection)
-    sys.exit(0)
+    # An idle driver reads the end of its parent and is also told of it, which must not stop this.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave()
 
 
 def _run_attempts(connection: Connection) -> NoReturn:
@@ -237,8 +238,17 @@ def _end_as_orphan() -> None:
     """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_SECONDS)
-    # It did not end in order, and so has not tidied up; its nodes end when it has.
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End this process and tidy up after it; its nodes end when it has.
+
+    The interpreter would first close a client that was interrupted while it connected. That takes
+    two minutes, for the client needs a thread, and none runs any more by then.
+    """
     shutil.rmtree(get_temp_dir(), ignore_errors=True)
+    os._exit(0)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

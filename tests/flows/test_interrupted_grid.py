@@ -81,7 +81,7 @@ def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
         eventually(lambda part=part: begun(tmp_path) >= 6 * part, 60)  # type: ignore[misc]
         time.sleep(chance.uniform(0, 0.8))  # a random moment in a trial, between two, or in MLflow
         process.kill()
-        process.communicate()
+        process.communicate(timeout=30)  # until its drivers have closed the pipes, too
         eventually(partial(all_gone, process.pid), 30)
 
     process = start(tmp_path)
