@@ -122,6 +122,7 @@ class _Driver:
         if self._process is not None and self._process.is_alive():
             return
         context = multiprocessing.get_context("spawn")
+        get_temp_dir()  # the driver uses it too then, and whatever becomes of it, it is removed
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
         with without_interrupts():
@@ -197,12 +198,12 @@ class _Driver:
 
 def drive(connection: Connection) -> None:
     """Run the attempts that come, until the other end is closed or wants no more."""
-    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, _interrupt)
         end_with_parent(_end_as_orphan)
-        _run_attempts(connection)
-    # An idle driver reads the end of its parent and is also told of it, which must not stop this.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with suppress(EOFError, ConnectionError):
+            _run_attempts(connection)
+        signal.pause()  # the main process is ending; when it has, a signal says so
     _leave()
 
 
@@ -242,12 +243,14 @@ def _end_as_orphan() -> None:
 
 
 def _leave() -> NoReturn:
-    """End this process and tidy up after it; its nodes end when it has.
+    """End this process, and tidy up after a main process that cannot; its nodes end when it has.
 
     The interpreter would first close a client that was interrupted while it connected. That takes
     two minutes, for the client needs a thread, and none runs any more by then.
     """
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        shutil.rmtree(get_temp_dir(), ignore_errors=True)
     os._exit(0)
 
 
