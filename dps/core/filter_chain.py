@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class FilterChain:
         quantise = self.quantise
         form = quantise.form if quantise is not None else "raw"
         seed = quantise.seed if quantise is not None else 0
-        section = encoded(accumulated, mask, form, lambda: sending.random(seed))
+        rounding = replace(sending, place=len(self.selections))
+        section = encoded(accumulated, mask, form, lambda: rounding.random(seed))
         if quantise is not None and quantise.feedback:
             sent = values_of(section, str(accumulated.dtype), accumulated.size)
             if mask is None:
@@ -74,9 +75,9 @@ class FilterChain:
         """Return the mask of what is sent (None: everything) and what is kept of the rest."""
         kept = np.zeros_like(accumulated)
         mask: Array | None = None
-        for selection in self.selections:
+        for place, selection in enumerate(self.selections):
             given = accumulated if mask is None else np.where(mask, accumulated, 0)
-            left = selection.selected(given, sending)
+            left = selection.selected(given, replace(sending, place=place))
             withheld = ~left
             if mask is not None:
                 left, withheld = mask & left, mask & withheld

@@ -220,6 +220,25 @@ def test_int8_is_exact_in_expectation_and_never_off_by_more_than_a_step() -> Non
     assert abs(errors.mean()) < 5 * 0.5 / np.sqrt(200 * len(gradient))
 
 
+class Coin:
+    """A filter as a user would write it, which tosses for each entry."""
+
+    feedback = False
+
+    def selected(self, gradient: np.ndarray, sending: Sending) -> np.ndarray:
+        return sending.random(0).random(gradient.size, dtype=np.float32) >= 0.5
+
+
+def test_filters_of_one_array_draw_numbers_of_their_own() -> None:
+    gradient = np.full(40_000, 3.5, np.float32)
+    gradient[::BUCKET] = 127.0  # so that the others are rounded up as often as down
+    model = Model.of(w=gradient)
+    found = Sender(model, dps.RandomSkip(0.5), Coin()).push(w=gradient)["w"]
+    assert (found != 0).mean() == pytest.approx(0.25, abs=0.02)
+    found = Sender(model, dps.RandomSkip(0.5), dps.Quantise("int8")).push(w=gradient)["w"]
+    assert found[(found != 0) & (found < 5)].mean() == pytest.approx(3.5, abs=0.02)
+
+
 def test_int8_of_zeros_is_zeros() -> None:
     gradient = np.zeros(2000, np.float32)
     gradient[1999] = 1e-42
