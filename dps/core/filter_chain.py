@@ -49,6 +49,8 @@ class FilterChain:
         ------
         NonFiniteGradient
             The gradient and what was kept before are too large together.
+        ConfigurationError
+            A selection returned something else than a mask of the gradient.
         """
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
@@ -78,6 +80,7 @@ class FilterChain:
         for place, selection in enumerate(self.selections):
             given = accumulated if mask is None else np.where(mask, accumulated, 0)
             left = selection.selected(given, replace(sending, place=place))
+            _check_mask(left, selection, given, sending)
             withheld = ~left
             if mask is not None:
                 left, withheld = mask & left, mask & withheld
@@ -159,6 +162,19 @@ def _check_order(name: str, chain: tuple[object, ...]) -> None:
             f"{where}: {', '.join(kinds)} in this order cannot work: first say which entries are "
             "sent, then Quantise, then Lossless"
         )
+
+
+def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:
+    """Refuse what is no mask: whole numbers would choose entries by their places."""
+    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == gradient.shape:
+        return
+    found = type(mask).__name__
+    if isinstance(mask, np.ndarray):
+        found = f"{mask.dtype}{list(mask.shape)}"
+    raise ConfigurationError(
+        f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned {found}, "
+        f"expected a mask, bool{list(gradient.shape)}; nothing of update {sending.update} was sent"
+    )
 
 
 def _stage(given: object) -> int:

@@ -264,6 +264,36 @@ def test_nothing_changes_before_a_gradient_is_on_its_way() -> None:
     assert first.operation.gradient.tobytes() == again.operation.gradient.tobytes()
 
 
+class Returning:
+    """A user's filter that returns what it was made with."""
+
+    feedback = True
+
+    def __init__(self, returned: object) -> None:
+        self.returned = returned
+
+    def selected(self, gradient: np.ndarray, sending: Sending) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (np.array([0, 1, 0, 1]), r"int64\[4\]"),
+        (np.ones(3, bool), r"bool\[3\]"),
+        (np.ones((4, 1), bool), r"bool\[4, 1\]"),
+        ([True, False, True, False], "list"),
+    ],
+    ids=str,
+)
+def test_what_is_no_mask_is_refused_and_nothing_changes(returned: object, said: str) -> None:
+    sender = Sender(Model.of(w=np.zeros(4)), dps.TopK(0.5), Returning(returned))
+    with pytest.raises(ConfigurationError, match=f"'w'.*Returning.selected returned {said}, exp"):
+        sender.push(w=np.arange(4.0))
+    assert sender.outbox.counts == Counts()
+    assert not sender.outbox.withheld()
+
+
 def test_a_sum_with_what_was_withheld_that_overflows_is_refused() -> None:
     sender = Sender(Model.of(w=np.zeros(2, np.float32)), dps.TopK(0.5))
     large = np.array([2e38, 3e38], np.float32)
