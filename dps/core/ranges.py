@@ -1,17 +1,28 @@
-"""Owns the checks of the numbers that update rules, penalties and filters are made with.
+"""Owns the checks of the numbers that are given to update rules, filters, tables and the like.
 
-A number that passes becomes a plain float: numpy's own would turn float32 arrays into float64.
+A number that passes becomes a plain float or int: numpy's own would turn float32 arrays into
+float64, and cannot cross the wire.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 import numpy as np
 
 from dps.errors import ConfigurationError
 
 LEAST = float(np.finfo(np.float32).tiny)
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number of any type as a plain int; None if it is none, as truth values are."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def not_negative(owner: object, *fields: str) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dps.core import ranges
 from dps.core.blocks import Layout, all_finite
 from dps.core.rows import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
 from dps.core.sparse import SparseSpec, partitions_of
@@ -93,10 +94,14 @@ def asked(layout: Layout, table: str, keys: object) -> Question:
     return Question(spec, {s: ordered[cut] for s, cut in cuts.items()}, where, len(wanted))
 
 
-def check_range(start: int, stop: int) -> None:
-    """Refuse what is no range of keys; raises `ShapeMismatch`."""
-    if not 0 <= start <= stop <= KEYS:
-        raise ShapeMismatch(f"keys from {start} to {stop}: expected 0 ≤ start ≤ stop ≤ 2⁶³")
+def as_range(start: object, stop: object) -> tuple[int, int]:
+    """Return a range of keys as plain numbers; raises `ShapeMismatch` if it is none."""
+    first, end = ranges.whole(start), ranges.whole(stop)
+    if first is None or end is None or not 0 <= first <= end <= KEYS:
+        raise ShapeMismatch(
+            f"keys from {start!r} to {stop!r}: expected whole numbers, 0 ≤ start ≤ stop ≤ 2⁶³"
+        )
+    return first, end
 
 
 def _checked(
