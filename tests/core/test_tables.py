@@ -27,6 +27,7 @@ LAYOUT = Layout.of({}, 1, tables=[SPEC]).shards[0]
 RULES = [SGD(0.1), AdaGrad(0.5), Adam(0.1), Proximal(0.1, GroupL1(0.01))]
 
 keys = st.integers(0, 30) | st.sampled_from([KEYS - 1, KEYS - 2, 1 << 40])
+limits = keys | st.sampled_from([0, KEYS])
 key_sets = st.sets(keys, min_size=1, max_size=12)
 
 
@@ -85,7 +86,7 @@ def test_a_table_holds_what_a_dictionary_would(
     )
 
 
-@given(st.lists(key_sets, max_size=8), keys, keys)
+@given(st.lists(key_sets, max_size=8), limits, limits)
 @settings(deadline=None)
 def test_a_range_is_what_exists_in_it(pushes: list[set[int]], a: int, b: int) -> None:
     table, (start, stop) = EMPTY, sorted((a, b))
