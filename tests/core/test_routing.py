@@ -128,6 +128,10 @@ def test_rows_that_are_not_finite_are_refused() -> None:
     with pytest.raises(NonFiniteGradient, match="'emb' hold NaN"):
         dealt(layout(2), {"emb": ([1], bad)})
     assert dealt(layout(2), {"emb": ([1], bad)}, values=False)
+    large = np.array([[3e38, 0], [0, 0], [3e38, 0]], np.float32)
+    with pytest.raises(NonFiniteGradient, match="'emb' hold NaN or infinity, or those of a rep"):
+        dealt(layout(2), {"emb": ([1, 7, 1], large)})
+    assert dealt(layout(2), {"emb": ([1, 7, 2], large)})
 
 
 @pytest.mark.parametrize(
