@@ -466,6 +466,10 @@ def test_kkt_goes_with_rules_that_do(rule: dps.UpdateRule) -> None:
         lambda: dps.RandomSkip(0.5, seed=-1),
         lambda: dps.TopK(0.0),
         lambda: dps.TopK(1.5),
+        lambda: dps.TopK("0.1"),  # type: ignore[arg-type]
+        lambda: dps.SignificantlyModified(None),  # type: ignore[arg-type]
+        lambda: dps.RandomSkip(0.5, seed=True),
+        lambda: dps.RandomSkip(0.5, seed=1 << 63),
         lambda: dps.Quantise("fp8"),  # type: ignore[arg-type]
         lambda: dps.Quantise("int8", seed=0.5),  # type: ignore[arg-type]
     ],
@@ -473,3 +477,9 @@ def test_kkt_goes_with_rules_that_do(rule: dps.UpdateRule) -> None:
 def test_numbers_that_cannot_be_are_refused(make: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         make()
+
+
+def test_seeds_may_be_of_numpys_types() -> None:
+    skip = dps.RandomSkip(0.1, np.int64(3))  # type: ignore[arg-type]
+    assert skip == dps.RandomSkip(0.1, 3)
+    assert type(skip.seed) is int
