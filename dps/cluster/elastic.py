@@ -136,7 +136,7 @@ class Elastic:
         if name not in known:
             there = f"{known[0]} to {known[-1]}" if known else "none"
             raise ConfigurationError(f"there is no worker {name!r}; started were: {there}")
-        return self._client.sync(self._router.ask, Dismiss(name))
+        return self._client.sync(self._dismiss, name)
 
     async def _scale(self, servers: int) -> None:
         before = self._hosting.group
@@ -152,6 +152,9 @@ class Elastic:
         await self._until(
             lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
         )
+
+    async def _dismiss(self, name: str) -> None:
+        await self._router.ask(Dismiss(name))
 
     async def _drain(self, node: str) -> None:
         hosts = self._hosting.hosts

@@ -134,7 +134,7 @@ class Hosting:
     async def release(self, hosted: Hosted) -> None:
         """End a host that holds nothing any more; its node is used no more."""
         address = hosted.endpoint.address
-        del self._hosts[address]
+        self._hosts.pop(address, None)  # two threads may drain one node
         self.nodes = [
             node for node in self.nodes if node.address != address or node.role not in roles.HOSTING
         ]

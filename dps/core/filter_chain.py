@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class FilterChain:
         ------
         NonFiniteGradient
             The gradient and what was kept before are too large together.
+        ConfigurationError
+            A selection returned something else than a mask of the gradient.
         """
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
@@ -61,7 +63,8 @@ class FilterChain:
         quantise = self.quantise
         form = quantise.form if quantise is not None else "raw"
         seed = quantise.seed if quantise is not None else 0
-        section = encoded(accumulated, mask, form, lambda: sending.random(seed))
+        rounding = replace(sending, place=len(self.selections))
+        section = encoded(accumulated, mask, form, lambda: rounding.random(seed))
         if quantise is not None and quantise.feedback:
             sent = values_of(section, str(accumulated.dtype), accumulated.size)
             if mask is None:
@@ -74,9 +77,10 @@ class FilterChain:
         """Return the mask of what is sent (None: everything) and what is kept of the rest."""
         kept = np.zeros_like(accumulated)
         mask: Array | None = None
-        for selection in self.selections:
+        for place, selection in enumerate(self.selections):
             given = accumulated if mask is None else np.where(mask, accumulated, 0)
-            left = selection.selected(given, sending)
+            left = selection.selected(given, replace(sending, place=place))
+            _check_mask(left, selection, given, sending)
             withheld = ~left
             if mask is not None:
                 left, withheld = mask & left, mask & withheld
@@ -158,6 +162,19 @@ def _check_order(name: str, chain: tuple[object, ...]) -> None:
             f"{where}: {', '.join(kinds)} in this order cannot work: first say which entries are "
             "sent, then Quantise, then Lossless"
         )
+
+
+def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:
+    """Refuse what is no mask: whole numbers would choose entries by their places."""
+    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == gradient.shape:
+        return
+    found = type(mask).__name__
+    if isinstance(mask, np.ndarray):
+        found = f"{mask.dtype}{list(mask.shape)}"
+    raise ConfigurationError(
+        f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned {found}, "
+        f"expected a mask, bool{list(gradient.shape)}; nothing of update {sending.update} was sent"
+    )
 
 
 def _stage(given: object) -> int:

@@ -32,6 +32,8 @@ class Sending:
         How often this worker has pushed this array to this shard, this time included.
     weights
         The weights that the gradient was computed from, like it; None: the worker has read none.
+    place
+        Which filter of the array's this is for, from 0.
     """
 
     update: UpdateId
@@ -39,12 +41,17 @@ class Sending:
     array: str
     push: int
     weights: Array | None
+    place: int = 0
 
     def random(self, seed: int) -> np.random.Generator:
-        """A generator that is the same whenever this gradient is filtered, and for no other."""
+        """A generator that is the same whenever this filter is given this gradient, and no other.
+
+        Filters of one array draw differently with the same seed: rounding what was chosen by the
+        numbers that it was chosen with would be biased.
+        """
         worker, incarnation, seq = self.update
         names = zlib.crc32(worker.encode()), zlib.crc32(self.array.encode())
-        return np.random.default_rng([seed, incarnation, seq, self.shard, *names])
+        return np.random.default_rng([seed, incarnation, seq, self.shard, self.place, *names])
 
 
 @runtime_checkable

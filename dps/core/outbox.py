@@ -94,6 +94,8 @@ class Outbox:
         ------
         NonFiniteGradient
             The gradient and what was withheld before are too large together.
+        ConfigurationError
+            A filter's selection is no mask.
         """
         assert op.gradient is not None
         of_shard = {s.name: s for s in stretches(self._layout, ())}

@@ -109,10 +109,12 @@ class DelayedProximal:
     def __post_init__(self) -> None:
         ranges.not_negative(self, "l_var", "l_cov")
         ranges.positive(self, "eps")
-        if not isinstance(self.tau, int) or self.tau < 0:
+        tau = ranges.whole(self.tau)
+        if tau is None or tau < 0:
             raise ConfigurationError(
-                f"DelayedProximal: tau={self.tau}, expected a whole number of updates, 0 or above"
+                f"DelayedProximal: tau={self.tau!r}, expected a whole number of updates, 0 or above"
             )
+        object.__setattr__(self, "tau", tau)
         _require_penalty(self, self.penalty)
 
     @property

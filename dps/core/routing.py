@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dps.core import ranges
 from dps.core.blocks import Layout, all_finite
 from dps.core.rows import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
 from dps.core.sparse import SparseSpec, partitions_of
@@ -31,15 +32,20 @@ def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int
     ShapeMismatch
         An unknown table, keys that are none, or not one row of the table's width for each.
     NonFiniteGradient
-        Rows hold NaN or infinity.
+        Rows hold NaN or infinity, or the sum of those of one key does.
     """
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
-        keys, gradient = _checked(layout.shards[0].table(name), pushed, values)
+        keys, gradient = _checked(layout.shards[0].table(name), pushed)
         order = _order(keys)
         if order is not None and not are_sorted(keys[order]):
             keys, gradient = summed_by_key(keys, gradient)
             order = None
+        if values and not all_finite(gradient):
+            raise NonFiniteGradient(
+                f"the rows for table {name!r} hold NaN or infinity, or those of a repeated key do "
+                "when they are summed; nothing of this update was applied"
+            )
         keys, order, cuts = _by_shard(layout, keys, order)
         if order is not None:
             gradient = gradient.take(order, 0)
@@ -93,15 +99,17 @@ def asked(layout: Layout, table: str, keys: object) -> Question:
     return Question(spec, {s: ordered[cut] for s, cut in cuts.items()}, where, len(wanted))
 
 
-def check_range(start: int, stop: int) -> None:
-    """Refuse what is no range of keys; raises `ShapeMismatch`."""
-    if not 0 <= start <= stop <= KEYS:
-        raise ShapeMismatch(f"keys from {start} to {stop}: expected 0 ≤ start ≤ stop ≤ 2⁶³")
+def as_range(start: object, stop: object) -> tuple[int, int]:
+    """Return a range of keys as plain numbers; raises `ShapeMismatch` if it is none."""
+    first, end = ranges.whole(start), ranges.whole(stop)
+    if first is None or end is None or not 0 <= first <= end <= KEYS:
+        raise ShapeMismatch(
+            f"keys from {start!r} to {stop!r}: expected whole numbers, 0 ≤ start ≤ stop ≤ 2⁶³"
+        )
+    return first, end
 
 
-def _checked(
-    spec: SparseSpec, pushed: tuple[object, object], values: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(pushed, tuple) or len(pushed) != 2:
         raise ShapeMismatch(
             f"the rows for table {spec.name!r} are {type(pushed).__name__}, "
@@ -110,11 +118,6 @@ def _checked(
     keys, gradient = as_keys(spec.name, pushed[0]), pushed[1]
     check_fit(spec, keys, gradient)
     assert isinstance(gradient, np.ndarray)
-    if values and not all_finite(gradient):
-        raise NonFiniteGradient(
-            f"the rows for table {spec.name!r} hold NaN or infinity; "
-            "nothing of this update was applied"
-        )
     return keys, gradient
 
 

@@ -7,6 +7,7 @@ arithmetic and one multiplication: every process on every machine computes the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         ranges.not_negative(self, "limit")
-        _require_seed(self, self.seed)
+        ranges.seed(self, "seed")
 
     def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
         """Return the initial rows of these keys."""
@@ -86,7 +87,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         ranges.not_negative(self, "std")
-        _require_seed(self, self.seed)
+        ranges.seed(self, "seed")
 
     def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
         """Return the initial rows of these keys."""
@@ -133,11 +134,12 @@ class SparseSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigurationError(f"SparseSpec: name={self.name!r}, expected a text")
-        if not _is_whole(self.width) or self.width < 1:
+        width, dtype = ranges.whole(self.width), _dtype_name(self.dtype)
+        if width is None or width < 1:
             raise ConfigurationError(
                 f"SparseSpec {self.name!r}: width={self.width!r}, expected a whole number above 0"
             )
-        if self.dtype not in ROW_DTYPES:
+        if dtype not in ROW_DTYPES:
             raise ConfigurationError(
                 f"SparseSpec {self.name!r}: dtype={self.dtype!r}, expected 'float32' or 'float64'"
             )
@@ -146,6 +148,8 @@ class SparseSpec:
                 f"SparseSpec {self.name!r}: initial={self.initial!r}, expected Zeros(), "
                 "Uniform(limit) or Normal(std)"
             )
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "dtype", dtype)
 
     @property
     def row_nbytes(self) -> int:
@@ -172,12 +176,9 @@ def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.nd
     return values.astype(dtype, copy=False)
 
 
-def _require_seed(owner: object, seed: object) -> None:
-    if not _is_whole(seed) or not 0 <= int(str(seed)) < 1 << 63:
-        raise ConfigurationError(
-            f"{type(owner).__name__}: seed={seed!r}, expected a whole number from 0 to 2⁶³ - 1"
-        )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _dtype_name(dtype: Any) -> str:
+    """What NumPy calls a dtype, or nothing if it is none."""
+    try:
+        return "" if dtype is None else np.dtype(dtype).name
+    except (TypeError, ValueError):
+        return ""

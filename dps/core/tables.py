@@ -46,9 +46,13 @@ class Level:
 
     def between(self, start: int, stop: int) -> Level:
         """The rows with keys from `start` to below `stop`, which may be none; without a copy."""
-        # `stop` may be 2⁶³, which is no int64.
+        if start >= stop:
+            return self._cut(slice(0))
+        # Either may be 2⁶³, which is no int64: it would be compared as a float.
         first, last = self.keys.searchsorted(start), self.keys.searchsorted(stop - 1, "right")
-        cut = slice(int(first), int(last))
+        return self._cut(slice(int(first), int(last)))
+
+    def _cut(self, cut: slice) -> Level:
         slots = {name: slot[cut] for name, slot in self.slots.items()}
         return Level(self.keys[cut], self.values[cut], slots)
 

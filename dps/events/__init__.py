@@ -253,8 +253,9 @@ class ReplicaAdded(Event):
 class Moved(Event):
     """A replica of a shard has gone from node `source` to `target`, which serves in `epoch`.
 
-    `nbytes` is the size of its weights, `seconds` the time that the whole move took, and
-    `pause_seconds` the part of it in which the old holder had stopped and nobody served yet.
+    `nbytes` is the size of its weights without rows of sparse tables, `seconds` the time that the
+    whole move took, and `pause_seconds` the part of it in which the old holder had stopped and
+    nobody served yet.
     """
 
     shard: int

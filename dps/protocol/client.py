@@ -21,7 +21,7 @@ from dps.core.consistency import ASP
 from dps.core.functions import pack, unpack
 from dps.core.outbox import Counts
 from dps.core.recovery import WorkerCache
-from dps.core.routing import Gradients, asked, check_range, dealt
+from dps.core.routing import Gradients, as_range, asked, dealt
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
     NotServing,
@@ -291,7 +291,7 @@ class Client:
         """
         layout = self._group.layout
         layout.shards[0].table(table)
-        check_range(start, stop)
+        start, stop = as_range(start, stop)
 
         def of(shard: int) -> PullRange:
             reader = (self.worker, self.incarnation)

@@ -59,10 +59,11 @@ class KnownKeys:
         if by != self._at:
             self._at = by
             self._known.clear()
-        for section in taken_apart(op):
+        for section, was in zip(taken_apart(op), sent.codec, strict=True):
             if section.keys.nbytes >= WORTH:
-                self._known[_digest(section.keys)] = None
-                self._known.move_to_end(_digest(section.keys))
+                digest = was.cached or _digest(section.keys)
+                self._known[digest] = None
+                self._known.move_to_end(digest)
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
 
@@ -132,4 +133,4 @@ class KeyLists:
 
 
 def _digest(keys: Array) -> str:
-    return blake2b(keys.tobytes(), digest_size=16).hexdigest()
+    return blake2b(keys.data, digest_size=16).hexdigest()

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_servers_and_workers_come_and_go_and_every_update_counts_once(
             ps.add_worker(count_while_wanted)
         ps.scale(servers=4)
         assert sorted(loads(ps).values()) == {1: [1, 1, 2, 2], 2: [3] * 4}[replicas]
-        ps.remove_worker("worker-1")
+        assert ps.remove_worker("worker-1") is None
         left = [futures[1].result(timeout=SECONDS)]
         ps.scale(servers=3)
         assert sorted(loads(ps).values()) == [2 * replicas] * 3
@@ -154,7 +155,8 @@ def test_a_drained_node_is_shut_down_and_nothing_is_lost(tmp_path: Path, recover
         elastic(cluster.client, Events(), recovery) as ps,
     ):
         futures = ps.run(partial(count_until, flag), workers=2)
-        ps.drain("server-0")
+        with ThreadPoolExecutor(2) as threads:  # whoever asks again meanwhile waits as well
+            assert list(threads.map(ps.drain, ["server-0"] * 2)) == [None, None]
         assert loads(ps) == {"server-1": 3, "server-2": 3}
         os.kill(cluster.pids["server-0"], 9)
         eventually(lambda: ps.table().complete, SECONDS)

@@ -220,6 +220,25 @@ def test_int8_is_exact_in_expectation_and_never_off_by_more_than_a_step() -> Non
     assert abs(errors.mean()) < 5 * 0.5 / np.sqrt(200 * len(gradient))
 
 
+class Coin:
+    """A filter as a user would write it, which tosses for each entry."""
+
+    feedback = False
+
+    def selected(self, gradient: np.ndarray, sending: Sending) -> np.ndarray:
+        return sending.random(0).random(gradient.size, dtype=np.float32) >= 0.5
+
+
+def test_filters_of_one_array_draw_numbers_of_their_own() -> None:
+    gradient = np.full(40_000, 3.5, np.float32)
+    gradient[::BUCKET] = 127.0  # so that the others are rounded up as often as down
+    model = Model.of(w=gradient)
+    found = Sender(model, dps.RandomSkip(0.5), Coin()).push(w=gradient)["w"]
+    assert (found != 0).mean() == pytest.approx(0.25, abs=0.02)
+    found = Sender(model, dps.RandomSkip(0.5), dps.Quantise("int8")).push(w=gradient)["w"]
+    assert found[(found != 0) & (found < 5)].mean() == pytest.approx(3.5, abs=0.02)
+
+
 def test_int8_of_zeros_is_zeros() -> None:
     gradient = np.zeros(2000, np.float32)
     gradient[1999] = 1e-42
@@ -243,6 +262,36 @@ def test_nothing_changes_before_a_gradient_is_on_its_way() -> None:
     assert sender.outbox.residual_norm == 0
     assert encode(first.operation)[0].tobytes() == encode(again.operation)[0].tobytes()
     assert first.operation.gradient.tobytes() == again.operation.gradient.tobytes()
+
+
+class Returning:
+    """A user's filter that returns what it was made with."""
+
+    feedback = True
+
+    def __init__(self, returned: object) -> None:
+        self.returned = returned
+
+    def selected(self, gradient: np.ndarray, sending: Sending) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (np.array([0, 1, 0, 1]), r"int64\[4\]"),
+        (np.ones(3, bool), r"bool\[3\]"),
+        (np.ones((4, 1), bool), r"bool\[4, 1\]"),
+        ([True, False, True, False], "list"),
+    ],
+    ids=str,
+)
+def test_what_is_no_mask_is_refused_and_nothing_changes(returned: object, said: str) -> None:
+    sender = Sender(Model.of(w=np.zeros(4)), dps.TopK(0.5), Returning(returned))
+    with pytest.raises(ConfigurationError, match=f"'w'.*Returning.selected returned {said}, exp"):
+        sender.push(w=np.arange(4.0))
+    assert sender.outbox.counts == Counts()
+    assert not sender.outbox.withheld()
 
 
 def test_a_sum_with_what_was_withheld_that_overflows_is_refused() -> None:
@@ -417,6 +466,10 @@ def test_kkt_goes_with_rules_that_do(rule: dps.UpdateRule) -> None:
         lambda: dps.RandomSkip(0.5, seed=-1),
         lambda: dps.TopK(0.0),
         lambda: dps.TopK(1.5),
+        lambda: dps.TopK("0.1"),  # type: ignore[arg-type]
+        lambda: dps.SignificantlyModified(None),  # type: ignore[arg-type]
+        lambda: dps.RandomSkip(0.5, seed=True),
+        lambda: dps.RandomSkip(0.5, seed=1 << 63),
         lambda: dps.Quantise("fp8"),  # type: ignore[arg-type]
         lambda: dps.Quantise("int8", seed=0.5),  # type: ignore[arg-type]
     ],
@@ -424,3 +477,9 @@ def test_kkt_goes_with_rules_that_do(rule: dps.UpdateRule) -> None:
 def test_numbers_that_cannot_be_are_refused(make: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         make()
+
+
+def test_seeds_may_be_of_numpys_types() -> None:
+    skip = dps.RandomSkip(0.1, np.int64(3))  # type: ignore[arg-type]
+    assert skip == dps.RandomSkip(0.1, 3)
+    assert type(skip.seed) is int

@@ -254,6 +254,11 @@ def test_the_delay_is_what_the_step_size_has_to_take_into_account() -> None:
     assert np.abs(found).max() > 1e6
 
 
+def test_a_bound_of_delays_may_be_of_numpys_types() -> None:
+    tau = DelayedProximal(1.0, 1.0, np.int64(4), L1(0.1)).tau  # type: ignore[arg-type]
+    assert (type(tau), tau) == (int, 4)
+
+
 @pytest.mark.parametrize("wrong", [-1, 1.5, math.nan, "4"])
 def test_a_bound_of_delays_that_is_no_count_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"tau=.*expected a whole number of updates"):

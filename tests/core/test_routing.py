@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
-from dps.core.routing import asked, check_range, dealt
+from dps.core.routing import as_range, asked, dealt
 from dps.core.rows import KEYS, are_sorted
 from dps.core.sparse import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
@@ -128,13 +128,25 @@ def test_rows_that_are_not_finite_are_refused() -> None:
     with pytest.raises(NonFiniteGradient, match="'emb' hold NaN"):
         dealt(layout(2), {"emb": ([1], bad)})
     assert dealt(layout(2), {"emb": ([1], bad)}, values=False)
+    large = np.array([[3e38, 0], [0, 0], [3e38, 0]], np.float32)
+    with pytest.raises(NonFiniteGradient, match="'emb' hold NaN or infinity, or those of a rep"):
+        dealt(layout(2), {"emb": ([1, 7, 1], large)})
+    assert dealt(layout(2), {"emb": ([1, 7, 2], large)})
 
 
-@pytest.mark.parametrize("bounds", [(-1, 3), (3, 2), (0, KEYS + 1)])
-def test_what_is_no_range_is_refused(bounds: tuple[int, int]) -> None:
-    with pytest.raises(ShapeMismatch, match="expected 0 ≤ start ≤ stop"):
-        check_range(*bounds)
-    check_range(0, KEYS)
+@pytest.mark.parametrize(
+    "bounds", [(-1, 3), (3, 2), (0, KEYS + 1), (0.0, 3), (0, np.float64(3)), (None, 3), (0, "3")]
+)
+def test_what_is_no_range_is_refused(bounds: tuple[object, object]) -> None:
+    with pytest.raises(ShapeMismatch, match="expected whole numbers, 0 ≤ start ≤ stop"):
+        as_range(*bounds)
+
+
+def test_a_range_may_be_of_any_whole_type() -> None:
+    for bounds in ((0, KEYS), (np.int64(3), np.uint64(KEYS)), (np.array(3), 3)):
+        found = as_range(*bounds)
+        assert found == bounds
+        assert {type(bound) for bound in found} == {int}
 
 
 def test_tables_need_names_of_their_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ LAYOUT = Layout.of({}, 1, tables=[SPEC]).shards[0]
 RULES = [SGD(0.1), AdaGrad(0.5), Adam(0.1), Proximal(0.1, GroupL1(0.01))]
 
 keys = st.integers(0, 30) | st.sampled_from([KEYS - 1, KEYS - 2, 1 << 40])
+limits = keys | st.sampled_from([0, KEYS])
 key_sets = st.sets(keys, min_size=1, max_size=12)
 
 
@@ -85,7 +87,7 @@ def test_a_table_holds_what_a_dictionary_would(
     )
 
 
-@given(st.lists(key_sets, max_size=8), keys, keys)
+@given(st.lists(key_sets, max_size=8), limits, limits)
 @settings(deadline=None)
 def test_a_range_is_what_exists_in_it(pushes: list[set[int]], a: int, b: int) -> None:
     table, (start, stop) = EMPTY, sorted((a, b))
@@ -222,13 +224,25 @@ def test_a_table_is_empty_until_it_is_pushed_to() -> None:
         ({"name": ""}, "name=''"),
         ({"width": 0}, "width=0"),
         ({"width": 2.0}, r"width=2\.0"),
+        ({"width": True}, "width=True"),
         ({"dtype": "int64"}, "dtype='int64'"),
+        ({"dtype": "none such"}, "dtype='none such'"),
+        ({"dtype": None}, "dtype=None"),
         ({"initial": 0.0}, r"initial=0\.0"),
     ],
 )
 def test_a_bad_table_is_refused(choices: dict[str, object], wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         SparseSpec(**{"name": "emb", "width": 2, **choices})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), "f8", float])
+def test_a_table_may_be_described_in_numpys_types(dtype: Any) -> None:
+    initial = Normal(np.float32(0.5), np.uint8(3))  # type: ignore[arg-type]
+    found = SparseSpec("emb", np.int64(2), dtype, initial)  # type: ignore[arg-type]
+    assert found == SparseSpec("emb", 2, "float64", Normal(0.5, 3))
+    plain = (found.width, found.dtype, initial.std, initial.seed)
+    assert [type(value) for value in plain] == [int, str, float, int], "they cross the wire"
 
 
 @pytest.mark.parametrize("make", [lambda: Normal(-1.0), lambda: Uniform(1.0, seed=-1)])

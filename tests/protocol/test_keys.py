@@ -56,6 +56,17 @@ def test_a_list_is_left_out_once_it_was_acknowledged_there() -> None:
     assert known.shortened(op, HERE) is op
 
 
+def test_a_list_is_hashed_once_when_it_is_sent_and_once_at_most_when_that_is_acknowledged() -> None:
+    known, op = KnownKeys(), operation()
+    with patch.object(keys, "blake2b", wraps=keys.blake2b) as hashed:
+        known.acked(op, op, HERE)
+        assert hashed.call_count == 1
+        short = known.shortened(op, HERE)
+        assert hashed.call_count == 2
+        known.acked(op, short, HERE)
+        assert hashed.call_count == 2, "its digest is in what was sent"
+
+
 def test_a_node_fills_in_what_it_has_had_from_anybody() -> None:
     lists, known = KeyLists(), KnownKeys()
     for first in (0, 1):
