@@ -152,7 +152,7 @@ def test_a_follower_is_told_what_came_of_it_and_runs_nothing() -> None:
         (np.array([object()]), "ndarray is neither"),
         (np.zeros(RESULT_BYTES), "return less"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_may_not_be_returned_is_refused_whole(returned: Any, told: str) -> None:
     with pytest.raises(FunctionFailed, match=told):
