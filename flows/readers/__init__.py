@@ -13,6 +13,7 @@ import numpy as np
 from dps.errors import ConfigurationError
 from flows.readers.bag_of_words import Corpus, read_bag_of_words
 from flows.readers.examples import Examples
+from flows.readers.npz import open_npz
 from flows.readers.svmlight import read_svmlight
 from flows.readers.tables import read_npz, read_parquet
 from flows.workloads.idx import read_idx
@@ -69,11 +70,7 @@ def read_images(path: Path) -> np.ndarray:
     """
     if not path.name.endswith(".npz"):
         return read_idx(path, 3)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            images = np.asarray(file["x"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise ConfigurationError(f"{path} cannot be read as npz with an x: {error}") from error
+    images = open_npz(path, lambda _: ["x"], "x=…")["x"]
     if images.ndim != 3 or images.dtype != np.uint8:
         raise ConfigurationError(
             f"{path}: x is {images.dtype}{list(images.shape)}, expected uint8 images × height × "

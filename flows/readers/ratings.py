@@ -7,10 +7,9 @@ floating-point numbers, which could not tell all of them apart.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.errors import ConfigurationError
+from flows.readers.npz import open_npz
 
 USERS = ("user", "user_id", "userId")
 ITEMS = ("item", "item_id", "itemId", "movieId")
@@ -71,7 +71,8 @@ def read_ratings(path: Path) -> Ratings:
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     if path.suffix == ".npz":
-        return _ratings(path, _npz(path), "row", 1)
+        arrays = open_npz(path, partial(_chosen, path), "user=…, item=…, rating=…")
+        return _ratings(path, arrays, "row", 1)
     if path.suffix == ".parquet":
         return _ratings(path, _with_pyarrow(path, _parquet), "row", 1)
     if kind in DELIMITERS:
@@ -80,18 +81,6 @@ def read_ratings(path: Path) -> Ratings:
         f"{path}: what kind of file it is does not show in its name; expected one that ends in "
         f".npz, .parquet, {' or '.join(DELIMITERS)}"
     )
-
-
-def _npz(path: Path) -> Columns:
-    try:
-        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw) as file:
-            chosen = _chosen(path, file.files)
-            return {name: file[name] for name in chosen}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as npz: {error}; "
-            "write it with numpy.savez(path, user=…, item=…, rating=…)"
-        ) from error
 
 
 def _with_pyarrow(path: Path, read: Callable[[Path], Columns]) -> Columns:

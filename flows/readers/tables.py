@@ -7,8 +7,6 @@ must be numbers, are the features.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from scipy.sparse import csc_array, csr_array
 
 from dps.errors import ConfigurationError
 from flows.readers.examples import Examples
+from flows.readers.npz import open_npz
 
 LABELS = ("y", "label", "labels", "target")
 SPARSE = {"csr": csr_array, "csc": csc_array}
@@ -35,13 +34,7 @@ def read_npz(path: Path) -> Examples:
     ConfigurationError
         The file cannot be read, an array is missing or does not fit, or a value is not finite.
     """
-    try:
-        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as npz: {error}; write it with numpy.savez(path, x=…, y=…)"
-        ) from error
+    arrays = open_npz(path, lambda names: names, "x=…, y=…")
     x, y = _matrix(path, arrays), _label(path, arrays)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigurationError(
