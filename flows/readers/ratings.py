@@ -67,16 +67,17 @@ def read_ratings(path: Path) -> Ratings:
     ------
     ConfigurationError
         The file is of another kind or cannot be read, a column is missing, or something in it is
-        no whole number or no finite rating; the message has its row, from 1, or in CSV its line.
+        no whole number or no finite rating; the message has its row, from 1. In CSV row 1 is the
+        columns' names, and empty lines are no rows: pyarrow, who passes them over, counts so too.
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     if path.suffix == ".npz":
         arrays = open_npz(path, partial(_chosen, path), "user=…, item=…, rating=…")
-        return _ratings(path, arrays, "row", 1)
+        return _ratings(path, arrays, 1)
     if path.suffix == ".parquet":
-        return _ratings(path, _with_pyarrow(path, _parquet), "row", 1)
+        return _ratings(path, _with_pyarrow(path, _parquet), 1)
     if kind in DELIMITERS:
-        return _ratings(path, _with_pyarrow(path, _csv), "line", 2)
+        return _ratings(path, _with_pyarrow(path, _csv), 2)
     raise ConfigurationError(
         f"{path}: what kind of file it is does not show in its name; expected one that ends in "
         f".npz, .parquet, {' or '.join(DELIMITERS)}"
@@ -112,12 +113,13 @@ def _csv(path: Path) -> Columns:
     types = whole | dict.fromkeys(VALUES, pyarrow.float64())
     table = pyarrow.csv.read_csv(
         path,
-        # Only a single thread knows the line in which something is wrong.
+        # Only a single thread knows the row in which something is wrong.
         read_options=pyarrow.csv.ReadOptions(use_threads=False),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=DELIMITERS[Path(path.name.removesuffix(".gz")).suffix]
         ),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types),
+        # Only what is empty is missing: "nan" is a number that is none, and told as such.
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
     )
     return {name: table.column(name) for name in _chosen(path, table.column_names)}
 
@@ -137,8 +139,8 @@ def _chosen(path: Path, names: Iterable[str]) -> tuple[str, str, str]:
     return found[0], found[1], found[2]
 
 
-def _ratings(path: Path, columns: Columns, unit: str, first: int) -> Ratings:
-    place = _Place(path, unit, first)
+def _ratings(path: Path, columns: Columns, first: int) -> Ratings:
+    place = _Place(path, first)
     (user, users), (item, items), (value, values) = (
         (name, place.filled(name, column)) for name, column in columns.items()
     )
@@ -155,7 +157,6 @@ class _Place:
     """Checks columns of a file, and says where something is wrong: `first` is their first row."""
 
     path: Path
-    unit: str
     first: int
 
     def filled(self, name: str, column: Any) -> npt.NDArray[Any]:
@@ -189,6 +190,6 @@ class _Place:
         if wrong.any():
             at = int(wrong.argmax())
             raise ConfigurationError(
-                f"{self.path}, {self.unit} {self.first + at}, {name!r}: {what or values[at]}, "
+                f"{self.path}, row {self.first + at}, {name!r}: {what or values[at]}, "
                 f"expected {'a finite number' if name in VALUES else 'from 0 to 2⁶³ - 1'}"
             )
