@@ -56,7 +56,7 @@ def read_examples(path: Path, label: str | None = None) -> Iterator[Examples]:
 
 
 def read_images(path: Path) -> np.ndarray:
-    """Read grey images of equal size as a uint8 array of images × height × width.
+    """Read grey images of equal size, at least one, as a uint8 array of images × height × width.
 
     Parameters
     ----------
@@ -66,10 +66,15 @@ def read_images(path: Path) -> np.ndarray:
     Raises
     ------
     ConfigurationError
-        It is neither, or damaged.
+        It is neither, or damaged, or has no images.
     """
-    if not path.name.endswith(".npz"):
-        return read_idx(path, 3)
+    images = _npz_images(path) if path.suffix == ".npz" else read_idx(path, 3)
+    if not len(images):
+        raise ConfigurationError(f"{path} has no images, expected at least one")
+    return images
+
+
+def _npz_images(path: Path) -> np.ndarray:
     images = open_npz(path, lambda _: ["x"], "x=…")["x"]
     if images.ndim != 3 or images.dtype != np.uint8:
         raise ConfigurationError(

@@ -187,6 +187,13 @@ def test_images_are_read_alone(tmp_path: Path) -> None:
         read_images(tmp_path / "a.npz")
 
 
+def test_no_images_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((0, 3, 4), np.uint8))
+    for path in (tmp_path / "a.npz", idx(tmp_path / "a-idx3-ubyte.gz", np.zeros((0, 3, 4)))):
+        with pytest.raises(ConfigurationError, match=f"{path.name} has no images"):
+            read_images(path)
+
+
 @pytest.mark.parametrize("name", ["a.svm", "a.libsvm", "a.svmlight", "a.txt", "a.txt.gz"])
 def test_svmlight_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     text = b"1 2:3\n"
