@@ -16,6 +16,7 @@ from sklearn.datasets import dump_svmlight_file, load_digits
 
 from dps import SSP, ParameterServer
 from dps.cluster.local import LocalCluster, is_gone
+from dps.errors import ConfigurationError
 from flows.cli import main
 from flows.examples import PAGE, told, verdict, write_page
 from flows.problems import l1_logistic, lda, rica
@@ -61,6 +62,21 @@ def test_logistic_regression_of_a_users_file_meets_its_target(
     assert outcome.met, told("l1_logistic", outcome, 0)
     assert outcome.excess >= -1e-6  # nobody gets below the optimum
     assert "2,000 examples × 201 features" in outcome.notes[0]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "others", ["0.5 0.5", "0.7 0.1 0.3 0.9 0.2"], ids=["exactly", "but rounding"]
+)
+def test_a_file_that_has_nothing_to_learn_is_refused(
+    client: Client, tmp_path: Path, others: str
+) -> None:
+    """Both labels have the same features, so that no penalty at all is the one to train with."""
+    values = {"1": sorted(others.split()), "-1": others.split()}
+    lines = [f"{label} 1:{v}\n" for label in values for v in values[label]]
+    (tmp_path / "even.svm").write_text("".join(lines))
+    with pytest.raises(ConfigurationError, match=r"even\.svm: no feature goes with the labels"):
+        l1_logistic.solve(client, Task(data=tmp_path / "even.svm"))
 
 
 @pytest.mark.cluster
