@@ -18,8 +18,8 @@ from dps import SSP, ParameterServer
 from dps.cluster.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError
 from flows.cli import main
-from flows.examples import PAGE, told, verdict, write_page
-from flows.problems import l1_logistic, lda, rica
+from flows.examples import PAGE, solve_each, told, verdict, write_page
+from flows.problems import l1_logistic, lda, patches, rica
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Spread, liblinear
 from flows.problems.outcome import PATIENT, Outcome, Task
@@ -172,6 +172,38 @@ def test_the_page_has_notes_and_pictures(tmp_path: Path) -> None:
     assert "## rica" in page
     assert "- a note" in page
     assert "![a](a.png)" in page
+
+
+def test_what_is_solved_is_on_the_page_though_the_next_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def solver(name: str) -> Outcome:
+        if name == "rica":
+            raise ConfigurationError("no images")
+        return MET
+
+    with pytest.raises(ConfigurationError, match="no images"):
+        solve_each(["lda", "rica"], tmp_path / "new" / "folder", solver)
+    assert "lda: topics" in capsys.readouterr().out
+    assert "## lda" in (tmp_path / "new" / "folder" / PAGE).read_text()
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc"])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_solved(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=f"--output .*{folder}: nothing can be written"):
+        solve_each(["lda"], tmp_path / folder, lambda name: pytest.fail("it was solved"))
+
+
+def test_images_too_small_are_told_before_the_first_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(patches, "find", lambda folder, sources: None)
+    assert ended(monkeypatch, "all", "--size", "large", "--output", str(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert "digits, as Fashion-MNIST is not installed: images of 8 × 8, expected 12 × 12" in err
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
