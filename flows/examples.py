@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,13 +63,37 @@ def example(
             f"--data {data}: expected a file" if len(names) == 1 else "--data: name one example"
         )
     task = Task(data, size, workers, shards, recovery, seed, output)
-    outcomes = {}
-    for each in names:
-        outcomes[each], seconds = _timed(each, task)
-        print(told(each, outcomes[each], seconds), flush=True)
-    write_page(outcomes, output)
-    if not all(outcome.met for outcome in outcomes.values()):
+    if "rica" in names:  # of all the examples, only its own data may be too small for it
+        from flows.problems.rica import check
+
+        check(task)
+    outcomes = solve_each(names, output, lambda each: solve(each, task))
+    if not all(outcome.met for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def solve_each(
+    names: Sequence[str], folder: Path, solver: Callable[[str], Outcome]
+) -> list[Outcome]:
+    """Solve one after the other; what is done is told and on the page, whatever comes of the next.
+
+    Raises
+    ------
+    ConfigurationError
+        Nothing can be written to the folder, which shows before the first one, or the data of an
+        example cannot be used.
+    """
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        began = time.monotonic()
+        outcomes[name] = solver(name)
+        print(told(name, outcomes[name], time.monotonic() - began), flush=True)
+        with _writing(folder):
+            write_page(outcomes, folder)
+    return list(outcomes.values())
 
 
 def told(name: str, outcome: Outcome, seconds: float) -> str:
@@ -97,7 +123,6 @@ def write_page(outcomes: dict[str, Outcome], folder: Path) -> None:
         pictures = [f"![{path.stem}]({path.name})" for path in outcome.files if _is_picture(path)]
         notes = [f"- {note}" for note in outcome.notes]
         parts += [f"## {name}", f"{EXAMPLES[name]}.", verdict(outcome), "\n".join(notes), *pictures]
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / PAGE).write_text("\n\n".join(parts) + "\n", "utf-8")
 
 
@@ -115,9 +140,15 @@ def solve(name: str, task: Task) -> Outcome:
         return solver(cluster.client, task)
 
 
-def _timed(name: str, task: Task) -> tuple[Outcome, float]:
-    began = time.monotonic()
-    return solve(name, task), time.monotonic() - began
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {folder}: nothing can be written there: {error.strerror or error}; name a "
+            "folder of yours"
+        ) from error
 
 
 def _names(name: str) -> list[str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dps import L1, SSP, DelayedProximal, ParameterServer, Worker
-from dps.errors import DpsError
+from dps.errors import ConfigurationError, DpsError
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Array, Arrays, Spread, liblinear
 from flows.problems.outcome import PATIENT, Outcome, Task
@@ -35,6 +35,7 @@ TOLERANCE = 0.001
 BOUND = 1  # how many pushes a worker may be ahead of another: SSP(1)
 BLOCKS = 4
 STRENGTH = 0.05  # λ, as a fraction of the one above which all weights are zero
+ROUNDING = 1e-12  # gradient at zero, as a fraction of what typical features could bring about
 SLACK = 0.1  # δ of the KKT filter, as a fraction of λ
 UNFILTERED = 20  # in every so-manieth sweep nothing is left out
 SWEEPS, ROUNDS = 40, 100  # sweeps over the blocks between two looks at the objective; looks at most
@@ -81,6 +82,11 @@ def solve(client: Client, task: Task) -> Outcome:
     spread = Spread.of(survey(task.data) if task.data else source, BLOCKS, task.workers)
     curvature, at_zero = spread.constants(client)
     penalty = STRENGTH * float(np.abs(at_zero).max())
+    if penalty < ROUNDING * np.sqrt(curvature.max()):
+        raise ConfigurationError(
+            f"{task.data}: no feature goes with the labels more than by rounding: the best weights "
+            "are all zero, and there is nothing to learn"
+        )
     rule = step_rule(curvature, task.workers, penalty)
     ended = [Trained(spread.zeros, 0, 0, 0)] * task.workers
     objective = [np.inf]

@@ -64,7 +64,7 @@ def load_patches(source: PatchSource) -> Patches:
     ConfigurationError
         The images cannot be read, are smaller than a patch, or show too little.
     """
-    images = _images(source)
+    images = load_images(source)
     rng = np.random.default_rng(source.seed)
     pixels = np.concatenate([_cut(images, source, rng) for _ in range(4)])
     pixels = pixels[pixels.std(axis=1) > CONTRAST][: source.count]
@@ -83,14 +83,28 @@ def load_patches(source: PatchSource) -> Patches:
     )
 
 
+def load_images(source: PatchSource) -> Images:
+    """The images that patches are cut out of.
+
+    Raises
+    ------
+    ConfigurationError
+        They cannot be read, or are smaller than a patch.
+    """
+    images = _images(source)
+    _, height, width = images.shape
+    if min(height, width) < source.size:
+        raise ConfigurationError(
+            f"{source.named}: images of {height} × {width}, expected {source.size} × {source.size} "
+            "at least"
+        )
+    return images
+
+
 def _cut(images: Images, source: PatchSource, rng: np.random.Generator) -> Array:
     """Cut patches out at random places, as rows of pixels."""
     number, height, width = images.shape
     size = source.size
-    if min(height, width) < size:
-        raise ConfigurationError(
-            f"{source.named}: images of {height} × {width}, expected {size} × {size} at least"
-        )
     windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axis=(1, 2))
     image = rng.integers(0, number, source.count)
     top = rng.integers(0, height - size + 1, source.count)

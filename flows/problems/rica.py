@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dps import BSP, Adam, ParameterServer, Worker
 from flows.problems.outcome import PATIENT, Outcome, Task
-from flows.problems.patches import PatchSource, load_patches
+from flows.problems.patches import PatchSource, load_images, load_patches
 from flows.workloads import batches
 
 if TYPE_CHECKING:
@@ -75,10 +75,20 @@ def train(source: PatchSource, plan: Plan, worker: Worker) -> None:
             weights = worker.push_pull({"filters": gradient})
 
 
+def check(task: Task) -> None:
+    """Refuse images that no patch can be cut out of, without solving anything."""
+    load_images(_source(task))
+
+
+def _source(task: Task) -> PatchSource:
+    count, size, _ = SIZES[task.size]
+    return PatchSource(count, size, task.seed, task.data)
+
+
 def solve(client: Client, task: Task) -> Outcome:
     """Train, and compare with L-BFGS from the same filters."""
     count, size, number = SIZES[task.size]
-    source = PatchSource(count, size, task.seed, task.data)
+    source = _source(task)
     start = initial(source, number)
     with ParameterServer(
         client,

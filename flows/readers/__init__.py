@@ -13,6 +13,7 @@ import numpy as np
 from dps.errors import ConfigurationError
 from flows.readers.bag_of_words import Corpus, read_bag_of_words
 from flows.readers.examples import Examples
+from flows.readers.npz import open_npz
 from flows.readers.svmlight import read_svmlight
 from flows.readers.tables import read_npz, read_parquet
 from flows.workloads.idx import read_idx
@@ -55,7 +56,7 @@ def read_examples(path: Path, label: str | None = None) -> Iterator[Examples]:
 
 
 def read_images(path: Path) -> np.ndarray:
-    """Read grey images of equal size as a uint8 array of images × height × width.
+    """Read grey images of equal size, at least one, as a uint8 array of images × height × width.
 
     Parameters
     ----------
@@ -65,15 +66,16 @@ def read_images(path: Path) -> np.ndarray:
     Raises
     ------
     ConfigurationError
-        It is neither, or damaged.
+        It is neither, or damaged, or has no images.
     """
-    if not path.name.endswith(".npz"):
-        return read_idx(path, 3)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            images = np.asarray(file["x"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise ConfigurationError(f"{path} cannot be read as npz with an x: {error}") from error
+    images = _npz_images(path) if path.suffix == ".npz" else read_idx(path, 3)
+    if not len(images):
+        raise ConfigurationError(f"{path} has no images, expected at least one")
+    return images
+
+
+def _npz_images(path: Path) -> np.ndarray:
+    images = open_npz(path, lambda _: ["x"], "x=…")["x"]
     if images.ndim != 3 or images.dtype != np.uint8:
         raise ConfigurationError(
             f"{path}: x is {images.dtype}{list(images.shape)}, expected uint8 images × height × "

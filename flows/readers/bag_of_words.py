@@ -28,6 +28,7 @@ from flows.readers.lines import (
 )
 
 HEADER = ("documents", "words", "entries")
+MOST = np.iinfo(np.int32).max  # of each of them, and of a word in a line
 Numbers = npt.NDArray[np.float64]
 
 
@@ -38,7 +39,7 @@ class Corpus:
     Attributes
     ----------
     counts
-        `csr_array` of int32, documents × words; no entry is there twice.
+        `csr_array` of int64, documents × words; no entry is there twice.
     words
         The vocabulary, one word for each column.
     """
@@ -68,7 +69,8 @@ def read_bag_of_words(path: Path, piece_bytes: int = PIECE_BYTES) -> Corpus:
             f"{path} has {len(entries)} entries, but its line 3 announces {announced}; is it whole?"
         )
     row, column, count = entries.T
-    counts = csr_array((count, (row - 1, column - 1)), shape=(documents, words))
+    # A line's count is of int32, but a sum of several need not be.
+    counts = csr_array((count.astype(np.int64), (row - 1, column - 1)), shape=(documents, words))
     counts.sum_duplicates()
     return Corpus(counts, _vocabulary(path, words))
 
@@ -77,9 +79,10 @@ def _header(file: IO[bytes], path: Path) -> tuple[int, int, int]:
     sizes = []
     for number, name in enumerate(HEADER, 1):
         line = file.readline()
-        if not line.strip().isdigit():
+        # As float first: int refuses thousands of digits.
+        if not line.strip().isdigit() or not 1 <= float(line) <= MOST:
             raise Piece(path, number, line).wrong(
-                number, f"{shown(line)}, expected the number of {name}"
+                number, f"{shown(line)}, expected the number of {name} (1 to {MOST})"
             )
         sizes.append(int(line))
     return sizes[0], sizes[1], sizes[2]
@@ -111,7 +114,7 @@ def _fits(line: bytes, sizes: tuple[int, int, int]) -> bool:
 def _fit(entries: Numbers, sizes: tuple[int, int, int]) -> bool:
     """Whether every entry is of whole numbers in range."""
     whole = (entries == np.floor(entries)).all() and (entries >= 1).all()
-    most = np.array([sizes[0], sizes[1], np.iinfo(np.int32).max])
+    most = np.array([sizes[0], sizes[1], MOST])
     return bool(whole and (entries <= most).all())
 
 

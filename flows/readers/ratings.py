@@ -7,10 +7,9 @@ floating-point numbers, which could not tell all of them apart.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.errors import ConfigurationError
+from flows.readers.npz import open_npz
 
 USERS = ("user", "user_id", "userId")
 ITEMS = ("item", "item_id", "itemId", "movieId")
@@ -67,31 +67,21 @@ def read_ratings(path: Path) -> Ratings:
     ------
     ConfigurationError
         The file is of another kind or cannot be read, a column is missing, or something in it is
-        no whole number or no finite rating; the message has its row, from 1, or in CSV its line.
+        no whole number or no finite rating; the message has its row, from 1. In CSV row 1 is the
+        columns' names, and empty lines are no rows: pyarrow, who passes them over, counts so too.
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     if path.suffix == ".npz":
-        return _ratings(path, _npz(path), "row", 1)
+        arrays = open_npz(path, partial(_chosen, path), "user=…, item=…, rating=…")
+        return _ratings(path, arrays, 1)
     if path.suffix == ".parquet":
-        return _ratings(path, _with_pyarrow(path, _parquet), "row", 1)
+        return _ratings(path, _with_pyarrow(path, _parquet), 1)
     if kind in DELIMITERS:
-        return _ratings(path, _with_pyarrow(path, _csv), "line", 2)
+        return _ratings(path, _with_pyarrow(path, _csv), 2)
     raise ConfigurationError(
         f"{path}: what kind of file it is does not show in its name; expected one that ends in "
         f".npz, .parquet, {' or '.join(DELIMITERS)}"
     )
-
-
-def _npz(path: Path) -> Columns:
-    try:
-        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw) as file:
-            chosen = _chosen(path, file.files)
-            return {name: file[name] for name in chosen}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as npz: {error}; "
-            "write it with numpy.savez(path, user=…, item=…, rating=…)"
-        ) from error
 
 
 def _with_pyarrow(path: Path, read: Callable[[Path], Columns]) -> Columns:
@@ -123,12 +113,13 @@ def _csv(path: Path) -> Columns:
     types = whole | dict.fromkeys(VALUES, pyarrow.float64())
     table = pyarrow.csv.read_csv(
         path,
-        # Only a single thread knows the line in which something is wrong.
+        # Only a single thread knows the row in which something is wrong.
         read_options=pyarrow.csv.ReadOptions(use_threads=False),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=DELIMITERS[Path(path.name.removesuffix(".gz")).suffix]
         ),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types),
+        # Only what is empty is missing: "nan" is a number that is none, and told as such.
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
     )
     return {name: table.column(name) for name in _chosen(path, table.column_names)}
 
@@ -148,8 +139,8 @@ def _chosen(path: Path, names: Iterable[str]) -> tuple[str, str, str]:
     return found[0], found[1], found[2]
 
 
-def _ratings(path: Path, columns: Columns, unit: str, first: int) -> Ratings:
-    place = _Place(path, unit, first)
+def _ratings(path: Path, columns: Columns, first: int) -> Ratings:
+    place = _Place(path, first)
     (user, users), (item, items), (value, values) = (
         (name, place.filled(name, column)) for name, column in columns.items()
     )
@@ -166,7 +157,6 @@ class _Place:
     """Checks columns of a file, and says where something is wrong: `first` is their first row."""
 
     path: Path
-    unit: str
     first: int
 
     def filled(self, name: str, column: Any) -> npt.NDArray[Any]:
@@ -200,6 +190,6 @@ class _Place:
         if wrong.any():
             at = int(wrong.argmax())
             raise ConfigurationError(
-                f"{self.path}, {self.unit} {self.first + at}, {name!r}: {what or values[at]}, "
+                f"{self.path}, row {self.first + at}, {name!r}: {what or values[at]}, "
                 f"expected {'a finite number' if name in VALUES else 'from 0 to 2⁶³ - 1'}"
             )

@@ -29,6 +29,8 @@ from flows.readers.lines import (
     words_per_line,
 )
 
+MOST = np.iinfo(np.int32).max  # the largest index; weights are dense, so far less is large already
+
 
 def read_svmlight(
     path: Path, features: int | None = None, piece_bytes: int = PIECE_BYTES
@@ -86,13 +88,12 @@ def _parsed(piece: Piece, features: int | None) -> Examples | None:
     is_pair = np.ones(len(numbers), bool)
     is_pair[starts] = False
     of_pairs = numbers[is_pair].reshape(-1, 2)
-    index = of_pairs[:, 0].astype(np.int64)
+    index = of_pairs[:, 0]
     rows = np.concatenate([[0], np.cumsum(pairs)])
-    if not _indices_fit(index, of_pairs[:, 0], rows, features):
+    if not _indices_fit(index, rows, MOST if features is None else min(features, MOST)):
         return None
     width = features if features is not None else int(index.max(initial=0))
-    small = max(width, len(index)) <= np.iinfo(np.int32).max
-    kind = np.int32 if small else np.int64  # scipy would not do with less by itself
+    kind = np.int32 if len(index) <= MOST else np.int64  # scipy would not do with less by itself
     positions = (index - 1).astype(kind), rows.astype(kind)
     x = csr_array((of_pairs[:, 1].copy(), *positions), shape=(len(pairs), width))
     return Examples(x, numbers[starts])
@@ -119,13 +120,11 @@ def _pairs_per_line(text: bytes) -> Integers | None:
     return words - 1
 
 
-def _indices_fit(
-    index: Integers, given: npt.NDArray[np.float64], rows: Integers, features: int | None
-) -> bool:
-    """Whether the indices are whole numbers in range, and increase along each row."""
+def _indices_fit(index: npt.NDArray[np.float64], rows: Integers, most: int) -> bool:
+    """Whether the indices, which are of digits only, are in range and increase along each row."""
     if not len(index):
         return True
-    if (index != given).any() or index.min() < 1 or index.max() > (features or index.max()):
+    if index.min() < 1 or index.max() > most:
         return False
     follows = np.ones(len(index), bool)
     follows[rows[:-1][rows[:-1] < len(index)]] = False
@@ -156,6 +155,8 @@ def _problem(words: list[bytes], features: int | None) -> str | None:
             return f"{shown(word)} is no pair such as 7:0.5"
         if _number(value) is None:
             return f"the value of {shown(word)} is no finite number"
+        if float(index) > MOST:
+            return f"an index above {MOST}"
         if int(index) < 1:
             return "the index 0, but indices begin with 1"
         if int(index) <= last:

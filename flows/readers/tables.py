@@ -7,8 +7,6 @@ must be numbers, are the features.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from scipy.sparse import csc_array, csr_array
 
 from dps.errors import ConfigurationError
 from flows.readers.examples import Examples
+from flows.readers.npz import open_npz
 
 LABELS = ("y", "label", "labels", "target")
 SPARSE = {"csr": csr_array, "csc": csc_array}
@@ -35,13 +34,7 @@ def read_npz(path: Path) -> Examples:
     ConfigurationError
         The file cannot be read, an array is missing or does not fit, or a value is not finite.
     """
-    try:
-        with path.open("rb") as raw, np.lib.npyio.NpzFile(raw) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as npz: {error}; write it with numpy.savez(path, x=…, y=…)"
-        ) from error
+    arrays = open_npz(path, lambda names: names, "x=…, y=…")
     x, y = _matrix(path, arrays), _label(path, arrays)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigurationError(
@@ -91,8 +84,8 @@ def _matrix(path: Path, arrays: Mapping[str, Array]) -> Any:
             f"{path} has the arrays {', '.join(arrays)}, expected x and y, or a sparse matrix of "
             "scipy.sparse.save_npz and y"
         )
-    kind = arrays["format"].item()
-    make = SPARSE.get(kind.decode() if isinstance(kind, bytes) else str(kind))
+    kind = arrays["format"].tolist()
+    make = SPARSE.get(kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind))
     if make is None:
         raise ConfigurationError(f"{path}: a sparse matrix of format {kind!r}, expected csr or csc")
     data = _numbers(path, "data", arrays["data"])
@@ -130,6 +123,9 @@ def _chosen(path: Path, columns: list[str], label: str | None) -> str:
         raise ConfigurationError(
             f"{path} has no column {' or '.join(map(repr, named))}; there are: {', '.join(columns)}"
         )
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise ConfigurationError(f"{path} has more than one column {twice!r}; rename one of them")
     if len(columns) < 2:
         raise ConfigurationError(f"{path} has no column besides {found[0]!r}: no features")
     return found[0]
@@ -142,13 +138,14 @@ def _examples(path: Path, batch: Any, label: str, first: int) -> Examples:
 
 
 def _column(path: Path, batch: Any, name: str, first: int) -> Array:
+    from pyarrow import float64, types
+
     column = batch.column(name)
-    try:
-        values = column.to_numpy(zero_copy_only=False).astype(np.float64)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"{path}: column {name!r} is of {column.type}, expected numbers"
-        ) from error
+    # Arrow would also make numbers of digits in text, and of times.
+    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    if not any(fits(column.type) for fits in numbers):
+        raise ConfigurationError(f"{path}: column {name!r} is of {column.type}, expected numbers")
+    values = column.cast(float64(), safe=False).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         raise ConfigurationError(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from flows.bench_sparse import (
     KEYS,
     WIDTH,
     Dictionary,
     Row,
+    Turn,
     drawn,
+    summed_up,
     table,
     timed_turn,
     universe,
@@ -45,11 +48,23 @@ def test_a_turn_times_every_pull_and_push() -> None:
     assert min(turn.pulls + turn.pushes) > 0
 
 
+def test_a_burst_of_work_in_one_push_counts() -> None:
+    """A log-structured table merges in few pushes: a median over pushes would not see any."""
+    burst = Turn([0.1] * 5, [0.1, 0.1, 0.1, 0.1, 4.6])
+    row = summed_up("dps", [burst, burst, Turn([0.2] * 5, [9.0] * 5)])
+    assert row.pull == pytest.approx(KEYS / 0.1)
+    assert row.push == pytest.approx(KEYS / 1.0)
+    assert row.push_p99 == 9.0
+
+
 def test_the_table_has_the_ratios() -> None:
-    rows = [Row("dps, 4 shards", 2e6, 1e6), Row("dictionary, same process", 5e5, 4e5)]
+    rows = [
+        Row("dps, 4 shards", 2e6, 1e6, 0.5),
+        Row("dictionary, same process", 5e5, 4e5, 0.25),
+    ]
     text = table(rows, 3)
     assert "3 rounds" in text
-    ours, theirs = text.splitlines()[3:5]
-    assert ours.split() == ["dps,", "4", "shards", "2.00", "1.00", "1.00×", "1.00×"]
-    assert theirs.split()[-4:] == ["0.50", "0.40", "4.00×", "2.50×"]
+    ours, theirs = text.splitlines()[4:6]
+    assert ours.split() == ["dps,", "4", "shards", "2.00", "1.00", "500.0", "1.00×", "1.00×"]
+    assert theirs.split()[-5:] == ["0.50", "0.40", "250.0", "4.00×", "2.50×"]
     assert "Ray is not installed" in text

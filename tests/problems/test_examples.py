@@ -16,9 +16,10 @@ from sklearn.datasets import dump_svmlight_file, load_digits
 
 from dps import SSP, ParameterServer
 from dps.cluster.local import LocalCluster, is_gone
+from dps.errors import ConfigurationError
 from flows.cli import main
-from flows.examples import PAGE, told, verdict, write_page
-from flows.problems import l1_logistic, lda, rica
+from flows.examples import PAGE, solve_each, told, verdict, write_page
+from flows.problems import l1_logistic, lda, patches, rica
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Spread, liblinear
 from flows.problems.outcome import PATIENT, Outcome, Task
@@ -61,6 +62,21 @@ def test_logistic_regression_of_a_users_file_meets_its_target(
     assert outcome.met, told("l1_logistic", outcome, 0)
     assert outcome.excess >= -1e-6  # nobody gets below the optimum
     assert "2,000 examples × 201 features" in outcome.notes[0]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "others", ["0.5 0.5", "0.7 0.1 0.3 0.9 0.2"], ids=["exactly", "but rounding"]
+)
+def test_a_file_that_has_nothing_to_learn_is_refused(
+    client: Client, tmp_path: Path, others: str
+) -> None:
+    """Both labels have the same features, so that no penalty at all is the one to train with."""
+    values = {"1": sorted(others.split()), "-1": others.split()}
+    lines = [f"{label} 1:{v}\n" for label in values for v in values[label]]
+    (tmp_path / "even.svm").write_text("".join(lines))
+    with pytest.raises(ConfigurationError, match=r"even\.svm: no feature goes with the labels"):
+        l1_logistic.solve(client, Task(data=tmp_path / "even.svm"))
 
 
 @pytest.mark.cluster
@@ -156,6 +172,38 @@ def test_the_page_has_notes_and_pictures(tmp_path: Path) -> None:
     assert "## rica" in page
     assert "- a note" in page
     assert "![a](a.png)" in page
+
+
+def test_what_is_solved_is_on_the_page_though_the_next_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def solver(name: str) -> Outcome:
+        if name == "rica":
+            raise ConfigurationError("no images")
+        return MET
+
+    with pytest.raises(ConfigurationError, match="no images"):
+        solve_each(["lda", "rica"], tmp_path / "new" / "folder", solver)
+    assert "lda: topics" in capsys.readouterr().out
+    assert "## lda" in (tmp_path / "new" / "folder" / PAGE).read_text()
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc"])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_solved(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=f"--output .*{folder}: nothing can be written"):
+        solve_each(["lda"], tmp_path / folder, lambda name: pytest.fail("it was solved"))
+
+
+def test_images_too_small_are_told_before_the_first_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(patches, "find", lambda folder, sources: None)
+    assert ended(monkeypatch, "all", "--size", "large", "--output", str(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert "digits, as Fashion-MNIST is not installed: images of 8 × 8, expected 12 × 12" in err
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:

@@ -13,6 +13,8 @@ from scipy.sparse import csr_array
 from dps.errors import ConfigurationError
 from flows.problems.corpus import write_corpus
 from flows.problems.gibbs import Priors, Sampler, perplexity, tokens_of
+from flows.problems.lda import solve
+from flows.problems.outcome import Task
 from flows.readers import read_bag_of_words
 
 TINY = csr_array(np.array([[2, 1, 0], [0, 1, 1]]))
@@ -94,6 +96,24 @@ def test_perplexity_is_the_number_of_words_to_choose_from() -> None:
     assert perplexity(uniform, counts, 0.2, np.random.default_rng(0)) == pytest.approx(20)
     true = perplexity(0.999 * topics + 0.001 / 20, counts, 0.2, np.random.default_rng(0))
     assert 5 < true < 12  # a document has one topic of five words, or a few
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        (["1 1 9", "4 1 9"], "4 documents of 18 words to learn from, and 0 of 0 words held out"),
+        (["1 1 9", "5 1 1", "10 2 1"], "8 documents of 9 words .* and 2 of 2 words held out"),
+        (["5 1 9"], "4 documents of 0 words to learn from, and 1 of 9 words held out"),
+    ],
+)
+def test_too_little_to_hold_out_is_told_before_anything_is_trained(
+    tmp_path: Path, entries: list[str], found: str
+) -> None:
+    path = tmp_path / "docword.few.txt"
+    documents = entries[-1].split()[0]
+    path.write_text("\n".join([documents, "2", str(len(entries)), *entries]))
+    with pytest.raises(ConfigurationError, match=rf"docword\.few\.txt: every 5th .* {found}"):
+        solve(None, Task(data=path))  # no cluster is needed to see it
 
 
 # -- the corpus ------------------------------------------------------------------------------------

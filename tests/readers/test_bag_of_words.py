@@ -54,9 +54,19 @@ def test_a_word_that_is_twice_in_a_document_is_summed(tmp_path: Path) -> None:
     assert corpus.counts.toarray().tolist() == [[5]]
 
 
+def test_a_sum_of_counts_may_be_more_than_any_line_can_say(tmp_path: Path) -> None:
+    most = 2**31 - 1
+    corpus = read_bag_of_words(written(tmp_path, f"1\n1\n2\n1 1 {most}\n1 1 {most}\n"))
+    assert corpus.counts.toarray().tolist() == [[2 * most]]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("0\n3\n4\n", "line 1: '0', expected the number of documents (1 to 2147483647)"),
+        (f"2\n{2**31}\n4\n", "line 2: '2147483648', expected the number of words (1 to"),
+        (f"{3 * 10**12}\n3\n4\n", "line 1: '3000000000000', expected the number of documents"),
+        (f"2\n3\n{'9' * 5000}\n", "…', expected the number of entries"),
         ("2\nx\n4\n", "line 2: 'x', expected the number of words"),
         ("2\n", "line 2: '', expected the number of words"),
         (GOOD + "3 1 1\n", "line 8: '3 1 1', expected a document (1 to 2), a word (1 to 3)"),

@@ -14,6 +14,7 @@ from scipy.sparse import random, vstack
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
 from dps.errors import ConfigurationError
+from flows.problems.sparse_data import survey
 from flows.readers.lines import Piece
 from flows.readers.svmlight import _complaint, _parsed, read_svmlight
 
@@ -99,6 +100,19 @@ def test_a_bad_line_is_told_with_its_number(tmp_path: Path, line: bytes, problem
     with pytest.raises(ConfigurationError) as error:
         list(read_svmlight(path, 9, piece_bytes=100))
     assert f"{path}, line 81: {problem}" in str(error.value)
+
+
+@pytest.mark.parametrize("index", [2**31, 99999999999999999999, "9" * 5000])
+def test_an_index_that_no_vector_could_have_is_told(tmp_path: Path, index: int | str) -> None:
+    path = written(tmp_path, LINES + f"-1 1:1 {index}:1\n".encode())
+    with pytest.raises(ConfigurationError, match=r"data\.svm, line 3: an index above 2147483647"):
+        survey(path)
+
+
+def test_the_largest_index_is_read(tmp_path: Path) -> None:
+    (found,) = read_svmlight(written(tmp_path, b"1 2147483647:3\n"))
+    assert found.x.shape == (1, 2**31 - 1)
+    assert found.x.indices.tolist() == [2**31 - 2]
 
 
 def test_examples_before_a_bad_piece_have_been_read(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,10 @@ def test_a_damaged_sparse_matrix_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", y=[1], format="csr", **parts)
     with pytest.raises(ConfigurationError, match="its sparse matrix is damaged"):
         read_npz(tmp_path / "a.npz")
-    np.savez(tmp_path / "a.npz", y=[1], format="coo", **parts)
-    with pytest.raises(ConfigurationError, match="expected csr or csc"):
-        read_npz(tmp_path / "a.npz")
+    for kind in ("coo", b"\xff", ["csr", "csc"]):
+        np.savez(tmp_path / "a.npz", y=[1], format=kind, **parts)
+        with pytest.raises(ConfigurationError, match="expected csr or csc"):
+            read_npz(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"not an archive"])
@@ -108,10 +111,31 @@ def test_the_label_can_be_named(tmp_path: Path) -> None:
         list(read_parquet(path))
 
 
+def test_every_kind_of_number_is_read(tmp_path: Path) -> None:
+    columns: Any = {
+        "a": np.array([1, 2**60], np.uint64),
+        "b": np.array([0.5, 1], np.float16),
+        "c": [True, False],
+        "d": [Decimal("0.25"), Decimal(3)],
+    }
+    (found,) = read_parquet(parquet(tmp_path / "a.parquet", **columns, y=[1, 2]))
+    np.testing.assert_array_equal(found.x, [[1, 0.5, 1, 0.25], [2**60, 1, 0, 3]])
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table([[1.0], [2.0], [3]], names=["a", "a", "y"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigurationError, match=r"a\.parquet has more than one column 'a'"):
+        list(read_parquet(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"a": ["x", "1", "2"], "y": [1, 2, 3]}, "column 'a' is of string, expected numbers"),
+        ({"a": ["1", "2", "3"], "y": [1, 2, 3]}, "column 'a' is of string, expected numbers"),
+        ({"a": [datetime(2020, 1, 1)] * 3, "y": [1, 2, 3]}, "'a' is of timestamp.* expected numb"),
+        ({"a": [True, None, False], "y": [1, 2, 3]}, "row 2, column 'a': None, expected a number"),
         ({"a": [1.0, 2.0, None], "y": [1, 2, 3]}, "row 3, column 'a': None, expected a number"),
         ({"a": [1, None, 3], "y": [1, 2, 3]}, "row 2, column 'a': None, expected a number"),
         ({"a": [1, 2, 3], "y": [1, np.inf, 3]}, "row 2, column 'y': inf, expected a number"),
@@ -161,6 +185,13 @@ def test_images_are_read_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X)
     with pytest.raises(ConfigurationError, match=r"x is float64\[3, 2\], expected uint8 images"):
         read_images(tmp_path / "a.npz")
+
+
+def test_no_images_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((0, 3, 4), np.uint8))
+    for path in (tmp_path / "a.npz", idx(tmp_path / "a-idx3-ubyte.gz", np.zeros((0, 3, 4)))):
+        with pytest.raises(ConfigurationError, match=f"{path.name} has no images"):
+            read_images(path)
 
 
 @pytest.mark.parametrize("name", ["a.svm", "a.libsvm", "a.svmlight", "a.txt", "a.txt.gz"])
