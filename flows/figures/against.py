@@ -58,7 +58,10 @@ class Measure:
 def against(subject: Subject, axis: NumericAxis) -> Iterator[Drawing | None]:
     """Draw every measure against an axis; None where no trial has a value but 0."""
     workers = _counts_workers(subject, axis)
+    longer = len({_updates(record.config) for record, _ in subject.trials}) > 1
     for measure in MEASURES:
+        if measure is ACCURACY and longer:
+            continue  # it would show that more gradients help, and not what the axis does
         points = _points(subject, axis, measure)
         if measure is RATE and workers:
             yield _drawing(axis, measure, points, _linear(points, axis))
@@ -86,6 +89,11 @@ def _counts_workers(subject: Subject, axis: NumericAxis) -> bool:
         == axis.values[outcome.identity.labels[axis.key]]
         for record, outcome in subject.trials
     )
+
+
+def _updates(config: Mapping[str, Any]) -> int | None:
+    found: int | None = config.get("training", {}).get("updates")
+    return found
 
 
 def _linear(points: Points, axis: NumericAxis) -> dict[str, float]:
@@ -218,6 +226,7 @@ EFFICIENCY = Measure(
     RATE.value,
     percent=True,
 )
+ACCURACY = _column("accuracy_final", "Final accuracy", "test accuracy")
 MEASURES = (
     RATE,
     _column("idle_share", "Idle workers", "share of the workers' time"),
@@ -225,7 +234,7 @@ MEASURES = (
     _column("target_gradients", "Gradients to target", "gradients to the target"),
     _column("staleness_median", "Staleness, median", "staleness in versions, median"),
     _column("staleness_p99", "Staleness, p99", "staleness in versions, p99"),
-    _column("accuracy_final", "Final accuracy", "test accuracy"),
+    ACCURACY,
     _column("rto_seconds", "Recovery time", "seconds since the fault"),
     _column("updates_lost", "Lost updates", "updates lost"),
     Measure(
