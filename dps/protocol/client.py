@@ -37,7 +37,7 @@ from dps.protocol.messages import (
     ExitWorker,
     RenewWorker,
 )
-from dps.protocol.outgoing import FilterState, Outgoing
+from dps.protocol.outgoing import FilterState, Outgoing, basis
 from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked, RowsRead
@@ -189,13 +189,15 @@ class Client:
         await self._entered.wait()
         operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
         filtered = self._outgoing.operations(operation, gradients, dense)
+        touched = {*dense, *rows_of}
+        based = {shard: self._basis(shard) for shard in touched}
 
         def made(shard: int) -> Operation:
-            op = filtered(shard) if shard in dense else operation
+            op = based[shard](filtered(shard) if shard in dense else operation)
             return replace(op, rows=rows_of[shard]) if shard in rows_of else op
 
         self._seq += 1
-        await self._send(operation, made, {*dense, *rows_of}, pull)
+        await self._send(operation, made, touched, pull)
         if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
             await self.pull()
 
@@ -228,7 +230,8 @@ class Client:
         remainders = self._outgoing.remainders(operation)
         if remainders:
             self._seq += 1
-            await self._send(operation, remainders.__getitem__, remainders, False)
+            last = {s: self._basis(s)(op) for s, op in remainders.items()}
+            await self._send(operation, last.__getitem__, last, False)
 
     @property
     def filtered(self) -> FilterState:
@@ -348,6 +351,9 @@ class Client:
     def _base(self, shard: int) -> np.ndarray | None:
         base = self._lanes[shard].base
         return base.values if base is not None else None
+
+    def _basis(self, shard: int) -> Callable[[Operation], Operation]:
+        return basis(self._group, self._lanes[shard], shard)
 
     async def _offer_copies(self) -> None:
         """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""

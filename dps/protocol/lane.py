@@ -19,7 +19,6 @@ import numpy as np
 
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Continue
-from dps.core.rules import needs_base
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
@@ -77,7 +76,7 @@ class Lane:
         self._on_ack = on_ack
         self._turn = asyncio.Lock()
         self._base: Weights | None = None
-        self._seen: tuple[int, float] | None = None  # version and time of what was read last
+        self._seen: tuple[int, float] | None = None
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
@@ -100,14 +99,17 @@ class Lane:
         """The weights that were read last."""
         return self._base
 
+    @property
+    def seen(self) -> tuple[int, float] | None:
+        """Version and time of what was read last, weights or rows."""
+        return self._seen
+
     async def push(self, op: Operation, pull: bool) -> None:
         """Bring an operation to the shard, or to a buffer if the outage policy says so."""
         async with self._turn:
             if op.kind == "join":
                 self._last = None
                 self._begin_to_tell()
-            if op.kind == "gradient" and self._seen is not None:
-                op = self._based(replace(op, based_on=self._seen[0], based_at=self._seen[1]))
             self._since_read += op.kind != "join"
             try:
                 await self._deliver(op, pull)
@@ -235,13 +237,6 @@ class Lane:
             self._acked(op, reply)
         if pull and not any(reply.weights for reply in replies):
             await self._read_unless_evicted(op.id)
-
-    def _based(self, op: Operation) -> Operation:
-        """Add the weights that a gradient was computed from, if the rule needs them."""
-        if self._base is None or op.gradient is None or not needs_base(self._group.rule):
-            return op
-        layout = self._group.layout.shards[self._shard]
-        return replace(op, base=layout.taken(self._base.values, op.pieces))
 
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0

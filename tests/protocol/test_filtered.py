@@ -10,8 +10,9 @@ import pytest
 
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Continue, NoDurability, Recovery, SharedStore
+from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery, SharedStore
 from dps.errors import NonFiniteGradient, ShapeMismatch
+from dps.events import RolledBack
 from dps.protocol.lane import Outcome
 from tests.protocol.worlds import Setting, in_world
 
@@ -119,6 +120,46 @@ def test_gradients_that_were_buffered_are_decoded_and_corrected(outage: Continue
         recovery=Recovery(SharedStore(), outage),
         filters={"*": [dps.Quantise("bf16"), dps.Lossless()]},
     )
+
+
+COMPENSATED = dps.DelayCompensated(dps.SGD(1.0), 0.25)
+TWOS = {"w": np.full(300, 2.0, np.float32), "b": np.full(20, 2.0)}
+
+
+def test_a_gradient_is_corrected_to_what_was_read_before_it_was_pushed() -> None:
+    """Not to what was read since: both are of weights 0, so it ends at −2 − (2 + ¼·4·(−2)) = −2."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await process.run(client.pull())
+        pushes = (process.run(client.push(TWOS, pull=True)) for _ in range(2))
+        await s.all_of(*pushes, within=5)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -2.0).all()
+
+    in_world(scenario, params=PARAMS, rule=COMPENSATED)
+
+
+def test_a_gradient_is_corrected_to_the_same_weights_when_it_is_sent_again() -> None:
+    """One shard applies it and shows the weights −2, then goes back to 0 with the one it lost."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await process.run(client.pull())
+        s.world.crash("server-1")
+        pushing = process.run(client.push(TWOS, pull=True))
+        while client.versions()[0] < 1:
+            await asyncio.sleep(0.01)
+        await s.world.bring_back_missing()
+        await s.all_of(pushing, within=20)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -2.0).all()
+        assert any(isinstance(event, RolledBack) for _, event in s.world.events)
+
+    kept = Checkpoint(every=8, path="memory://corrected", scope="all")
+    in_world(scenario, params=PARAMS, rule=COMPENSATED, recovery=Recovery(kept))
 
 
 def test_what_is_refused_leaves_the_filters_as_they_were() -> None:
