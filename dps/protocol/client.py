@@ -82,7 +82,7 @@ class Client:
         self._given_up = False
         self.leaving = False
         self._renewing: asyncio.Task[None] | None = None
-        self._dropped: set[tuple[int, int]] = set()
+        self._dropped: set[tuple[int, UpdateId]] = set()
         self._on_ack = on_ack or _ignore
         self._lanes = [
             Lane(shard, group, transport, self.router, self._acked)
@@ -145,7 +145,7 @@ class Client:
         try:
             if reason == "finished":
                 await self._push_withheld()
-                await self._all_lanes(lambda lane: lane.drain())
+                await self._drain()
         finally:
             request = ExitWorker(self.worker, self.incarnation, reason)
             await self.router.ask(request)
@@ -224,14 +224,21 @@ class Client:
         await self._to_all(jobs)
 
     async def _push_withheld(self) -> None:
-        """Send all that filters have withheld as one last update."""
-        await self._entered.wait()
-        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
-        remainders = self._outgoing.remainders(operation)
-        if remainders:
+        """Send all that filters have withheld as one last update, again where it is refused."""
+        left = self._outgoing.remainders(Operation("gradient", self._reader))
+        left = {shard: self._basis(shard)(op) for shard, op in left.items()}
+        while left:
+            await self._entered_again()
+            await self._entered.wait()
             self._seq += 1
-            last = {s: self._basis(s)(op) for s, op in remainders.items()}
-            await self._send(operation, last.__getitem__, last, False)
+            last = UpdateId(self.worker, self.incarnation, self._seq)
+            left = {shard: replace(op, id=last) for shard, op in left.items()}
+            await self._send(Operation("gradient", last), left.__getitem__, left, False)
+            await self._drain()  # what is buffered here may be refused yet
+            left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
+
+    async def _drain(self) -> None:
+        await self._all_lanes(lambda lane: lane.drain())
 
     @property
     def filtered(self) -> FilterState:
@@ -246,7 +253,7 @@ class Client:
     @property
     def dropped(self) -> int:
         """How many of this client's updates were refused as too stale, on one shard or more."""
-        return len(self._dropped)
+        return len({update for _, update in self._dropped})
 
     @property
     def next_seq(self) -> int:
@@ -391,14 +398,14 @@ class Client:
         else:
             await asyncio.gather(*(job() for job in jobs.values()))
 
-    def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
+    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         if outcome == "dropped":
-            self._dropped.add((self.incarnation, seq))
-        self._on_ack(shard, seq, version, outcome)
+            self._dropped.add((shard, update))
+        self._on_ack(shard, update, version, outcome)
 
     async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
         await asyncio.gather(*(request(lane) for lane in self._lanes))
 
 
-def _ignore(shard: int, seq: int, version: int, outcome: Outcome) -> None:
+def _ignore(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
     pass

@@ -52,7 +52,7 @@ from dps.protocol.row_reads import RowsAsked, RowsRead
 from dps.protocol.transport import Endpoint, Transport
 
 Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
-OnAck = Callable[[int, int, int, Outcome], None]
+OnAck = Callable[[int, UpdateId, int, Outcome], None]
 
 
 class Lane:
@@ -246,7 +246,7 @@ class Lane:
             self._keep(reply.weights)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
-            self._on_ack(self._shard, op.id.seq, reply.version, outcome)
+            self._on_ack(self._shard, op.id, reply.version, outcome)
 
     def _keep(self, weights: Weights) -> None:
         self._base = weights
@@ -258,7 +258,7 @@ class Lane:
         self.evicted = True
         for op in ops:
             if op.kind == "gradient":
-                self._on_ack(self._shard, op.id.seq, 0, "dropped")
+                self._on_ack(self._shard, op.id, 0, "dropped")
 
     async def _read_unless_evicted(self, reader: UpdateId) -> None:
         try:
@@ -381,7 +381,7 @@ class Lane:
 
         def buffered() -> None:
             if op.kind == "gradient":
-                self._on_ack(self._shard, op.id.seq, 0, "buffered")
+                self._on_ack(self._shard, op.id, 0, "buffered")
 
         async def keep(view: View) -> bool:
             if len(self._held) >= outage.limit:

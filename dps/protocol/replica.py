@@ -139,7 +139,8 @@ class Replica:
         versions = (update.version for update in step.updates if update.id == op.id)
         version = next(versions, step.state.version)
         read = await self._readable(op.id.worker, until) if m.pull else None
-        read = None if self._is_refused(op.id) else read  # it is told when it reads
+        if self._is_refused(op.id._replace(seq=0)):
+            read = None  # it is told when it reads
         clock = step.state.workers[op.id.worker].clock
         return Pushed(step.outcome, version, clock, read, result_of(step.state, op))
 

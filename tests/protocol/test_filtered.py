@@ -12,9 +12,10 @@ import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery, SharedStore
 from dps.errors import NonFiniteGradient, ShapeMismatch
-from dps.events import RolledBack
+from dps.events import RolledBack, WorkerLeft
 from dps.protocol.lane import Outcome
-from tests.protocol.worlds import Setting, in_world
+from dps.sim.process import Process
+from tests.protocol.worlds import TIMINGS, Setting, in_world
 
 PARAMS = {"w": np.zeros(300, np.float32), "b": np.zeros(20)}
 FEW = {"*": [dps.TopK(0.1), dps.Quantise("bf16")]}
@@ -64,6 +65,51 @@ def test_workers_that_leave_in_order_have_sent_everything(
         recovery=Recovery(durability),
         filters=FEW,
     )
+
+
+async def given_up(s: Setting, process: Process) -> None:
+    """Pause a worker until it is given up, and go on."""
+    s.network.pause(process)
+    while not any(isinstance(event, WorkerLeft) for _, event in s.world.events):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    s.network.resume(process)
+
+
+@pytest.mark.parametrize(
+    ("when", "outcomes"),
+    [("before", ["applied"]), ("waiting", ["dropped", "applied"]), ("applied", ["duplicate"])],
+)
+def test_the_last_update_is_applied_once_though_its_worker_is_given_up(
+    when: str, outcomes: list[Outcome]
+) -> None:
+    """Before it is sent; while it waits for its round; and after it, before it is told so."""
+    told: dict[int, list[Outcome]] = {0: [], 1: []}
+    count = 2 if when == "waiting" else 1
+
+    async def scenario(s: Setting) -> None:
+        of = gradients(np.random.default_rng(0))
+        process, client = await s.enter("a", lambda shard, *ack: told[shard].append(ack[-1]))
+        others = [await s.enter(f"b-{i}") for i in range(1, count)]
+        entered = [(process, client), *others]
+        await s.all_of(*(p.run(c.push(of)) for p, c in entered), within=5)
+        for shard in told if when == "applied" else ():
+            s.network.cut(f"server-{shard}", "a")
+        if when == "before":
+            await given_up(s, process)
+            await asyncio.sleep(TIMINGS.lease)  # it is told so
+        leaving = process.run(client.leave("finished"))
+        if when != "before":
+            await asyncio.sleep(0.1)
+            await given_up(s, process)
+        s.network.heal()
+        await s.all_of(leaving, *(p.run(c.leave("finished")) for p, c in others), within=20)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -count * of[name]).all()
+        assert told == {shard: ["applied", *outcomes] for shard in range(2)}
+
+    in_world(scenario, params=PARAMS, consistency=BSP(), filters=FEW)
 
 
 def test_rounds_of_filtered_gradients_do_not_depend_on_timing() -> None:
