@@ -333,6 +333,8 @@ class Client:
             There is no such function, or an argument cannot be sent. No shard has been asked.
         FunctionFailed
             It failed on some shards, which it left as they were.
+        Evicted
+            A later incarnation of this worker has called functions.
         ShardUnavailable
             A shard stayed down for too long.
         """

@@ -139,7 +139,8 @@ class Lane:
     async def call(self, op: Operation) -> np.ndarray:
         """Have a function run on the shard, once; return its packed result.
 
-        It waits for a shard that is down: a result cannot be buffered.
+        It waits for a shard that is down: a result cannot be buffered. Raises `Evicted` if a later
+        incarnation of the caller has called since.
         """
         results: list[np.ndarray] = []
 
@@ -151,9 +152,15 @@ class Lane:
                 self.evicted = True  # that is no reason to refuse a call, which no clock bounds
             request = Push(view.shard, view.epoch, op, False, self._group.timings.patience)
             reply = await self._ask(view, view.chain[0], request)
-            if isinstance(reply, Pushed) and reply.result is not None:
-                results.append(reply.result)
-            return bool(results)
+            if isinstance(reply, Waiting):
+                return False
+            if reply.result is None:  # what the caller is told of is always its last call
+                raise Evicted(
+                    f"{op.id.worker} (incarnation {op.id.incarnation}) was not heard of, and calls "
+                    "under its name come from a later incarnation now: end this process"
+                )
+            results.append(reply.result)
+            return True
 
         async with self._turn:
             await self._until_served(f"call {op.id}", attempt)

@@ -12,7 +12,7 @@ import pytest
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed, Part
 from dps.core.recovery import Chain, Continue, NoDurability, Recovery
-from dps.errors import ConfigurationError, FunctionFailed
+from dps.errors import ConfigurationError, Evicted, FunctionFailed
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -131,3 +131,15 @@ def test_a_call_is_carried_out_once_though_messages_are_lost_and_doubled() -> No
         runs.clear()
         in_world(scenario, seed=seed, recovery=CHAIN, weather=weather, functions={"count": count})
         assert len(runs) == 2 * 12, "no head was lost, so each ran once on each shard"
+
+
+def test_who_was_replaced_under_its_name_is_told_so_when_it_calls() -> None:
+    async def scenario(s: Setting) -> None:
+        _, before = await s.enter("a")
+        _, after = await s.enter("a")
+        assert sum(await after.apply("total", [])) == 0
+        with pytest.raises(Evicted, match=r"a/calls \(incarnation 1\) .* later incarnation"):
+            await s.all_of(before.apply("total", []), within=2.0)
+        assert sum(await after.apply("total", [])) == 0
+
+    in_world(scenario, functions=FUNCTIONS)
