@@ -293,11 +293,11 @@ class ReplayBuffered:
 @message
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """A worker is gone: take it out of the clock table."""
+    """Workers are gone: take those out of the clock table that are in it."""
 
     shard: int
     epoch: int
-    update: UpdateId
+    workers: tuple[UpdateId, ...]
 
 
 # -- to any replica ----------------------------------------------------------------------------

@@ -198,9 +198,10 @@ class Replica:
         counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
         self._emit(Replayed(now, self.shard, epoch, policy.policy, **counts, version=version))
 
-    async def evict(self, epoch: int, update: UpdateId) -> None:
-        """Take a lost worker out of the clock table, so that nobody waits for it."""
-        await self._apply(Operation("leave", update), epoch)
+    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> None:
+        """Take lost workers out of the clock table, so that nobody waits for them."""
+        for worker in workers:
+            await self._apply(Operation("leave", worker), epoch)
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 

@@ -13,6 +13,7 @@ from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed, Part
 from dps.core.recovery import Chain, Continue, NoDurability, Recovery
 from dps.errors import ConfigurationError, Evicted, FunctionFailed
+from dps.protocol.runs import Saved, describe
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -141,5 +142,17 @@ def test_who_was_replaced_under_its_name_is_told_so_when_it_calls() -> None:
         with pytest.raises(Evicted, match=r"a/calls \(incarnation 1\) .* later incarnation"):
             await s.all_of(before.apply("total", []), within=2.0)
         assert sum(await after.apply("total", [])) == 0
+
+    in_world(scenario, functions=FUNCTIONS)
+
+
+def test_who_calls_is_no_worker_of_a_run_that_is_gone_on_from() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        await client.apply("total", [])
+        states = tuple(await s.states())
+        assert all("a/calls" in state.workers for state in states)
+        assert Saved(describe(s.world.group, 0, 0.0, ""), states).incarnations == {"a": 1}
 
     in_world(scenario, functions=FUNCTIONS)
