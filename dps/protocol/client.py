@@ -147,7 +147,8 @@ class Client:
                 await self._push_withheld()
                 await self._drain()
         finally:
-            request = ExitWorker(self.worker, self.incarnation, reason)
+            called = self._calls > 0
+            request = ExitWorker(self.worker, self.incarnation, reason, called)
             await self.router.ask(request)
 
     async def close(self) -> None:

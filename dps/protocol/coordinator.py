@@ -17,6 +17,7 @@ from dps.core.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Moved, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.protocol.calls import CALLS
 from dps.protocol.cut_files import WantCut
 from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
@@ -222,6 +223,8 @@ class Coordinator:
     async def _exit_worker(self, m: ExitWorker) -> Done:
         self._dismissed.discard(m.worker)
         await self._remove_worker(m.worker, m.incarnation, m.reason)
+        if m.called:  # it asks for no result again, as one might that is only silent
+            await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
         return Done()
 
     # -- what is known ---------------------------------------------------------------------------
@@ -421,8 +424,10 @@ class Coordinator:
         self._workers[name] = replace(worker, active=False)
         self._worker_leases.end(name)
         self._emit(WorkerLeft(self._clock.now(), name, incarnation, reason))
-        gone = [UpdateId(name, incarnation, 0)]
-        await asyncio.gather(*(self._evict(tender, gone) for tender in self._tenders))
+        await self._evict_from_all(UpdateId(name, incarnation, 0))
+
+    async def _evict_from_all(self, gone: UpdateId) -> None:
+        await asyncio.gather(*(self._evict(tender, [gone]) for tender in self._tenders))
 
     async def _evict(self, tender: Tender, workers: Sequence[UpdateId]) -> None:
         view = tender.view

@@ -189,11 +189,12 @@ class Entered:
 @message
 @dataclass(frozen=True, slots=True)
 class ExitWorker:
-    """A worker loop ended; `reason` is "finished" or "failed"."""
+    """A worker that `called` functions, or not, ended; `reason` is "finished" or "failed"."""
 
     worker: str
     incarnation: int
     reason: str
+    called: bool
 
 
 # -- to a shard's head; a pull to the replica that serves reads ----------------------------------

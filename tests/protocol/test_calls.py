@@ -13,7 +13,9 @@ from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed, Part
 from dps.core.recovery import Chain, Continue, NoDurability, Recovery
 from dps.errors import ConfigurationError, Evicted, FunctionFailed
+from dps.events import WorkerLeft
 from dps.protocol.runs import Saved, describe
+from dps.sim.audit import settled
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -156,3 +158,24 @@ def test_who_calls_is_no_worker_of_a_run_that_is_gone_on_from() -> None:
         assert Saved(describe(s.world.group, 0, 0.0, ""), states).incarnations == {"a": 1}
 
     in_world(scenario, functions=FUNCTIONS)
+
+
+def test_results_go_with_their_callers_and_stay_for_one_that_is_only_silent() -> None:
+    async def scenario(s: Setting) -> None:
+        silent, paused = await s.enter("silent")
+        await silent.run(paused.apply("total", []))
+        s.network.pause(silent)
+        for i in range(3):
+            process, client = await s.enter(f"worker-{i}")
+            await process.run(client.apply("total", []))
+            await process.run(client.leave("finished" if i else "failed"))
+        while not any(isinstance(e, WorkerLeft) and e.was_lost for _, e in s.world.events):
+            await asyncio.sleep(0.01)
+        table = await settled(s.world, 5.0)
+        for state in (state for view in table.views for state in s.world.states(view)):
+            assert state.results.keys() == {"silent/calls"}
+            assert state.workers["worker-0/calls"].seq == 1, "it would not run again"
+        s.network.resume(silent)
+        assert sum(await silent.run(paused.apply("total", []))) == 0
+
+    in_world(scenario, recovery=CHAIN, functions=FUNCTIONS)
