@@ -29,6 +29,7 @@ from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.routing import Gradients
 from dps.core.rows import KEYS
+from dps.core.updates import UpdateId
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client import Client
 from dps.protocol.group import Group
@@ -284,9 +285,9 @@ class _AckColumns:
         self._rows: list[tuple[float, int, int, int, Outcome]] = []
         self.incarnation = 0
 
-    def __call__(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
+    def __call__(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         if self._recorder.on:
-            self._rows.append((SystemClock().now(), shard, seq, version, outcome))
+            self._rows.append((SystemClock().now(), shard, update.seq, version, outcome))
 
     def flush(self) -> None:
         rows, self._rows = self._rows, []

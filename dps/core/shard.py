@@ -62,7 +62,7 @@ class ShardState:
     tables
         The rows of sparse tables, with their optimizer state; those that were pushed to.
     results
-        The packed result of the last call of each caller.
+        The packed result of the last call of each caller that has not left.
     """
 
     index: int
@@ -177,12 +177,14 @@ def _leave(state: ShardState, op: Operation) -> Step:
     if known is None or known.incarnation < op.id.incarnation:
         # Its join may still be on the way: it then comes too late, and nobody waits for the worker.
         gone = Progress(op.id.incarnation, 0, 0, known.applied if known else 0, active=False)
-    elif known.incarnation == op.id.incarnation and known.active:
+    elif known.incarnation == op.id.incarnation and (known.active or op.id.worker in state.results):
         gone = replace(known, active=False)
     else:
         return Step("duplicate", state, op)
     workers = {**state.workers, op.id.worker: gone}
-    return Step("applied", replace(state, index=state.index + 1, workers=workers), op)
+    results = {caller: kept for caller, kept in state.results.items() if caller != op.id.worker}
+    after = replace(state, index=state.index + 1, workers=workers, results=results)
+    return Step("applied", after, op)
 
 
 def _called(

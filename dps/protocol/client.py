@@ -37,7 +37,7 @@ from dps.protocol.messages import (
     ExitWorker,
     RenewWorker,
 )
-from dps.protocol.outgoing import FilterState, Outgoing
+from dps.protocol.outgoing import FilterState, Outgoing, basis
 from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked, RowsRead
@@ -82,7 +82,7 @@ class Client:
         self._given_up = False
         self.leaving = False
         self._renewing: asyncio.Task[None] | None = None
-        self._dropped: set[tuple[int, int]] = set()
+        self._dropped: set[tuple[int, UpdateId]] = set()
         self._on_ack = on_ack or _ignore
         self._lanes = [
             Lane(shard, group, transport, self.router, self._acked)
@@ -145,9 +145,10 @@ class Client:
         try:
             if reason == "finished":
                 await self._push_withheld()
-                await self._all_lanes(lambda lane: lane.drain())
+                await self._drain()
         finally:
-            request = ExitWorker(self.worker, self.incarnation, reason)
+            called = self._calls > 0
+            request = ExitWorker(self.worker, self.incarnation, reason, called)
             await self.router.ask(request)
 
     async def close(self) -> None:
@@ -189,13 +190,15 @@ class Client:
         await self._entered.wait()
         operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
         filtered = self._outgoing.operations(operation, gradients, dense)
+        touched = {*dense, *rows_of}
+        based = {shard: self._basis(shard) for shard in touched}
 
         def made(shard: int) -> Operation:
-            op = filtered(shard) if shard in dense else operation
+            op = based[shard](filtered(shard) if shard in dense else operation)
             return replace(op, rows=rows_of[shard]) if shard in rows_of else op
 
         self._seq += 1
-        await self._send(operation, made, {*dense, *rows_of}, pull)
+        await self._send(operation, made, touched, pull)
         if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
             await self.pull()
 
@@ -222,13 +225,21 @@ class Client:
         await self._to_all(jobs)
 
     async def _push_withheld(self) -> None:
-        """Send all that filters have withheld as one last update."""
-        await self._entered.wait()
-        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
-        remainders = self._outgoing.remainders(operation)
-        if remainders:
+        """Send all that filters have withheld as one last update, again where it is refused."""
+        left = self._outgoing.remainders(Operation("gradient", self._reader))
+        left = {shard: self._basis(shard)(op) for shard, op in left.items()}
+        while left:
+            await self._entered_again()
+            await self._entered.wait()
             self._seq += 1
-            await self._send(operation, remainders.__getitem__, remainders, False)
+            last = UpdateId(self.worker, self.incarnation, self._seq)
+            left = {shard: replace(op, id=last) for shard, op in left.items()}
+            await self._send(Operation("gradient", last), left.__getitem__, left, False)
+            await self._drain()  # what is buffered here may be refused yet
+            left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
+
+    async def _drain(self) -> None:
+        await self._all_lanes(lambda lane: lane.drain())
 
     @property
     def filtered(self) -> FilterState:
@@ -243,7 +254,7 @@ class Client:
     @property
     def dropped(self) -> int:
         """How many of this client's updates were refused as too stale, on one shard or more."""
-        return len(self._dropped)
+        return len({update for _, update in self._dropped})
 
     @property
     def next_seq(self) -> int:
@@ -323,6 +334,8 @@ class Client:
             There is no such function, or an argument cannot be sent. No shard has been asked.
         FunctionFailed
             It failed on some shards, which it left as they were.
+        Evicted
+            A later incarnation of this worker has called functions.
         ShardUnavailable
             A shard stayed down for too long.
         """
@@ -348,6 +361,9 @@ class Client:
     def _base(self, shard: int) -> np.ndarray | None:
         base = self._lanes[shard].base
         return base.values if base is not None else None
+
+    def _basis(self, shard: int) -> Callable[[Operation], Operation]:
+        return basis(self._group, self._lanes[shard], shard)
 
     async def _offer_copies(self) -> None:
         """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""
@@ -385,14 +401,14 @@ class Client:
         else:
             await asyncio.gather(*(job() for job in jobs.values()))
 
-    def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
+    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         if outcome == "dropped":
-            self._dropped.add((self.incarnation, seq))
-        self._on_ack(shard, seq, version, outcome)
+            self._dropped.add((shard, update))
+        self._on_ack(shard, update, version, outcome)
 
     async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
         await asyncio.gather(*(request(lane) for lane in self._lanes))
 
 
-def _ignore(shard: int, seq: int, version: int, outcome: Outcome) -> None:
+def _ignore(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
     pass

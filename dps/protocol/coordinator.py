@@ -8,7 +8,7 @@ be counted on is decided in `dps.protocol.members`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from dps.core.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Decided, Detected, Moved, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.protocol.calls import CALLS
 from dps.protocol.cut_files import WantCut
 from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
@@ -222,6 +223,8 @@ class Coordinator:
     async def _exit_worker(self, m: ExitWorker) -> Done:
         self._dismissed.discard(m.worker)
         await self._remove_worker(m.worker, m.incarnation, m.reason)
+        if m.called:  # it asks for no result again, as one might that is only silent
+            await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
         return Done()
 
     # -- what is known ---------------------------------------------------------------------------
@@ -399,9 +402,13 @@ class Coordinator:
 
     async def evict_absent(self, shard: int) -> None:
         """Take workers that are gone out of the shard's clock table, wherever that comes from."""
-        for name, worker in list(self._workers.items()):
-            if not worker.active:
-                await self._evict(self._tenders[shard], name, worker.incarnation)
+        absent = [
+            UpdateId(name, worker.incarnation, 0)
+            for name, worker in self._workers.items()
+            if not worker.active
+        ]
+        if absent:
+            await self._evict(self._tenders[shard], absent)
 
     async def _worker_is_silent(self, name: str) -> None:
         self._worker_leases.end(name)
@@ -417,12 +424,15 @@ class Coordinator:
         self._workers[name] = replace(worker, active=False)
         self._worker_leases.end(name)
         self._emit(WorkerLeft(self._clock.now(), name, incarnation, reason))
-        await asyncio.gather(*(self._evict(tender, name, incarnation) for tender in self._tenders))
+        await self._evict_from_all(UpdateId(name, incarnation, 0))
 
-    async def _evict(self, tender: Tender, name: str, incarnation: int) -> None:
+    async def _evict_from_all(self, gone: UpdateId) -> None:
+        await asyncio.gather(*(self._evict(tender, [gone]) for tender in self._tenders))
+
+    async def _evict(self, tender: Tender, workers: Sequence[UpdateId]) -> None:
         view = tender.view
         if view.serving:
-            request = Evict(view.shard, view.epoch, UpdateId(name, incarnation, 0))
+            request = Evict(view.shard, view.epoch, tuple(workers))
             try:
                 await self._transport.call(view.chain[0], request, self._group.timings.call)
             except DpsError:

@@ -182,7 +182,7 @@ class Host:
         return await self.replica(m.shard).replicate(m)
 
     async def _evict(self, m: Evict) -> Done:
-        await self.replica(m.shard).evict(m.epoch, m.update)
+        await self.replica(m.shard).evict(m.epoch, m.workers)
         return Done()
 
     async def _extend(self, m: Extend) -> Done:

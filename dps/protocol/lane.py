@@ -19,7 +19,6 @@ import numpy as np
 
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Continue
-from dps.core.rules import needs_base
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
@@ -53,7 +52,7 @@ from dps.protocol.row_reads import RowsAsked, RowsRead
 from dps.protocol.transport import Endpoint, Transport
 
 Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
-OnAck = Callable[[int, int, int, Outcome], None]
+OnAck = Callable[[int, UpdateId, int, Outcome], None]
 
 
 class Lane:
@@ -77,7 +76,7 @@ class Lane:
         self._on_ack = on_ack
         self._turn = asyncio.Lock()
         self._base: Weights | None = None
-        self._seen: tuple[int, float] | None = None  # version and time of what was read last
+        self._seen: tuple[int, float] | None = None
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
@@ -100,14 +99,17 @@ class Lane:
         """The weights that were read last."""
         return self._base
 
+    @property
+    def seen(self) -> tuple[int, float] | None:
+        """Version and time of what was read last, weights or rows."""
+        return self._seen
+
     async def push(self, op: Operation, pull: bool) -> None:
         """Bring an operation to the shard, or to a buffer if the outage policy says so."""
         async with self._turn:
             if op.kind == "join":
                 self._last = None
                 self._begin_to_tell()
-            if op.kind == "gradient" and self._seen is not None:
-                op = self._based(replace(op, based_on=self._seen[0], based_at=self._seen[1]))
             self._since_read += op.kind != "join"
             try:
                 await self._deliver(op, pull)
@@ -137,7 +139,8 @@ class Lane:
     async def call(self, op: Operation) -> np.ndarray:
         """Have a function run on the shard, once; return its packed result.
 
-        It waits for a shard that is down: a result cannot be buffered.
+        It waits for a shard that is down: a result cannot be buffered. Raises `Evicted` if a later
+        incarnation of the caller has called since.
         """
         results: list[np.ndarray] = []
 
@@ -149,9 +152,15 @@ class Lane:
                 self.evicted = True  # that is no reason to refuse a call, which no clock bounds
             request = Push(view.shard, view.epoch, op, False, self._group.timings.patience)
             reply = await self._ask(view, view.chain[0], request)
-            if isinstance(reply, Pushed) and reply.result is not None:
-                results.append(reply.result)
-            return bool(results)
+            if isinstance(reply, Waiting):
+                return False
+            if reply.result is None:  # what the caller is told of is always its last call
+                raise Evicted(
+                    f"{op.id.worker} (incarnation {op.id.incarnation}) was not heard of, and calls "
+                    "under its name come from a later incarnation now: end this process"
+                )
+            results.append(reply.result)
+            return True
 
         async with self._turn:
             await self._until_served(f"call {op.id}", attempt)
@@ -236,13 +245,6 @@ class Lane:
         if pull and not any(reply.weights for reply in replies):
             await self._read_unless_evicted(op.id)
 
-    def _based(self, op: Operation) -> Operation:
-        """Add the weights that a gradient was computed from, if the rule needs them."""
-        if self._base is None or op.gradient is None or not needs_base(self._group.rule):
-            return op
-        layout = self._group.layout.shards[self._shard]
-        return replace(op, base=layout.taken(self._base.values, op.pieces))
-
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0
         self._clock = reply.clock
@@ -251,7 +253,7 @@ class Lane:
             self._keep(reply.weights)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
-            self._on_ack(self._shard, op.id.seq, reply.version, outcome)
+            self._on_ack(self._shard, op.id, reply.version, outcome)
 
     def _keep(self, weights: Weights) -> None:
         self._base = weights
@@ -263,7 +265,7 @@ class Lane:
         self.evicted = True
         for op in ops:
             if op.kind == "gradient":
-                self._on_ack(self._shard, op.id.seq, 0, "dropped")
+                self._on_ack(self._shard, op.id, 0, "dropped")
 
     async def _read_unless_evicted(self, reader: UpdateId) -> None:
         try:
@@ -386,7 +388,7 @@ class Lane:
 
         def buffered() -> None:
             if op.kind == "gradient":
-                self._on_ack(self._shard, op.id.seq, 0, "buffered")
+                self._on_ack(self._shard, op.id, 0, "buffered")
 
         async def keep(view: View) -> bool:
             if len(self._held) >= outage.limit:

@@ -189,11 +189,12 @@ class Entered:
 @message
 @dataclass(frozen=True, slots=True)
 class ExitWorker:
-    """A worker loop ended; `reason` is "finished" or "failed"."""
+    """A worker that `called` functions, or not, ended; `reason` is "finished" or "failed"."""
 
     worker: str
     incarnation: int
     reason: str
+    called: bool
 
 
 # -- to a shard's head; a pull to the replica that serves reads ----------------------------------
@@ -293,11 +294,11 @@ class ReplayBuffered:
 @message
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """A worker is gone: take it out of the clock table."""
+    """Workers are gone: take those out of the clock table that are in it."""
 
     shard: int
     epoch: int
-    update: UpdateId
+    workers: tuple[UpdateId, ...]
 
 
 # -- to any replica ----------------------------------------------------------------------------

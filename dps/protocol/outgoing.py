@@ -1,7 +1,7 @@
 """Owns what a client's gradients become before they go into its lanes: filtered, or as they are.
 
-A gradient is filtered exactly once, in the order in which gradients are pushed. Whatever is sent
-again later is the operation that came out of that.
+A gradient is filtered exactly once, in the order in which gradients are pushed, and carries what it
+was computed from. Whatever is sent again later is the operation that came out of that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.outbox import Counts, Outbox, Prepared
+from dps.core.rules import needs_base
 from dps.core.updates import Operation
 from dps.protocol.codecs import packed
 from dps.protocol.group import Group
+from dps.protocol.lane import Lane
 
 Base = Callable[[int], np.ndarray | None]
 
@@ -27,6 +29,23 @@ class FilterState:
 
     counts: Counts
     residual_norm: float
+
+
+def basis(group: Group, lane: Lane, shard: int) -> Callable[[Operation], Operation]:
+    """Return what notes on a gradient that it was computed from what the lane has read last.
+
+    What it has read by now: the gradient may be sent after more was read, and again after that.
+    """
+    seen, base, layout = lane.seen, lane.base, group.layout.shards[shard]
+
+    def noted(op: Operation) -> Operation:
+        if seen is not None:
+            op = replace(op, based_on=seen[0], based_at=seen[1])
+        if base is None or op.gradient is None or not needs_base(group.rule):
+            return op
+        return replace(op, base=layout.taken(base.values, op.pieces))
+
+    return noted
 
 
 class Outgoing:

@@ -139,7 +139,8 @@ class Replica:
         versions = (update.version for update in step.updates if update.id == op.id)
         version = next(versions, step.state.version)
         read = await self._readable(op.id.worker, until) if m.pull else None
-        read = None if self._is_refused(op.id) else read  # it is told when it reads
+        if self._is_refused(op.id._replace(seq=0)):
+            read = None  # it is told when it reads
         clock = step.state.workers[op.id.worker].clock
         return Pushed(step.outcome, version, clock, read, result_of(step.state, op))
 
@@ -197,9 +198,10 @@ class Replica:
         counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
         self._emit(Replayed(now, self.shard, epoch, policy.policy, **counts, version=version))
 
-    async def evict(self, epoch: int, update: UpdateId) -> None:
-        """Take a lost worker out of the clock table, so that nobody waits for it."""
-        await self._apply(Operation("leave", update), epoch)
+    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> None:
+        """Take lost workers out of the clock table, so that nobody waits for them."""
+        for worker in workers:
+            await self._apply(Operation("leave", worker), epoch)
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 

@@ -166,9 +166,15 @@ def aggregate(group: Group) -> int:
 
 
 def is_evicted(state: ShardState, update: UpdateId) -> bool:
-    """Whether nobody waits any more for the worker, in the incarnation of this update."""
+    """Whether nobody waits any more for the worker, in the incarnation of this update.
+
+    That is no reason to refuse an update that was applied before, and is only sent again: it must
+    not be taken for lost. A read has the number 0.
+    """
     known = state.workers.get(update.worker)
-    return known is not None and not known.active and known.incarnation == update.incarnation
+    if known is None or known.active or known.incarnation != update.incarnation:
+        return False
+    return not 0 < update.seq <= known.seq
 
 
 def is_superseded(state: ShardState, update: UpdateId) -> bool:

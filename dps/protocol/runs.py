@@ -36,6 +36,7 @@ from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
+from dps.protocol.calls import CALLS
 from dps.protocol.checkpoint import CheckpointFiles, publish
 from dps.protocol.group import Group
 from dps.protocol.wire import decode, encode, message
@@ -102,11 +103,12 @@ class Saved:
 
     @property
     def incarnations(self) -> dict[str, int]:
-        """The last incarnation of each worker that any shard knows."""
+        """The last incarnation of each worker that any shard knows; callers are none."""
         known: dict[str, int] = {}
         for state in self.states:
             for name, progress in state.workers.items():
-                known[name] = max(progress.incarnation, known.get(name, 0))
+                if not name.endswith(CALLS):
+                    known[name] = max(progress.incarnation, known.get(name, 0))
         return known
 
 

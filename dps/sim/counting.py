@@ -17,6 +17,7 @@ import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.functions import Changed, Part
+from dps.core.updates import UpdateId
 from dps.protocol.lane import Outcome
 from dps.sim.counting_rows import TABLE, RowKeys, homes
 from dps.sim.filters import WITHHELD
@@ -147,7 +148,8 @@ class CountingWorker:
         self.name = name
         self.process, self.client = world.client(name, self._acked)
         self._world = world
-        self._cell_of: dict[int, int] = {}
+        self._pushed: set[int] = set()
+        self._on_the_way: dict[int, int] = {}  # the number of an update, and its cell
         self._incarnation = 0
         self._tally = tally
         self._linear = linear
@@ -160,7 +162,8 @@ class CountingWorker:
         shards = range(len(world.group.layout.shards))
         self._kept: list[set[int]] = [set() for _ in shards]
         self._told: list[set[int]] = [set() for _ in shards]
-        self._brought: dict[tuple[int, int], set[int]] = {}
+        self._brought: dict[tuple[int, UpdateId], set[int]] = {}
+        self._remainders: set[tuple[int, UpdateId]] = set()
 
     async def train(self, random: Random, think: float, over: asyncio.Event) -> None:
         """Enter, push with pauses of up to `think` seconds until the faults are over, and leave."""
@@ -191,12 +194,12 @@ class CountingWorker:
         known = [set(of_shard) for of_shard in self._tally.seen]
         self._tally.attempted.add(cell)
         number = self._tally.numbers[cell] = self.client.next_seq
-        self._cell_of[number] = cell
-        for shard in range(len(self._kept)):  # one that has entered again may count anew
-            self._brought.pop((shard, number), None)
+        self._pushed.add(cell)
+        self._on_the_way = {number: cell}
         computed_from, self._readings = self._readings, []
         rows = self._row_keys.gradient(cell) if self._row_keys else {}
         await self._in_time(self.client.push(self._gradient(cell), pull, rows))
+        self._on_the_way = {}
         if not self._note_entered():
             self._check_lead(number, computed_from)
         if pull:
@@ -300,9 +303,12 @@ class CountingWorker:
                         f"no more than update {clock} of {worker}",
                     )
 
-    def _acked(self, shard: int, seq: int, version: int, outcome: Outcome) -> None:
-        cells, tally = self._cells_in(shard, seq), self._tally
+    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        cells, tally = self._cells_in(shard, update), self._tally
         self._told[shard] |= cells
+        if outcome == "dropped" and (shard, update) in self._remainders:  # it has to come again
+            self._told[shard] -= cells
+            self._kept[shard] |= cells
         if outcome == "buffered":
             tally.buffered[shard] |= cells
         elif outcome == "dropped":
@@ -311,20 +317,22 @@ class CountingWorker:
             tally.acked[shard] |= cells
             tally.seen[shard] |= cells
 
-    def _cells_in(self, shard: int, seq: int) -> set[int]:
+    def _cells_in(self, shard: int, update: UpdateId) -> set[int]:
         """The cells that an update brings: its own, and those withheld before, if not now."""
-        if (shard, seq) not in self._brought:
-            own = {self._cell_of[seq]} if seq in self._cell_of else set()
+        if (shard, update) not in self._brought:
+            if update.seq not in self._on_the_way:
+                self._remainders.add((shard, update))
+            own = {cell for seq, cell in self._on_the_way.items() if seq == update.seq}
             withheld = self.client.withheld(shard).values()
             kept = {cell for values in withheld for cell in cells_in(values)}
-            self._brought[shard, seq] = (self._kept[shard] | own) - kept
+            self._brought[shard, update] = (self._kept[shard] | own) - kept
             self._kept[shard] = kept
-        return self._brought[shard, seq]
+        return self._brought[shard, update]
 
     def _check_all_sent(self) -> None:
         """Who leaves in order has sent all that was withheld."""
         for shard, told in enumerate(self._told):
-            left = set(self._cell_of.values()) - told
+            left = self._pushed - told
             text = f"{self.name} left, but never sent {sorted(left)} to shard {shard}"
             require(not left, "withheld", text)
 

@@ -349,7 +349,7 @@ def _one_too_many(model: Consistency, clocks: Any, worker: str) -> int | None:
 
 
 @instead_of(Replica, "evict", "dead workers waited for", gated)
-async def _keep_the_dead(self: Replica, epoch: int, update: UpdateId) -> None:
+async def _keep_the_dead(self: Replica, epoch: int, workers: Sequence[UpdateId]) -> None:
     """Leave lost workers in the clock table."""
 
 

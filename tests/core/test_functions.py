@@ -19,7 +19,7 @@ from dps.core.shard import ShardState, Step, apply, result_of
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import ConfigurationError, FunctionFailed
 from dps.protocol import wire
-from tests.core.builders import Model, same_state
+from tests.core.builders import Model, leave, same_state
 
 Parts = Mapping[str, Part]
 
@@ -126,6 +126,19 @@ def test_callers_do_not_share_numbers_and_are_no_workers() -> None:
     assert step.outcome == "applied"
     assert step.state.clocks == {}
     assert sum(p.applied for p in step.state.workers.values()) == step.state.version == 2
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_the_result_goes_with_its_caller_and_nothing_runs_again(incarnation: int) -> None:
+    after = run(doubled, call()).state
+    gone = run(doubled, leave("a/calls", incarnation), after)
+    assert (gone.outcome, gone.state.results, gone.state.version) == ("applied", {}, 1)
+    assert gone.state.index == after.index + 1
+    again = run(doubled, call(), gone.state)
+    assert (again.outcome, again.state) == ("duplicate", gone.state)
+    assert run(doubled, leave("a/calls", incarnation), gone.state).outcome == "duplicate"
+    other = run(doubled, leave("a", incarnation), after)
+    assert other.state.results.keys() == {"a/calls"}, "a worker that is silent may yet ask"
 
 
 def test_a_follower_is_told_what_came_of_it_and_runs_nothing() -> None:

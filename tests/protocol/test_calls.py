@@ -12,7 +12,10 @@ import pytest
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed, Part
 from dps.core.recovery import Chain, Continue, NoDurability, Recovery
-from dps.errors import ConfigurationError, FunctionFailed
+from dps.errors import ConfigurationError, Evicted, FunctionFailed
+from dps.events import WorkerLeft
+from dps.protocol.runs import Saved, describe
+from dps.sim.audit import settled
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -131,3 +134,48 @@ def test_a_call_is_carried_out_once_though_messages_are_lost_and_doubled() -> No
         runs.clear()
         in_world(scenario, seed=seed, recovery=CHAIN, weather=weather, functions={"count": count})
         assert len(runs) == 2 * 12, "no head was lost, so each ran once on each shard"
+
+
+def test_who_was_replaced_under_its_name_is_told_so_when_it_calls() -> None:
+    async def scenario(s: Setting) -> None:
+        _, before = await s.enter("a")
+        _, after = await s.enter("a")
+        assert sum(await after.apply("total", [])) == 0
+        with pytest.raises(Evicted, match=r"a/calls \(incarnation 1\) .* later incarnation"):
+            await s.all_of(before.apply("total", []), within=2.0)
+        assert sum(await after.apply("total", [])) == 0
+
+    in_world(scenario, functions=FUNCTIONS)
+
+
+def test_who_calls_is_no_worker_of_a_run_that_is_gone_on_from() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        await client.apply("total", [])
+        states = tuple(await s.states())
+        assert all("a/calls" in state.workers for state in states)
+        assert Saved(describe(s.world.group, 0, 0.0, ""), states).incarnations == {"a": 1}
+
+    in_world(scenario, functions=FUNCTIONS)
+
+
+def test_results_go_with_their_callers_and_stay_for_one_that_is_only_silent() -> None:
+    async def scenario(s: Setting) -> None:
+        silent, paused = await s.enter("silent")
+        await silent.run(paused.apply("total", []))
+        s.network.pause(silent)
+        for i in range(3):
+            process, client = await s.enter(f"worker-{i}")
+            await process.run(client.apply("total", []))
+            await process.run(client.leave("finished" if i else "failed"))
+        while not any(isinstance(e, WorkerLeft) and e.was_lost for _, e in s.world.events):
+            await asyncio.sleep(0.01)
+        table = await settled(s.world, 5.0)
+        for state in (state for view in table.views for state in s.world.states(view)):
+            assert state.results.keys() == {"silent/calls"}
+            assert state.workers["worker-0/calls"].seq == 1, "it would not run again"
+        s.network.resume(silent)
+        assert sum(await silent.run(paused.apply("total", []))) == 0
+
+    in_world(scenario, recovery=CHAIN, functions=FUNCTIONS)

@@ -252,7 +252,7 @@ def test_a_worker_that_is_evicted_while_it_waits_is_shown_nothing() -> None:
         (head,) = view.chain
         reading = asyncio.create_task(s.ask(head, Pull(0, view.epoch, "worker-0", 1, 0, 0.5)))
         await asyncio.sleep(0.1)
-        await s.ask(head, Evict(0, view.epoch, UpdateId("worker-0", 1, 0)))
+        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
         with pytest.raises(Evicted, match=r"Pull \(shard 0, epoch \d+\): worker-0"):
             await reading
 
@@ -269,7 +269,7 @@ def test_an_update_that_was_applied_does_not_count_as_dropped() -> None:
         pushing = process.run(client.push(ONES, pull=True))
         await asyncio.sleep(2 * TIMINGS.patience)
         view = await view_of(s)
-        await s.ask(view.chain[0], Evict(0, view.epoch, UpdateId("worker-0", 1, 0)))
+        await s.ask(view.chain[0], Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
         await s.all_of(pushing, within=2.0)
         assert (outcomes, client.dropped, client.incarnation) == (["applied"], 0, 2)
 

@@ -10,10 +10,12 @@ import pytest
 
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Continue, NoDurability, Recovery, SharedStore
+from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery, SharedStore
 from dps.errors import NonFiniteGradient, ShapeMismatch
+from dps.events import RolledBack, WorkerLeft
 from dps.protocol.lane import Outcome
-from tests.protocol.worlds import Setting, in_world
+from dps.sim.process import Process
+from tests.protocol.worlds import TIMINGS, Setting, in_world
 
 PARAMS = {"w": np.zeros(300, np.float32), "b": np.zeros(20)}
 FEW = {"*": [dps.TopK(0.1), dps.Quantise("bf16")]}
@@ -63,6 +65,51 @@ def test_workers_that_leave_in_order_have_sent_everything(
         recovery=Recovery(durability),
         filters=FEW,
     )
+
+
+async def given_up(s: Setting, process: Process) -> None:
+    """Pause a worker until it is given up, and go on."""
+    s.network.pause(process)
+    while not any(isinstance(event, WorkerLeft) for _, event in s.world.events):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    s.network.resume(process)
+
+
+@pytest.mark.parametrize(
+    ("when", "outcomes"),
+    [("before", ["applied"]), ("waiting", ["dropped", "applied"]), ("applied", ["duplicate"])],
+)
+def test_the_last_update_is_applied_once_though_its_worker_is_given_up(
+    when: str, outcomes: list[Outcome]
+) -> None:
+    """Before it is sent; while it waits for its round; and after it, before it is told so."""
+    told: dict[int, list[Outcome]] = {0: [], 1: []}
+    count = 2 if when == "waiting" else 1
+
+    async def scenario(s: Setting) -> None:
+        of = gradients(np.random.default_rng(0))
+        process, client = await s.enter("a", lambda shard, *ack: told[shard].append(ack[-1]))
+        others = [await s.enter(f"b-{i}") for i in range(1, count)]
+        entered = [(process, client), *others]
+        await s.all_of(*(p.run(c.push(of)) for p, c in entered), within=5)
+        for shard in told if when == "applied" else ():
+            s.network.cut(f"server-{shard}", "a")
+        if when == "before":
+            await given_up(s, process)
+            await asyncio.sleep(TIMINGS.lease)  # it is told so
+        leaving = process.run(client.leave("finished"))
+        if when != "before":
+            await asyncio.sleep(0.1)
+            await given_up(s, process)
+        s.network.heal()
+        await s.all_of(leaving, *(p.run(c.leave("finished")) for p, c in others), within=20)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -count * of[name]).all()
+        assert told == {shard: ["applied", *outcomes] for shard in range(2)}
+
+    in_world(scenario, params=PARAMS, consistency=BSP(), filters=FEW)
 
 
 def test_rounds_of_filtered_gradients_do_not_depend_on_timing() -> None:
@@ -119,6 +166,46 @@ def test_gradients_that_were_buffered_are_decoded_and_corrected(outage: Continue
         recovery=Recovery(SharedStore(), outage),
         filters={"*": [dps.Quantise("bf16"), dps.Lossless()]},
     )
+
+
+COMPENSATED = dps.DelayCompensated(dps.SGD(1.0), 0.25)
+TWOS = {"w": np.full(300, 2.0, np.float32), "b": np.full(20, 2.0)}
+
+
+def test_a_gradient_is_corrected_to_what_was_read_before_it_was_pushed() -> None:
+    """Not to what was read since: both are of weights 0, so it ends at −2 − (2 + ¼·4·(−2)) = −2."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await process.run(client.pull())
+        pushes = (process.run(client.push(TWOS, pull=True)) for _ in range(2))
+        await s.all_of(*pushes, within=5)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -2.0).all()
+
+    in_world(scenario, params=PARAMS, rule=COMPENSATED)
+
+
+def test_a_gradient_is_corrected_to_the_same_weights_when_it_is_sent_again() -> None:
+    """One shard applies it and shows the weights −2, then goes back to 0 with the one it lost."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await process.run(client.pull())
+        s.world.crash("server-1")
+        pushing = process.run(client.push(TWOS, pull=True))
+        while client.versions()[0] < 1:
+            await asyncio.sleep(0.01)
+        await s.world.bring_back_missing()
+        await s.all_of(pushing, within=20)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -2.0).all()
+        assert any(isinstance(event, RolledBack) for _, event in s.world.events)
+
+    kept = Checkpoint(every=8, path="memory://corrected", scope="all")
+    in_world(scenario, params=PARAMS, rule=COMPENSATED, recovery=Recovery(kept))
 
 
 def test_what_is_refused_leaves_the_filters_as_they_were() -> None:

@@ -199,6 +199,25 @@ def test_a_worker_that_is_not_heard_of_holds_the_others_up_for_a_lease(
     in_world(scenario, consistency=consistency)
 
 
+def test_a_shard_that_comes_to_rest_is_told_at_once_of_all_who_are_gone() -> None:
+    workers = 30
+
+    async def scenario(s: Setting) -> None:
+        for i in range(workers):
+            _, client = await s.enter(f"worker-{i}")
+            await client.leave("finished")
+        before = len(s.network.trace)
+        s.world.crash("replica-0-1", back_after=0.1)
+        await until(lambda: not s.world.table.complete, within=LEASE)
+        await s.world.complete()
+        await asyncio.sleep(LEASE)
+        sent = [line[-1] for line in s.network.trace[before:] if line[1] == "sent"]
+        assert 0 < sent.count("Evict") < workers
+        assert await s.clocks() == [{}, {}]
+
+    in_world(scenario, consistency=SSP(0), recovery=CHAIN)
+
+
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
 def test_updates_of_some_arrays_hold_nobody_up(consistency: Consistency) -> None:
     """A worker's clock is the same on all shards, whatever its updates touch."""

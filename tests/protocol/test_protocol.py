@@ -108,7 +108,7 @@ def test_requests_of_another_epoch_are_refused() -> None:
                 Push(0, epoch, op, False, 0.1),
                 ReplayBuffered(0, epoch, (op,)),
                 ReplayBuffered(0, epoch, ()),
-                Evict(0, epoch, UpdateId("worker-0", 1, 0)),
+                Evict(0, epoch, (UpdateId("worker-0", 1, 0),)),
             ):
                 with pytest.raises(StaleEpoch, match="shard 0"):
                     await s.ask(view.chain[0], request)

@@ -233,7 +233,7 @@ def test_a_worker_that_was_given_up_enters_again_before_it_reads_rows() -> None:
         await a.push({}, rows={"emb": ones(MANY)})
         await b.push({}, rows={"emb": ones(MANY)})
         for view in (await s.world.complete()).views:
-            await s.ask(view.chain[0], Evict(view.shard, view.epoch, UpdateId("a", 1, 0)))
+            await s.ask(view.chain[0], Evict(view.shard, view.epoch, (UpdateId("a", 1, 0),)))
         rows = await a.pull_rows("emb", MANY)
         assert rows == pytest.approx(expected(MANY, dict.fromkeys(MANY.tolist(), 2)))
         assert a.incarnation == 2
