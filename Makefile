@@ -36,8 +36,10 @@ fashion-data:
 	@test -d /usr/share/datasets/fashion-mnist || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
+# Tests that start clusters watch the clock, and have the machine to themselves.
 test: setup ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m cluster
 
 examples: setup fashion-data ## solve each example problem, and compare with its reference
 	$(BIN)/dps example all

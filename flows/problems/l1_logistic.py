@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dps import L1, SSP, DelayedProximal, ParameterServer, Worker
+from dps import L1, SSP, DelayedProximal, ParameterServer, SignificantlyModified, Worker
 from dps.errors import ConfigurationError, DpsError
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Array, Arrays, Spread, liblinear
@@ -96,6 +96,7 @@ def solve(client: Client, task: Task) -> Outcome:
         shards=task.shards,
         optimizer=Aggregated(rule),
         consistency=SSP(BOUND),
+        filters={"*": [SignificantlyModified(0.0)]},  # zeros are not sent
         recovery=task.recovery,
         timings=PATIENT,
     ) as ps:
