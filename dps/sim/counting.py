@@ -74,7 +74,7 @@ class Tally:
     numbers
         The number of the update of each cell: its worker's clock after it.
     active
-        Workers that take part, and how many updates they had pushed when they entered.
+        Workers that take part, and how many of their cells they had come past when they entered.
     """
 
     def __init__(self, shards: int) -> None:
@@ -89,8 +89,8 @@ class Tally:
 
     def entered(self, worker: str) -> None:
         """A worker begins to take part, or does so again."""
-        cells = cells_of(worker)
-        self.active[worker] = sum(cell in cells for cell in self.attempted)
+        done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
+        self.active[worker] = max(done, default=0)
 
     def left(self, worker: str) -> None:
         """A worker does not take part any more."""
