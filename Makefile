@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test examples examples-large replicate replicate-full findings torch torch-test browser browser-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -51,13 +51,22 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 	$(BIN)/dps replicate ttf
 	$(BIN)/dps replicate ftps
 
+framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
+	for each in staleness scaling filters elastic; do $(BIN)/dps run $$each || exit; done
+
 replicate-full: torch fashion-data ## the same with all cells and seeds: a day
 	$(BIN)/dps replicate ttf --full
 	$(BIN)/dps replicate ftps --full
 
-findings: replicate ## the same, and bring the figures of docs/findings.md up to date
+findings: replicate framework ## all of these, and bring the figures of docs/findings.md up to date
 	cp results/replicate-ttf-short/*.svg docs/figures/ttf/
 	cp results/replicate-ftps-short/figures/*.svg docs/figures/ftps/
+	cp results/staleness/figures/idle-share-against-consistency.svg docs/figures/framework/
+	cp results/staleness/figures/target-seconds-against-consistency.svg docs/figures/framework/
+	cp results/staleness/figures/accuracy-final-against-consistency.svg docs/figures/framework/
+	cp results/scaling/figures/gradients-together-against-training.svg docs/figures/framework/
+	cp results/scaling/figures/server-busy-against-training.svg docs/figures/framework/
+	cp results/elastic/figures/gradients-per-second-time.svg docs/figures/framework/
 
 torch: setup ## install torch as well, a CPU build of it where pip knows of one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
