@@ -151,6 +151,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
             STALENESS,
             f"axes.consistency={bounds}",
             "axes.training.partition=[shared]",
+            "comparison={}",
             "training.workers=4",
             "training.updates=60",
             f"training.compute_seconds={SECONDS}",
