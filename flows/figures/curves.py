@@ -134,8 +134,9 @@ def outage_bars(axes: Axes, subject: Subject, shown: Sequence[Trial]) -> None:
 
 
 def change_marks(axes: Axes, shown: Sequence[Trial]) -> None:
-    """Mark when other numbers of servers and workers were wanted; say which, of the first trial."""
-    for number, (record, _) in enumerate(shown):
+    """Mark when other numbers of servers and workers were wanted; say which, of one trial."""
+    changing = [record for record, _ in shown if record.of(Rescaled)]
+    for number, record in enumerate(changing):
         for change in record.of(Rescaled):
             at = change.t - start(record)
             axes.axvline(at, color=MUTED, linewidth=0.6, linestyle=":")
@@ -154,11 +155,16 @@ def change_marks(axes: Axes, shown: Sequence[Trial]) -> None:
                 )
 
 
+def is_rescaled(subject: Subject, condition: str) -> bool:
+    """Whether servers or workers come and go in a trial under a condition."""
+    return any(record.of(Rescaled) for record, _ in subject.under(condition))
+
+
 def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> str:
     note = measure.note
     if measure.name == ACCURACY_BY_TIME.name and subject.faulty(condition):
         note += " Bars at the foot, one per trial: from a fault until the shard served again."
-    if measure.timed and any(record.of(Rescaled) for record, _ in subject.under(condition)):
+    if measure.timed and is_rescaled(subject, condition):
         note += " Dotted: from then on other numbers of servers or workers were wanted."
     if resumed:
         verb = "was" if resumed == 1 else "were"
@@ -217,11 +223,7 @@ def _gradients(record: Record) -> Points:
 
 
 def _rates(record: Record) -> Points:
-    """Gradients per second in windows, of trials in which that is meant to change."""
-    if not record.of(Rescaled):
-        return []
-    points = _gradients(record)
-    times, counts = np.array(points).T
+    times, counts = np.array(_gradients(record)).T
     edges = np.arange(0.0, times[-1], RATE_SECONDS)
     passed = np.interp(edges, times, counts)
     rates = np.diff(passed) / RATE_SECONDS

@@ -79,8 +79,9 @@ def _recovery(subject: Subject) -> Iterator[Drawing | None]:
 
 def _over_time(subject: Subject) -> Iterator[Drawing | None]:
     for condition in _faulty_first(subject):
+        if curves.is_rescaled(subject, condition):  # else it is the slope of the next figure
+            yield curves.curves(subject, curves.RATE_BY_TIME, condition)
         for measure in (
-            curves.RATE_BY_TIME,
             curves.GRADIENTS_BY_TIME,
             curves.STALENESS_BY_TIME,
             curves.CPU_BY_TIME,
