@@ -83,6 +83,10 @@ def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> No
     ConfigurationError
         No name, nothing to call, or checkpoints that take all shards back.
     """
+    if not isinstance(functions, Mapping):
+        raise ConfigurationError(
+            f"functions={functions!r}, expected a mapping of names to functions"
+        )
     for name, function in functions.items():
         if not isinstance(name, str) or not callable(function):
             raise ConfigurationError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -179,7 +178,7 @@ class ParameterServer(Readable, Elastic):
         self._hosting = Hosting(client, group)
         self._caller: Caller | None = None
         self._started_workers = 0
-        self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._futures: set[Any] = set()
         self._open = False
         if not client.asynchronous:
             client.sync(self._start)
@@ -225,6 +224,8 @@ class ParameterServer(Readable, Elastic):
         CapacityError
             The worker nodes have too few threads.
         """
+        if not callable(train):
+            raise ConfigurationError(f"train={train!r}, expected a function of the worker")
         if workers < 1:
             raise ConfigurationError(f"workers={workers}, expected at least 1")
         self._require_open()
@@ -332,7 +333,8 @@ class ParameterServer(Readable, Elastic):
             resources={"worker": 1} if nodes[0].resource else None,
             pure=False,
         )
-        self._futures.add(future)
+        # Held also if the caller does not: a worker whose future is gone runs on.
+        self._futures = {each for each in self._futures if not each.done()} | {future}
         return future
 
     async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
@@ -400,6 +402,7 @@ class ParameterServer(Readable, Elastic):
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
         left = [future for future in self._futures if not future.done()]
+        self._futures = set()
         if not left:
             return
         with contextlib.suppress(TimeoutError):

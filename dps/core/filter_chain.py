@@ -78,7 +78,8 @@ class FilterChain:
         kept = np.zeros_like(accumulated)
         mask: Array | None = None
         for place, selection in enumerate(self.selections):
-            given = accumulated if mask is None else np.where(mask, accumulated, 0)
+            given = accumulated.view() if mask is None else np.where(mask, accumulated, 0)
+            given.flags.writeable = False  # what a filter wrote into it would be sent
             left = selection.selected(given, replace(sending, place=place))
             _check_mask(left, selection, given, sending)
             withheld = ~left

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from dps.core.ranges import whole
 from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import ConfigurationError
 
@@ -80,6 +81,8 @@ def check_servers(servers: int, shards: int, recovery: Recovery) -> None:
         It is less than the replicas of one shard, or more than those of all, or shards cannot move.
     """
     check_movable(recovery)
+    if whole(servers) is None:
+        raise ConfigurationError(f"servers={servers!r}, expected a whole number")
     replicas = recovery.durability.replicas
     if not replicas <= servers <= shards * replicas:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"

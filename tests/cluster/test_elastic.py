@@ -108,6 +108,9 @@ def test_what_cannot_be_is_refused(cluster: LocalCluster) -> None:
     with elastic(cluster.client, Events()) as ps:
         with pytest.raises(ConfigurationError, match="can be spread over 1 to 6 servers"):
             ps.scale(servers=7)
+        for servers in (1.5, "3", True):
+            with pytest.raises(ConfigurationError, match="expected a whole number"):
+                ps.scale(servers=servers)  # type: ignore[arg-type]
         with pytest.raises(CapacityError, match="there are 4 nodes that can hold shards"):
             ps.scale(servers=5)
         with pytest.raises(ConfigurationError, match="there is no node 'worker-0' that holds"):

@@ -379,6 +379,14 @@ def test_a_number_of_workers_that_cannot_be_is_refused(
         ps.run(partial(count, 1), workers=workers)
 
 
+def test_what_is_no_function_is_refused(plain: Client) -> None:
+    with (
+        ParameterServer(plain, params()) as ps,
+        pytest.raises(ConfigurationError, match="train='count', expected a function of the worker"),
+    ):
+        ps.run("count")  # type: ignore[arg-type]
+
+
 # -- workers that fail ---------------------------------------------------------------------------
 
 
@@ -460,6 +468,21 @@ def test_workers_end_when_the_group_is_closed_under_them(plain: Client, tmp_path
     for future in futures:
         with pytest.raises(GroupClosed):
             future.result(timeout=SECONDS)
+
+
+def tell_of_the_end(flag: str, worker: Worker) -> None:
+    try:
+        count_until(f"{flag} never", worker)
+    except GroupClosed:
+        Path(flag).touch()
+
+
+def test_so_does_a_worker_whose_future_nobody_has_kept(plain: Client, tmp_path: Path) -> None:
+    flag = tmp_path / "ended"
+    with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
+        ps.run(partial(tell_of_the_end, str(flag)))
+        eventually(lambda: versions(ps)[0] > 5, SECONDS)
+    eventually(flag.exists, SECONDS)
 
 
 def compute_until(flag: str, worker: Worker) -> None:

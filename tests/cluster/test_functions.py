@@ -109,6 +109,8 @@ def test_a_failure_goes_to_the_caller_and_the_shards_go_on(client: Client) -> No
 def test_what_cannot_be_is_refused_at_once(plain: Client, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"functions\['f'\]=3, expected a name"):
         ParameterServer(plain, {"w": START}, functions={"f": 3})  # type: ignore[dict-item]
+    with pytest.raises(ConfigurationError, match="expected a mapping of names to functions"):
+        ParameterServer(plain, {"w": START}, functions=[add_one])  # type: ignore[arg-type]
     recovery = Recovery(Checkpoint(path=str(tmp_path), scope="all"))
     with pytest.raises(ConfigurationError, match="do not go with checkpoint's scope='all'"):
         ParameterServer(plain, {"w": START}, functions=FUNCTIONS, recovery=recovery)

@@ -294,6 +294,24 @@ def test_what_is_no_mask_is_refused_and_nothing_changes(returned: object, said: 
     assert not sender.outbox.withheld()
 
 
+class Doubling:
+    """A user's filter that writes into what it is given."""
+
+    feedback = False
+
+    def selected(self, gradient: np.ndarray, sending: Sending) -> Any:
+        gradient *= 2
+        return gradient > 0
+
+
+@pytest.mark.parametrize("filters", [[Doubling()], [dps.TopK(0.5), Doubling()]])
+def test_a_filter_cannot_write_into_a_gradient(filters: list[Any]) -> None:
+    sender = Sender(Model.of(w=np.zeros(4)), *filters)
+    with pytest.raises(ValueError, match="read-only"):
+        sender.push(w=np.arange(4.0))
+    assert sender.outbox.counts == Counts()
+
+
 def test_a_sum_with_what_was_withheld_that_overflows_is_refused() -> None:
     sender = Sender(Model.of(w=np.zeros(2, np.float32)), dps.TopK(0.5))
     large = np.array([2e38, 3e38], np.float32)
