@@ -296,6 +296,21 @@ def report(
 
 
 @app.command()
+def sync(
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT", help="Experiments recorded here; all, if none is named."
+        ),
+    ] = [],  # noqa: B006 (typer makes its own list)
+) -> None:
+    """Enter into MLflow what is recorded here and not in it, as after an outage of its server."""
+    from flows.sync import sync as deliver
+
+    deliver(experiments, Path.cwd(), _store(), print, _warn)
+
+
+@app.command()
 def results(
     experiment: Experiment,
     format: Annotated[
@@ -363,7 +378,8 @@ def ui(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
 ) -> None:
     """Show every tracked run in the MLflow UI, on this machine only, until Ctrl-C."""
-    from flows.tracking import default_uri, tracked_experiments
+    from flows.tracking import tracked_experiments
+    from flows.tracking_store import default_uri
     from flows.ui import HOST, TRAINING_VIEW, child, trials_page, ui_command
 
     command = ui_command(Path.cwd(), _store(), port)

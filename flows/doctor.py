@@ -20,7 +20,7 @@ from rich.text import Text
 from dps import __version__
 from dps.errors import ConfigurationError
 from flows.results import RESULTS
-from flows.tracking import MOVE_AWAY, default_uri, is_damaged
+from flows.tracking_store import MOVE_AWAY, default_uri, is_damaged
 from flows.workloads import SHAPES, find_dataset
 
 PACKAGES = ("dask", "distributed", "mlflow", "numpy", "scikit-learn", "pydantic", "safetensors")

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from dps.errors import ConfigurationError
-from flows.tracking import default_uri, require_database
+from flows.tracking_store import default_uri, require_database
 
 HOST = "127.0.0.1"
 # MLflow opens with its views of language models; this is the page for training runs.
