@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from dps.core.credentials import masked
 from dps.errors import ConfigurationError, DpsError
 from flows.checks import app as checks
 from flows.examples import app as examples
@@ -75,7 +76,7 @@ def main() -> None:
     try:
         app()
     except DpsError as error:
-        for line in str(error).splitlines():
+        for line in masked(str(error)).splitlines():
             print(f"dps: {line}", file=sys.stderr)
         sys.exit(2)
 
@@ -382,9 +383,9 @@ def ui(
     from flows.tracking_store import default_uri
     from flows.ui import HOST, TRAINING_VIEW, child, trials_page, ui_command
 
-    command = ui_command(Path.cwd(), _store(), port)
+    command, environment = ui_command(Path.cwd(), _store(), port)
     print(f"MLflow UI: http://{HOST}:{port}/{TRAINING_VIEW} (Ctrl-C ends it)", flush=True)
-    with child(command) as process:
+    with child(command, environment) as process:
         for name, number in tracked_experiments(_store() or default_uri(Path.cwd())).items():
             print(f"Trials of {name}: {trials_page(number, port)}", flush=True)
         code = process.wait()

@@ -15,12 +15,15 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dps.core.credentials import masked, masked_for
 from dps.errors import StoreUnavailable
 from flows.schema import refuse_other_schema
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 15  # whole ones only, says MLflow
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
 
 SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
 MOVE_AWAY = (
@@ -49,6 +52,8 @@ def prepare_mlflow() -> None:
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    # It prints the address of every run that ends, with the password that is in the store's.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_SECONDS))
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -70,8 +75,10 @@ def require_reachable(uri: str) -> None:
             parts = urlsplit(uri)
             place = (parts.hostname or "", parts.port or PORTS[kind])
             socket.create_connection(place, CONNECT_SECONDS).close()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise unavailable(uri, error) from error
+        except ValueError:  # which quotes what it took for the port, and may be of the password
+            raise unavailable(uri, ValueError(NO_ADDRESS)) from None
 
 
 def require_database(path: Path) -> None:
@@ -128,8 +135,12 @@ def store_errors(uri: str) -> Iterator[None]:
 
 
 def unavailable(uri: str, error: Exception) -> StoreUnavailable:
-    """Return the error that names a store that failed, why it did, and what to do."""
-    told = f"the tracking store {uri} cannot be used: {_first_line(error)}"
+    """Return the error that names a store that failed, why it did, and what to do.
+
+    Neither the user nor the password of the URI is in it.
+    """
+    why = masked_for(uri, _first_line(error))
+    told = f"the tracking store {masked(uri)} cannot be used: {why}"
     if is_damaged(error):
         todo = MOVE_AWAY
     else:
