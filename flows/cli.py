@@ -6,6 +6,7 @@ imports what it needs.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -27,6 +28,8 @@ from flows.terminal import console as _console
 from flows.terminal import exit_if_failed as _exit_if_failed
 from flows.terminal import store as _store
 from flows.terminal import warn as _warn
+
+PRIVATE = 0o077  # what nobody but the user may do with a file that is made
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,7 +74,12 @@ def _format(text: str) -> Format:
 
 
 def main() -> None:
-    """Run the command; an error that dps raises on purpose ends it with a message and code 2."""
+    """Run the command; an error that dps raises on purpose ends it with a message and code 2.
+
+    Whatever it or a process that it starts writes is for the user alone to read, whatever the
+    umask of the shell.
+    """
+    os.umask(PRIVATE)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
