@@ -6,6 +6,7 @@ imports what it needs.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from dps.core.credentials import masked
 from dps.errors import ConfigurationError, DpsError
 from flows.checks import app as checks
 from flows.examples import app as examples
@@ -26,6 +28,8 @@ from flows.terminal import console as _console
 from flows.terminal import exit_if_failed as _exit_if_failed
 from flows.terminal import store as _store
 from flows.terminal import warn as _warn
+
+PRIVATE = 0o077  # what nobody but the user may do with a file that is made
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,12 +74,17 @@ def _format(text: str) -> Format:
 
 
 def main() -> None:
-    """Run the command; an error that dps raises on purpose ends it with a message and code 2."""
+    """Run the command; an error that dps raises on purpose ends it with a message and code 2.
+
+    Whatever it or a process that it starts writes is for the user alone to read, whatever the
+    umask of the shell.
+    """
+    os.umask(PRIVATE)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except DpsError as error:
-        for line in str(error).splitlines():
+        for line in masked(str(error)).splitlines():
             print(f"dps: {line}", file=sys.stderr)
         sys.exit(2)
 
@@ -296,6 +305,21 @@ def report(
 
 
 @app.command()
+def sync(
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT", help="Experiments recorded here; all, if none is named."
+        ),
+    ] = [],  # noqa: B006 (typer makes its own list)
+) -> None:
+    """Enter into MLflow what is recorded here and not in it, as after an outage of its server."""
+    from flows.sync import sync as deliver
+
+    deliver(experiments, Path.cwd(), _store(), print, _warn)
+
+
+@app.command()
 def results(
     experiment: Experiment,
     format: Annotated[
@@ -363,12 +387,13 @@ def ui(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
 ) -> None:
     """Show every tracked run in the MLflow UI, on this machine only, until Ctrl-C."""
-    from flows.tracking import default_uri, tracked_experiments
+    from flows.tracking import tracked_experiments
+    from flows.tracking_store import default_uri
     from flows.ui import HOST, TRAINING_VIEW, child, trials_page, ui_command
 
-    command = ui_command(Path.cwd(), _store(), port)
+    command, environment = ui_command(Path.cwd(), _store(), port)
     print(f"MLflow UI: http://{HOST}:{port}/{TRAINING_VIEW} (Ctrl-C ends it)", flush=True)
-    with child(command) as process:
+    with child(command, environment) as process:
         for name, number in tracked_experiments(_store() or default_uri(Path.cwd())).items():
             print(f"Trials of {name}: {trials_page(number, port)}", flush=True)
         code = process.wait()

@@ -11,16 +11,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 from rich.table import Table
 from rich.text import Text
 
 from dps import __version__
+from dps.core.credentials import masked
 from dps.errors import ConfigurationError
 from flows.results import RESULTS
-from flows.tracking import MOVE_AWAY, default_uri, is_damaged
+from flows.tracking_store import MOVE_AWAY, default_uri, is_damaged, scheme
 from flows.workloads import SHAPES, find_dataset
 
 PACKAGES = ("dask", "distributed", "mlflow", "numpy", "scikit-learn", "pydantic", "safetensors")
@@ -102,8 +102,8 @@ def _results(here: Path) -> Finding:
 
 def _store(here: Path, store: str | None) -> Finding:
     uri = store or default_uri(here)
-    if urlsplit(uri).scheme != "sqlite":
-        return Finding("store", f"{uri} (from MLFLOW_TRACKING_URI; not contacted)")
+    if scheme(uri) != "sqlite":
+        return Finding("store", f"{masked(uri)} (from MLFLOW_TRACKING_URI; not contacted)")
     path = Path(uri.removeprefix("sqlite:///"))
     problem = _locked(path) if path.exists() else _unwritable(path.parent)
     state = "" if path.exists() else " (made when first used)"

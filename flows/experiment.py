@@ -2,7 +2,7 @@
 
 Trials run in drivers of their own (`flows.drivers`), one after the other or several at once. Their
 records are the truth; MLflow and the report are written from them, by this process only, so both
-can be made again at any time.
+can be made again at any time, and an outage of MLflow's server loses nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from flows.attempt import Attempt, prepare, set_aside, take_back
 from flows.comparisons import write_comparison
 from flows.config import ExperimentConfig
+from flows.delivery import Delivery
 from flows.grid import Trial, expand, in_blocks
 from flows.outcome import Outcome
 from flows.plan import recorded_in
@@ -45,10 +47,14 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What `run_experiment` leaves behind: an outcome for every trial of the grid, and a report."""
+    """What `run_experiment` leaves behind: an outcome for every trial of the grid, and a report.
+
+    `tracked` tells that the tracking store has all of it.
+    """
 
     outcomes: tuple[Outcome, ...]
     report: Path
+    tracked: bool
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
@@ -92,7 +98,8 @@ def run_experiment(
     ConfigurationError
         The data are missing, or another `dps run` of the experiment is at work here.
     StoreUnavailable
-        The results folder or the tracking store cannot be written.
+        The results folder cannot be written, or the tracking store to begin with. If it fails
+        later, the experiment goes on (see `flows.delivery`).
     """
     trials = expand(experiment)
     in_order = in_blocks(experiment, trials)
@@ -112,9 +119,9 @@ def run_experiment(
             recorded = [trial for trial in recorded if trial.name in finished]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             runner.warm_up(len(trials) - len(recorded))
-            digests = _dataset_digests(trials)
-            tracker = Tracker(experiment.experiment, here, store)
-            books = _Books(folder, trials, digests, prices, tracker)
+            digests = dataset_digests(trials)
+            connect = partial(Tracker, experiment.experiment, here, store)
+            books = _Books(folder, trials, digests, prices, Delivery(connect, view.say))
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
             # of other configurations go first: nobody must find them among the new ones, on the
             # way or after an interruption.
@@ -132,7 +139,13 @@ def run_experiment(
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)
                 books.enter(attempt.trial, done)
-        return books.close()
+        ran = books.close()
+        if not ran.tracked:
+            view.say(
+                "the tracking store does not have all of it; when it is back: "
+                f"dps sync {experiment.experiment}"
+            )
+        return ran
 
 
 class _Books:
@@ -144,11 +157,11 @@ class _Books:
         trials: Sequence[Trial],
         digests: Mapping[str, str],
         prices: Prices,
-        tracker: Tracker,
+        delivery: Delivery,
     ) -> None:
         self._folder = folder
         self._trials = trials
-        self._tracker = tracker
+        self._delivery = delivery
         self._prices = prices
         self._digests = digests
         self._entered: dict[str, Finished] = {}
@@ -159,8 +172,7 @@ class _Books:
 
     def enter(self, trial: Trial, done: Finished) -> None:
         """Track a trial."""
-        dataset = self._digests[trial.config.dataset.model_dump_json()]
-        self._tracker.track_trial(done.record, done.outcome, done.events_file, dataset)
+        self._delivery.trial(done, self._digests[trial.config.dataset.model_dump_json()])
         self._entered[trial.name] = done
 
     def close(self) -> Ran:
@@ -169,8 +181,8 @@ class _Books:
         figures = self._folder / FIGURES
         report = write_report(self._folder, self._folder / REPORT, figures=figures)
         trials = [(each.record, each.outcome) for each in done]
-        self._tracker.track_experiment(trials, report, figures)
-        return Ran(tuple(each.outcome for each in done), report)
+        tracked = self._delivery.experiment(trials, report, figures)
+        return Ran(tuple(each.outcome for each in done), report, tracked)
 
 
 def _attempts(
@@ -198,8 +210,11 @@ def _finished(folder: Path, trial: Trial, prices: Prices) -> Finished:
     return read_finished(folder / trial.name / EVENTS_FILE, prices)
 
 
-def _dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
-    """Load each data set once, so that missing data are found before anything runs."""
+def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
+    """Load each data set once, so that missing data are found before anything runs.
+
+    The digests are found by the sections of the configurations, as JSON.
+    """
     sections = {trial.config.dataset.model_dump_json(): trial.config.dataset for trial in trials}
     return {key: load_dataset(**section.model_dump()).digest for key, section in sections.items()}
 

@@ -166,11 +166,20 @@ def event_files(folder: Path) -> list[Path]:
         What was noted by `write_grid` cannot be read.
     """
     found = sorted(folder.glob(f"*/{EVENTS_FILE}"))
+    names = grid_of(folder)
+    return found if names is None else [path for path in found if path.parent.name in names]
+
+
+def grid_of(folder: Path) -> frozenset[str] | None:
+    """The names of the trials that make up an experiment, as of its last run; None: not noted.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
+    """
     grid = folder / GRID_FILE
-    if not grid.exists():
-        return found
-    names = _names_in(grid)
-    return [path for path in found if path.parent.name in names]
+    return _names_in(grid) if grid.exists() else None
 
 
 def read_start(path: Path) -> TrialStarted | None:

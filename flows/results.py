@@ -114,8 +114,7 @@ def experiment_folder(experiment: str, here: Path) -> Path:
     ConfigurationError
         No trial of such an experiment is recorded in this working directory.
     """
-    root = here / RESULTS
-    known = sorted(folder.name for folder in root.glob("*") if _has_records(folder))
+    root, known = here / RESULTS, recorded_experiments(here)
     if experiment in known:
         return root / experiment
     if not known:
@@ -126,6 +125,11 @@ def experiment_folder(experiment: str, here: Path) -> Path:
     raise ConfigurationError(
         f"no experiment {experiment!r} is recorded in {root}; {suggest(experiment, known)}"
     )
+
+
+def recorded_experiments(here: Path) -> list[str]:
+    """Return the names of the experiments that are recorded in a working directory."""
+    return sorted(folder.name for folder in (here / RESULTS).glob("*") if _has_records(folder))
 
 
 def _has_records(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from dps.core.credentials import holds_secret
 from dps.errors import ConfigurationError
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -83,13 +84,15 @@ def read_document(path: Path, name: str | None = None) -> Document:
     Raises
     ------
     ConfigurationError
-        The file cannot be read, is malformed, or holds something else.
+        The file cannot be read, is malformed, holds something else, or a password.
     """
     name = name or str(path)
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{name}: cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        _refuse_secrets(line, f"{name}, line {number}")
     data, lines = _parse(text, name)
     if data is None:
         raise ConfigurationError(f"{name}: the file is empty, expected keys such as 'experiment'")
@@ -106,9 +109,11 @@ def parse_override(text: str) -> Override:
     Raises
     ------
     ConfigurationError
-        There is no "=", a part of the key is empty, or the value is malformed YAML.
+        There is no "=", a part of the key is empty, or the value is malformed YAML, or holds a
+        password.
     """
     key, equals, value = text.partition("=")
+    _refuse_secrets(text, f"--set {key}")
     if not equals or not all(key.strip().split(".")):
         raise ConfigurationError(
             f"--set {text}: expected key=value, such as --set training.updates=400"
@@ -155,6 +160,15 @@ def place_of(key: str, document: Document, overrides: Sequence[Override] = ()) -
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _refuse_secrets(text: str, place: str) -> None:
+    """Refuse an address with a password: records, reports and MLflow repeat what is configured."""
+    if holds_secret(text):
+        raise ConfigurationError(
+            f"{place}: an address with a password or another secret, which would be in every "
+            "record and report: leave it out, and give it by the environment"
+        )
 
 
 def _parts(key: str) -> Sequence[str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dps.core.credentials import masked
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,7 +34,7 @@ def store() -> str | None:
 
 def warn(text: str) -> None:
     """Tell of something that ends no command."""
-    print(f"dps: warning: {text}", file=sys.stderr)
+    print(f"dps: warning: {masked(text)}", file=sys.stderr)
 
 
 def exit_if_failed(outcomes: Sequence[Outcome]) -> None:

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
-import os
 import re
-import socket
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from dps.errors import StoreUnavailable
 from flows.columns import COLUMNS
 from flows.outcome import Identity, Outcome
 from flows.record import Record
@@ -29,12 +22,19 @@ from flows.schema import refuse_other_schema
 from flows.series import Point, series
 from flows.steps import Steps
 from flows.system import system_metrics
+from flows.tracking_store import (
+    create_database,
+    default_uri,
+    prepare_mlflow,
+    require_reachable,
+    scheme,
+    store_errors,
+)
 
 METRICS_PER_BATCH = 1000
 ENTRIES_PER_BATCH = 100
 PARAM_LENGTH = 6000
 TAG_LENGTH = 5000
-CONNECT_SECONDS = 5.0
 
 PREFIX = "dps/"
 KIND_TAG = "dps.kind"
@@ -44,12 +44,6 @@ DIGEST_LENGTH = 12
 RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
-
-SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
-MOVE_AWAY = (
-    "Move the file away (`dps run` makes a new one and enters the recorded trials of its "
-    "experiment)"
-)
 
 T = TypeVar("T")
 
@@ -70,6 +64,11 @@ class Tracker:
         Another tracking store, such as the value of MLFLOW_TRACKING_URI. None:
         `mlruns/mlflow.db` in `folder`, with artifacts beside it.
 
+    Attributes
+    ----------
+    written
+        How many trials it has written; those that were there already do not count.
+
     Raises
     ------
     StoreUnavailable
@@ -78,16 +77,17 @@ class Tracker:
 
     def __init__(self, experiment: str, folder: Path, uri: str | None = None) -> None:
         self.uri = uri or default_uri(folder)
+        self.written = 0
         self._name = experiment
-        _require_reachable(self.uri)
-        silence_mlflow()
+        require_reachable(self.uri)
+        prepare_mlflow()
         from mlflow import MlflowClient
 
-        if urlsplit(self.uri).scheme == "sqlite":
+        if scheme(self.uri) == "sqlite":
             refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
-        with _store_errors(self.uri):
+        with store_errors(self.uri):
             if uri is None:
-                _create_database(folder.resolve() / "mlruns" / "mlflow.db")
+                create_database(folder.resolve() / "mlruns" / "mlflow.db")
             self._client = MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._enter_experiment(None if uri else _artifacts(folder))
             self.parent_id = self._enter_parent()
@@ -101,23 +101,28 @@ class Tracker:
     ) -> str:
         """Write one trial as a child run and return the run's id.
 
-        The child of an earlier run of the same trial is replaced; if it holds the same record, it
-        is left as it is.
+        The child of an earlier run of the same trial is replaced, as is one that was left half
+        written; if it holds the same record, it is left as it is.
         """
-        with _store_errors(self.uri):
+        with store_errors(self.uri):
             fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
-            for run in self._children(outcome):
-                if run.data.tags.get(RECORD_TAG) == fingerprint:
-                    return str(run.info.run_id)
-                self._client.delete_run(run.info.run_id)
+            known = self._children(outcome)
+            same = (run for run in known if run.data.tags.get(RECORD_TAG) == fingerprint)
+            whole = next((str(run.info.run_id) for run in same), None)
+            for run in known:
+                if run.info.run_id != whole:
+                    self._client.delete_run(run.info.run_id)
+            if whole is not None:
+                return whole
             run_id = self._start_child(record, outcome)
             self._log_settings(run_id, record, outcome.identity, dataset_digest)
             self._log_metrics(run_id, record, outcome)
             self._log_trial_files(run_id, record, outcome, events_file)
-            # Last, so that a child whose writing was interrupted is not taken for a whole one.
-            self._client.set_tag(run_id, RECORD_TAG, fingerprint)
             status = "FINISHED" if outcome.valid else "FAILED"
             self._client.set_terminated(run_id, status, _milliseconds(record.events[-1].t))
+            # Last, so that a child whose writing was interrupted is not taken for a whole one.
+            self._client.set_tag(run_id, RECORD_TAG, fingerprint)
+            self.written += 1
             return run_id
 
     def track_experiment(
@@ -133,7 +138,7 @@ class Tracker:
         """
         outcomes = [outcome for _, outcome in trials]
         now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
-        with _store_errors(self.uri):
+        with store_errors(self.uri):
             scalars = _counts(outcomes)
             self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
             self._client.log_artifact(self.parent_id, str(report))
@@ -281,70 +286,14 @@ def tracked_experiments(uri: str) -> dict[str, str]:
     StoreUnavailable
         The store cannot be read.
     """
-    silence_mlflow()
+    prepare_mlflow()
     from mlflow import MlflowClient
 
-    with _store_errors(uri):
+    with store_errors(uri):
         found = MlflowClient(tracking_uri=uri).search_experiments(
             filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
         )
         return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
-
-
-def is_damaged(error: Exception) -> bool:
-    """Whether an error says that a database's file is none, or no whole one."""
-    return any(sign in str(error) for sign in SIGNS_OF_DAMAGE)
-
-
-def require_database(path: Path) -> None:
-    """Make sure that a file is a database that this version of MLflow can serve.
-
-    Raises
-    ------
-    StoreUnavailable
-        It is not; the message says what to do.
-    """
-    try:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        raise _unavailable(f"sqlite:///{path}", error) from error
-    refuse_other_schema(path)
-
-
-def default_uri(folder: Path) -> str:
-    """Return the tracking store that belongs to a working directory."""
-    return f"sqlite:///{folder.resolve() / 'mlruns' / 'mlflow.db'}"
-
-
-def _create_database(path: Path) -> None:
-    """Create MLflow's database under another name first, so that it is there whole or not at all.
-
-    Its tables are made in many steps; an interruption between two would leave a database that
-    MLflow refuses for good.
-    """
-    if path.exists():
-        return
-    from mlflow import MlflowClient
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments(max_results=1)
-        with suppress(FileExistsError):  # another process was quicker: its database is as good
-            os.link(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def silence_mlflow() -> None:
-    """Keep MLflow from writing to the terminal and from reporting its use to anyone.
-
-    Both are read when MLflow is first imported, so this must come before that.
-    """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -394,55 +343,3 @@ def _shortened(value: Any) -> str:
 def _batches(entries: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(entries), size):
         yield entries[start : start + size]
-
-
-# -- the store ---------------------------------------------------------------------------------
-
-
-def _require_reachable(uri: str) -> None:
-    """Fail early and clearly: MLflow itself retries for minutes before it gives up."""
-    parts = urlsplit(uri)
-    if parts.scheme == "sqlite":
-        _require_writable_sqlite(Path(uri.removeprefix("sqlite:///")))
-    elif parts.scheme in ("http", "https"):
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        try:
-            socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
-        except OSError as error:
-            raise _unavailable(uri, error) from error
-
-
-def _require_writable_sqlite(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("CREATE TABLE dps_probe (x)")
-            connection.rollback()
-    except (OSError, sqlite3.Error) as error:
-        raise _unavailable(f"sqlite:///{path}", error) from error
-
-
-@contextmanager
-def _store_errors(uri: str) -> Iterator[None]:
-    """Turn what the store raises into one error that says which store and what to do."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
-        raise _unavailable(uri, error) from error
-
-
-def _unavailable(uri: str, error: Exception) -> StoreUnavailable:
-    todo = MOVE_AWAY if is_damaged(error) else "Make it writable"
-    return StoreUnavailable(
-        f"the tracking store {uri} cannot be used: {_first_line(error)}. "
-        f"{todo}, or name another one with MLFLOW_TRACKING_URI."
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -27,6 +27,7 @@ from dps.cluster.roles import resource_of
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
 from dps.cluster.worker import Worker
+from dps.core.credentials import masked
 from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
 from dps.errors import DpsError
@@ -126,10 +127,10 @@ def run_trial(
 
 def reason_of(error: Exception, folder: Path) -> str:
     """Say why a trial failed; what nobody foresaw leaves its traceback beside the record."""
-    reason = f"{type(error).__name__}: {error}"
+    reason = masked(f"{type(error).__name__}: {error}")
     if isinstance(error, DpsError | OSError):
         return reason
-    text = "".join(traceback.format_exception(error))
+    text = masked("".join(traceback.format_exception(error)))
     (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
     return f"{reason} (unforeseen; see {TRACEBACK_FILE} beside the record)"
 

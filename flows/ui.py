@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from dps.core.credentials import masked
 from dps.errors import ConfigurationError
-from flows.tracking import default_uri, require_database
+from flows.tracking_store import default_uri, require_database, scheme
 
 HOST = "127.0.0.1"
 # MLflow opens with its views of language models; this is the page for training runs.
@@ -23,8 +24,9 @@ TRIALS = "tags.dps.kind = 'trial'"
 BY_NAME = "tags.`dps.trial`"
 
 
-def ui_command(here: Path, store: str | None, port: int) -> list[str]:
-    """Return the command that serves the tracking store of a working directory.
+def ui_command(here: Path, store: str | None, port: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command that serves the tracking store of a working directory, and for it alone
+    what its environment says of the store: everybody on the machine can read command lines.
 
     Raises
     ------
@@ -34,10 +36,11 @@ def ui_command(here: Path, store: str | None, port: int) -> list[str]:
         The store is damaged, or of another version of MLflow.
     """
     uri = store or default_uri(here)
-    scheme = urlsplit(uri).scheme
-    if scheme in ("http", "https"):
-        raise ConfigurationError(f"MLFLOW_TRACKING_URI is a server: open {uri} in a browser")
-    if scheme == "sqlite":
+    if scheme(uri) in ("http", "https"):
+        raise ConfigurationError(
+            f"MLFLOW_TRACKING_URI is a server: open {masked(uri)} in a browser"
+        )
+    if scheme(uri) == "sqlite":
         _require_store(Path(uri.removeprefix("sqlite:///")), uri)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,8 +50,8 @@ def ui_command(here: Path, store: str | None, port: int) -> list[str]:
             raise ConfigurationError(
                 f"port {port} of {HOST} cannot be used: {error}; name another one with --port"
             ) from error
-    serve = ["--backend-store-uri", uri, "--host", HOST, "--port", str(port), "--workers", "1"]
-    return [sys.executable, "-m", "mlflow", "server", *serve]
+    serve = ["--host", HOST, "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-m", "mlflow", "server", *serve], {"MLFLOW_BACKEND_STORE_URI": uri}
 
 
 def _require_store(path: Path, uri: str) -> None:
@@ -71,9 +74,14 @@ def trials_page(experiment_id: str, port: int) -> str:
 
 
 @contextmanager
-def child(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a process group of its own, and end the whole group on the way out."""
-    environment = {"MLFLOW_DISABLE_TELEMETRY": "true", **os.environ}
+def child(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a process group of its own, and end the whole group on the way out.
+
+    `environment` is what it has beside that of this process.
+    """
+    environment = {"MLFLOW_DISABLE_TELEMETRY": "true", **os.environ, **(environment or {})}
     process = subprocess.Popen(command, start_new_session=True, env=environment)
     try:
         yield process

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "dps").rglob("*.py"))
+FLOWS = sorted((ROOT / "flows").rglob("*.py"))
 LONGEST = 450
 
 # What each part of dps may import of dps. Its facade, `dps/__init__.py`, may import all of it.
@@ -38,6 +39,9 @@ LIBRARIES = {
     "cluster": {"numpy", "dask", "distributed", "psutil"},
     "chaos": {"dask", "distributed", "psutil"},
 }
+
+# What makes objects of bytes by running code that the bytes name.
+RUNS_CODE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 
 
 def part(path: str) -> str:
@@ -78,6 +82,14 @@ def relative(path: Path) -> str:
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_imports_go_one_way(path: Path) -> None:
     assert wrong_imports(relative(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", [*MODULES, *FLOWS], ids=relative)
+def test_nothing_that_is_read_back_can_run_code(path: Path) -> None:
+    source = path.read_text()
+    assert RUNS_CODE.isdisjoint(name.split(".")[0] for name in imported(source))
+    assert "allow_pickle=True" not in source
+    assert "distributed.protocol.pickle" not in set(imported(source))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dps.core.consistency import ASP, BSP, SSP
+from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
 from dps.core.recovery import Checkpoint, Recovery, WorkerCache, preset
 from dps.errors import ConfigurationError
@@ -37,12 +38,19 @@ def shared_path(path: str | None) -> str:
     Raises
     ------
     ConfigurationError
-        There is none, fsspec does not know it, or each process would see another one.
+        There is none, fsspec does not know it, each process would see another one, or it holds a
+        password.
     """
     if path is None:
         raise ConfigurationError(
             "checkpoints need a path that all server nodes can reach: give "
             "recovery=Recovery(Checkpoint(path=...))"
+        )
+    if holds_secret(str(path)):
+        raise ConfigurationError(
+            f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
+            "written down with it: leave it out, and give it by the environment, as the package "
+            "that fsspec uses for such paths says"
         )
     if in_memory(path):
         raise ConfigurationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -63,9 +64,10 @@ def dps(
 ) -> Iterator[Command]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, umask = signal.getsignal(signal.SIGTERM), os.umask(0o022)
     yield Command(monkeypatch, capsys)
     signal.signal(signal.SIGTERM, handler)
+    os.umask(umask)
 
 
 @pytest.fixture

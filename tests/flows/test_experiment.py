@@ -19,7 +19,7 @@ from flows.experiment import Ran, run_experiment
 from flows.progress import PlainView
 from flows.record import EARLIER, EVENTS_FILE, event_files
 from flows.results import print_comparison
-from flows.tracking import default_uri
+from flows.tracking_store import default_uri
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
 Edit = Callable[[list[Event]], list[Event]]
@@ -81,12 +81,15 @@ def go(
     here: Path,
     run: ToyRunner,
     *,
+    store: str | None = None,
     retry_invalid: bool = False,
     resume: bool = True,
 ) -> tuple[Ran, str]:
     out = io.StringIO()
     view = PlainView(Console(file=out))
-    done = run_experiment(experiment, here, view, run, retry_invalid=retry_invalid, resume=resume)
+    done = run_experiment(
+        experiment, here, view, run, store, retry_invalid=retry_invalid, resume=resume
+    )
     return done, out.getvalue()
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from flows.record import event_files, read_record, read_start
-from flows.tracking import default_uri
+from flows.tracking_store import default_uri
 from tests.flows.test_run import alive_in_session
 from tests.support import eventually
 

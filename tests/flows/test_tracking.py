@@ -17,7 +17,8 @@ from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.record import Record, read_record
 from flows.report import read_trials, write_report
-from flows.tracking import METRICS_PER_BATCH, Tracker, default_uri, flat, tracked_experiments
+from flows.tracking import METRICS_PER_BATCH, Tracker, flat, tracked_experiments
+from flows.tracking_store import default_uri
 from tests.flows.synthetic import (
     UPDATES,
     missed,

@@ -32,12 +32,21 @@ def free_port() -> int:
 def test_command_serves_the_store_of_the_directory_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "mlruns").mkdir()
     (tmp_path / "mlruns" / "mlflow.db").touch()
-    command = ui_command(tmp_path, None, free_port())
+    command, environment = ui_command(tmp_path, None, free_port())
     assert command[0] == sys.executable
     assert command[command.index("--host") + 1] == "127.0.0.1"
-    store = command[command.index("--backend-store-uri") + 1]
-    assert store == f"sqlite:///{tmp_path.resolve()}/mlruns/mlflow.db"
+    store = f"sqlite:///{tmp_path.resolve()}/mlruns/mlflow.db"
+    assert environment == {"MLFLOW_BACKEND_STORE_URI": store}
     assert "--workers" in command
+
+
+def test_the_password_of_a_store_is_on_no_command_line(tmp_path: Path) -> None:
+    store = "postgresql://ann:pa55word@db/mlflow"
+    command, environment = ui_command(tmp_path, store, free_port())
+    assert "pa55word" not in " ".join(command)
+    assert environment == {"MLFLOW_BACKEND_STORE_URI": store}
+    with pytest.raises(ConfigurationError, match=r"open http://\*\*\*@tracking.example in a"):
+        ui_command(tmp_path, "http://ann:pa55word@tracking.example", free_port())
 
 
 def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Owns `dps sync`: the tracking store gets what is recorded here and not in it, from records alone.
+
+What is there whole stays as it is, and what is half written is replaced, so it may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dps.errors import ConfigurationError
+from flows.estimate import trials_told
+from flows.experiment import dataset_digests, exclusive
+from flows.grid import Trial
+from flows.kept import trial_from
+from flows.prices import load_prices
+from flows.published.settings import is_emulated
+from flows.record import grid_of
+from flows.report import FIGURES, write_report
+from flows.results import (
+    REPORT,
+    Finished,
+    experiment_folder,
+    read_experiment,
+    recorded_experiments,
+)
+from flows.tracking import Tracker
+
+Tell = Callable[[str], None]
+
+
+def sync(
+    names: Sequence[str], here: Path, store: str | None, say: Tell, warn: Tell = lambda _: None
+) -> None:
+    """Deliver to the tracking store what is recorded in a working directory.
+
+    Parameters
+    ----------
+    names
+        The experiments; none: all that are recorded, but for those that cannot be delivered now,
+        of which `warn` is told.
+    here
+        The working directory, with `results/` and `mlruns/`.
+    store
+        URI of the tracking store; None: `mlruns/mlflow.db`.
+    say
+        Is told what was delivered.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such experiment, it is of another version of dps, its data are missing, or a
+        command is writing to it.
+    StoreUnavailable
+        The store cannot be used; what it has already stays, and the same again goes on from there.
+    """
+    for name in names or recorded_experiments(here):
+        try:
+            _sync_one(experiment_folder(name, here), here, store, say, warn)
+        except ConfigurationError as error:
+            if names:
+                raise
+            warn(f"{name} is left out: {error}")
+
+
+def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell) -> None:
+    name = folder.name
+    with exclusive(folder):
+        found = [each for each in read_experiment(folder, load_prices(), warn) if _counts(each)]
+        if not found:
+            say(f"{name}: no trial that is over and belongs in the tracking store")
+            return
+        trials = [_trial_of(each) for each in found]
+        digests = dataset_digests(trials)
+        tracker = Tracker(name, here, store)
+        for each, trial in zip(found, trials, strict=True):
+            digest = digests[trial.config.dataset.model_dump_json()]
+            tracker.track_trial(each.record, each.outcome, each.events_file, digest)
+        say(f"{name}: {trials_told(tracker.written)} delivered, {len(found)} in the store")
+        missing = (grid_of(folder) or frozenset()) - {trial.name for trial in trials}
+        if missing:
+            # The experiment is not over: `dps run` ends it, in the store as well.
+            say(f"{name}: {trials_told(len(missing))} not recorded yet: no report is delivered")
+            return
+        figures = folder / FIGURES
+        report = write_report(folder, folder / REPORT, figures=figures)
+        tracker.track_experiment([(each.record, each.outcome) for each in found], report, figures)
+
+
+def _counts(done: Finished) -> bool:
+    """Whether a trial is one that `dps run` enters into the store: over, and no emulation."""
+    record = done.record
+    return None not in (record.started, record.ended) and not is_emulated(record.config)
+
+
+def _trial_of(done: Finished) -> Trial:
+    assert done.record.started is not None
+    return trial_from(done.record.started.settings, str(done.events_file))

@@ -1,0 +1,165 @@
+"""Owns the tracking store as a place: where it is, whether it answers, what is said if it fails.
+
+MLflow's client would repeat a request to a server that is down for minutes. Here it asks once, and
+does not wait long: whoever writes to the store repeats what failed as a whole, at a better time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dps.core.credentials import masked, masked_for
+from dps.errors import StoreUnavailable
+from flows.schema import refuse_other_schema
+
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 15  # whole ones only, says MLflow
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
+
+SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
+MOVE_AWAY = (
+    "Move the file away (`dps run` makes a new one and enters the recorded trials of its "
+    "experiment)"
+)
+
+
+def default_uri(folder: Path) -> str:
+    """Return the tracking store that belongs to a working directory."""
+    return f"sqlite:///{folder.resolve() / 'mlruns' / 'mlflow.db'}"
+
+
+def scheme(uri: str) -> str:
+    """Return what a URI begins with; it may be none that could be taken apart."""
+    return uri.partition(":")[0].lower()
+
+
+def prepare_mlflow() -> None:
+    """Keep MLflow quiet, from reporting its use to anyone, and from waiting for minutes.
+
+    What the environment says already stays. MLflow must not repeat a request by itself: the answer
+    may be all that was lost, and the run that it asked for would be there twice.
+
+    This must come before MLflow is first imported, for some of it is read only then.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    # It prints the address of every run that ends, with the password that is in the store's.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_SECONDS))
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def require_reachable(uri: str) -> None:
+    """Make sure that a store can be written, if it is a file, or that somebody listens there.
+
+    Raises
+    ------
+    StoreUnavailable
+        It is not so; the message says what to do.
+    """
+    kind = scheme(uri).partition("+")[0]  # as in postgresql+psycopg2
+    if kind == "sqlite":
+        _require_writable_sqlite(Path(uri.removeprefix("sqlite:///")))
+    elif kind in PORTS:
+        try:
+            parts = urlsplit(uri)
+            place = (parts.hostname or "", parts.port or PORTS[kind])
+            socket.create_connection(place, CONNECT_SECONDS).close()
+        except OSError as error:
+            raise unavailable(uri, error) from error
+        except ValueError:  # which quotes what it took for the port, and may be of the password
+            raise unavailable(uri, ValueError(NO_ADDRESS)) from None
+
+
+def require_database(path: Path) -> None:
+    """Make sure that a file is a database that this version of MLflow can serve.
+
+    Raises
+    ------
+    StoreUnavailable
+        It is not; the message says what to do.
+    """
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        raise unavailable(f"sqlite:///{path}", error) from error
+    refuse_other_schema(path)
+
+
+def create_database(path: Path) -> None:
+    """Create MLflow's database under another name first, so that it is there whole or not at all.
+
+    Its tables are made in many steps; an interruption between two would leave a database that
+    MLflow refuses for good.
+    """
+    if path.exists():
+        return
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments(max_results=1)
+        with suppress(FileExistsError):  # another process was quicker: its database is as good
+            os.link(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def is_damaged(error: Exception) -> bool:
+    """Whether an error says that a database's file is none, or no whole one."""
+    return any(sign in str(error) for sign in SIGNS_OF_DAMAGE)
+
+
+@contextmanager
+def store_errors(uri: str) -> Iterator[None]:
+    """Turn what the store raises into one error that says which store and what to do."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+        raise unavailable(uri, error) from error
+
+
+def unavailable(uri: str, error: Exception) -> StoreUnavailable:
+    """Return the error that names a store that failed, why it did, and what to do.
+
+    Neither the user nor the password of the URI is in it.
+    """
+    why = masked_for(uri, _first_line(error))
+    told = f"the tracking store {masked(uri)} cannot be used: {why}"
+    if is_damaged(error):
+        todo = MOVE_AWAY
+    else:
+        up = "Make sure that it is up and lets you in"
+        todo = "Make it writable" if scheme(uri) == "sqlite" else up
+    return StoreUnavailable(f"{told}. {todo}, or name another one with MLFLOW_TRACKING_URI.")
+
+
+def _require_writable_sqlite(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("CREATE TABLE dps_probe (x)")
+            connection.rollback()
+    except (OSError, sqlite3.Error) as error:
+        raise unavailable(f"sqlite:///{path}", error) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,52 @@
+"""Passwords in addresses: none is shown, and none is taken for one that is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dps.core.credentials import holds_secret, masked
+
+WITH = {
+    "http://ann:pa55word@host:5000/x": "http://***@host:5000/x",
+    "http://:pa55word@host": "http://***@host",
+    "https://pa55word@host": "https://***@host",
+    "http://ann:pa55@word@host/x": "http://***@host/x",
+    "http://ann:pa55/word@host/x": "http://***@host/x",
+    "http://ann:55@host/x": "http://***@host/x",
+    "postgresql+psycopg2://ann:pa55word@db/mlflow": "postgresql+psycopg2://***@db/mlflow",
+    "ftp://ann:pa55word@host/a, then s3://b/c": "ftp://***@host/a, then s3://b/c",
+    "HTTP://Ann:PA55word@HOST": "HTTP://***@HOST",
+    "mysql://db/x?user=ann&password=pa55word&a=b": "mysql://db/x?user=ann&password=***&a=b",
+    "https://host/a?sig=pa55word": "https://host/a?sig=***",
+    "'http://ann:pa55word@h' or \"ftp://ann:pa55word@h\"": "'http://***@h' or \"ftp://***@h\"",
+}
+WITHOUT = [
+    "sqlite:////home/me@corp/mlruns/mlflow.db",
+    "file:///home/me@corp/a",
+    "http://127.0.0.1:5000/#/experiments?workflowType=machine_learning",
+    "http://host:5000/a@b",
+    "http://host:5000",
+    "s3://bucket/path@v2",
+    "https://host/a?b=c",
+    "me@example.org: hello",
+    "ratio 1:2 @ 3",
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), WITH.items())
+def test_secrets_are_found_and_masked(text: str, shown: str) -> None:
+    assert holds_secret(text)
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+@pytest.mark.parametrize("text", WITHOUT)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert not holds_secret(text)
+    assert masked(text) == text
+
+
+def test_a_user_alone_may_be_written_down_and_is_not_shown() -> None:
+    for text in ("sftp://ann@host/folder", "abfs://container@account/folder"):
+        assert not holds_secret(text)
+        assert masked(text) == text.replace("ann@", "***@").replace("container@", "***@")

@@ -1,0 +1,139 @@
+"""A real small run is private: its files are the user's alone, and it serves this machine only."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors import safe_open
+
+from tests.flows.test_run import command
+
+pytestmark = pytest.mark.cluster
+
+# Four nodes besides the scheduler: a server, a replica, a worker and the evaluator.
+NODES = 4
+SLOW = {"workers": 1, "updates": 60, "compute_seconds": 0.03}
+CHECKPOINTS = {"durability": {"kind": "checkpoint", "every": 10}}
+
+
+def below(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield folder
+        yield from folder.rglob("*")
+
+
+def read_lines(path: Path) -> None:
+    for line in path.read_text().splitlines():
+        json.loads(line)
+
+
+def read_arrays(path: Path) -> None:
+    with safe_open(path, "numpy") as file:
+        assert file.keys()
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    ".jsonl": read_lines,
+    ".json": lambda path: json.loads(path.read_text()),
+    ".safetensors": read_arrays,
+}
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file begins as every pickle does that Python has written since 2003."""
+    return path.read_bytes()[:2] in {pickle.PROTO + bytes([number]) for number in range(2, 6)}
+
+
+def serving(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
+    """The addresses at which processes take connections or datagrams."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            for each in process.net_connections("inet"):
+                waits = each.type == socket.SOCK_DGRAM and not each.raddr
+                if each.laddr and (waits or each.status == psutil.CONN_LISTEN):
+                    found.add((each.laddr.ip, each.laddr.port))
+    return found
+
+
+def open_to_others(addresses: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return [(host, port) for host, port in addresses if not ip_address(host).is_loopback]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory in which a small run took place, under a umask that forbids nothing."""
+    here = tmp_path_factory.mktemp("here")
+    run = command(here, "run", "small.yaml", recovery=CHECKPOINTS)
+    with subprocess.Popen(run, cwd=here, stdout=subprocess.DEVNULL, umask=0) as process:
+        assert process.wait() == 0
+    return here
+
+
+def test_files_are_the_users_alone_whatever_the_umask(finished: Path) -> None:
+    made = list(below(finished / "results", finished / "mlruns"))
+    endings = {path.suffix for path in made}
+    assert {".jsonl", ".json", ".safetensors", ".html", ".db", ".png", ".csv"} <= endings
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in made}
+    open_ones = {str(p): oct(m) for p, m in modes.items() if m != (0o700 if p.is_dir() else 0o600)}
+    assert open_ones == {}
+
+
+def test_records_and_checkpoints_are_text_and_arrays(finished: Path) -> None:
+    written = [path for path in below(finished / "results") if path.is_file()]
+    others = {".html", ".csv", ".svg", ".png", ".lock", ""}
+    assert {path.suffix for path in written} <= {*READERS, *others}
+    for path in written:
+        READERS.get(path.suffix, Path.read_bytes)(path)
+        assert not is_pickle(path), path
+
+
+def test_a_run_serves_nothing_beyond_loopback(tmp_path: Path) -> None:
+    run = command(tmp_path, "run", "small.yaml", recovery="chain", training=SLOW)
+    seen: set[tuple[str, int]] = set()
+    with subprocess.Popen(
+        run, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        while not ended(process):  # its whole life: sockets come and go
+            seen |= serving(in_session(process.pid))
+        assert process.returncode == 0
+    assert len(seen) > 2 * NODES, "Dask serves tasks and, apart from that, web pages"
+    assert open_to_others(seen) == []
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    return process.returncode is not None
+
+
+def in_session(session: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session:
+                yield process
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_a_socket_for_everybody_would_be_noticed(kind: int) -> None:
+    with socket.socket(socket.AF_INET, kind) as opened:
+        opened.bind(("0.0.0.0", 0))
+        if kind == socket.SOCK_STREAM:
+            opened.listen()
+        assert opened.getsockname() in open_to_others(serving([psutil.Process()]))
+
+
+def test_a_pickle_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(pickle.dumps({"weights": [1.0]}))
+    assert is_pickle(tmp_path / "state")
