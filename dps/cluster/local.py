@@ -28,6 +28,7 @@ import dask
 import psutil
 from distributed import Client, Scheduler, Worker
 
+from dps.cluster.kinds import Act
 from dps.cluster.lifetime import end_with_parent, without_interrupts
 from dps.errors import CapacityError, ConfigurationError
 
@@ -184,6 +185,22 @@ class LocalCluster:
             It is gone already.
         """
         return self._signal(name, signal.SIGCONT)
+
+    def gone(self, name: str, deadline: float) -> bool:
+        """Whether a node's process ends within `deadline` seconds."""
+        return is_gone(self._pids[name], deadline)
+
+    def stopped(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is stopped by a signal within `deadline` seconds."""
+        return is_stopped(self._pids[name], deadline)
+
+    def running(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is there and not stopped within `deadline` seconds."""
+        return is_running(self._pids[name], deadline)
+
+    def obstacle(self, name: str, act: Act) -> str | None:
+        """There is none: the processes are all of this machine, and of this user."""
+        return None
 
     def close(self) -> None:
         """End every process of the cluster and wait until they are gone."""
