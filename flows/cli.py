@@ -138,6 +138,7 @@ def _run_experiment(
 
     from flows.comparisons import compared
     from flows.config import load_experiment
+    from flows.deployments import check_deployments
     from flows.drivers import Drivers
     from flows.experiment import run_experiment
     from flows.plan import confirm_many
@@ -146,6 +147,7 @@ def _run_experiment(
     from flows.verdicts import print_verdicts
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
+    check_deployments(experiment, parallel)
     console = _console()
     if parallel > 1:
         print(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import distributed
 
     from dps.cluster.local import NodeSpec
+    from dps.cluster.seats import Seats
 
 # What is done to the process of a node, besides sending it messages.
 Act = Literal["kill", "pause", "limit"]
@@ -34,6 +35,16 @@ class Cluster(Protocol):
     @property
     def dashboard(self) -> str | None:
         """The address of Dask's dashboard; None: there is none."""
+        ...
+
+    @property
+    def seats(self) -> Seats | None:
+        """Which Dask worker is which node; None: Dask's own names and resources tell."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What who runs an experiment here should know, in sentences."""
         ...
 
     @property

@@ -88,12 +88,17 @@ class LocalCluster:
         A Dask client that is connected to the cluster.
     dashboard
         The address of Dask's dashboard; None: there is none.
+    seats, notes
+        None, and none: nodes have the names and resources that Dask knows (`dps.cluster.kinds`).
 
     Notes
     -----
     Use as a context manager; leaving it ends every process. Not thread-safe, but `kill`,
     `pause`, `resume` and `start` may be called from another thread than the one that uses `client`.
     """
+
+    seats: None = None
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, nodes: Sequence[NodeSpec], preload: Sequence[str] = (), dashboard: bool = False

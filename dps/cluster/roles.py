@@ -2,7 +2,8 @@
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
 shard they are meant for ("server-0", "replica-0-1"). On any other cluster about half the nodes are
-taken as servers and the rest are left to the workers.
+taken as servers and the rest are left to the workers, unless its seats are given
+(`dps.cluster.seats`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.core.names import role_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
+
+if TYPE_CHECKING:
+    from dps.cluster.seats import Seats
 
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")
@@ -27,7 +31,7 @@ class Node:
     """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator".
 
     A "store" keeps states, and mail too unless there is a "mailbox". `home` is the shard that a
-    server or replica is meant for, or -1.
+    server or replica is meant for, or -1. `resource` is what tasks have to ask for on it, if any.
     """
 
     address: str
@@ -44,14 +48,30 @@ def resource_of(name: str) -> str:
     return "server" if role in SERVING else role
 
 
+def shard_of(name: str) -> int:
+    """The shard that a node with this name is meant for; -1: none."""
+    named = _SHARD_OF_NAME.match(name)
+    return int(named[2]) if named else -1
+
+
 def is_assigned(workers: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether any of these nodes (as Dask's scheduler describes them) carries a role."""
-    return any(_resource(info) for info in workers.values())
+    return any(resource_in(info) for info in workers.values())
 
 
 def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
     """The nodes that carry a role as a Dask resource."""
-    return [_by_resource(a, info) for a, info in sorted(workers.items()) if _resource(info)]
+    return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
+
+
+def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: Seats) -> list[Node]:
+    """The nodes among these Dask workers, called as their seats say."""
+    found = ((address, seats.of(address)) for address in sorted(workers))
+    return [
+        Node(a, spec.name, *_named(spec.name, spec.resource), None, spec.threads)
+        for a, spec in found
+        if spec is not None
+    ]
 
 
 def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> list[Node]:
@@ -109,15 +129,20 @@ def check(nodes: Sequence[Node], group: Group) -> None:
             )
 
 
-def _resource(info: Mapping[str, Any]) -> str | None:
+def resource_in(info: Mapping[str, Any]) -> str | None:
+    """The role that a Dask worker was started for, as its scheduler describes it; None: none."""
     return next((name for name in RESOURCES if name in info["resources"]), None)
 
 
 def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
-    name, resource = str(info["name"]), _resource(info)
-    role, home = resource or "worker", -1
-    if resource == "server":
-        named = _SHARD_OF_NAME.match(name)
-        role = named[1] if named else "spare"
-        home = int(named[2]) if named else -1
+    name, resource = str(info["name"]), resource_in(info)
+    role, home = _named(name, resource or "worker")
     return Node(address, name, role, home, resource, info["nthreads"])
+
+
+def _named(name: str, resource: str) -> tuple[str, int]:
+    """The role of a node with this name and resource, and the shard that it is meant for."""
+    if resource != "server":
+        return resource, -1
+    named = _SHARD_OF_NAME.match(name)
+    return (named[1] if named else "spare"), shard_of(name)

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
-from dps.cluster.kinds import Cluster
+from dps.cluster.existing import ExistingCluster
+from dps.cluster.kinds import Act, Cluster
 from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.transport import SystemClock
 from dps.core.faults import AtUpdates, InChain, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
+from tests.cluster.deployment import deployed, workers
 from tests.cluster.training import (
     COUNTING,
     PRELOAD,
@@ -37,15 +40,22 @@ Open = Callable[[Sequence[NodeSpec]], AbstractContextManager[Cluster]]
 MEMBERS = nodes(1, replicas=1, store=True, workers=1)
 
 
-@pytest.fixture(scope="module", params=["local"])
-def opened(request: pytest.FixtureRequest) -> Open:
-    """How to get a cluster of each kind with the nodes that are asked for."""
-    return lambda members: LocalCluster(members, PRELOAD)
+@pytest.fixture(scope="module", params=["local", "existing"])
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Open]:
+    """How to get a cluster of each kind with the nodes that are asked for, one at a time."""
+    if request.param == "local":
+        yield lambda members: LocalCluster(members, PRELOAD)
+        return
+    folder = tmp_path_factory.mktemp("deployment")
+    with deployed(folder, workers(len(MEMBERS) + 1)) as address:
+        yield partial(ExistingCluster, address)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(opened: Open) -> Iterator[Cluster]:
-    """A cluster on which every node is alive after each test."""
+    """A cluster of each kind."""
     with opened(MEMBERS) as found:
         yield found
 
@@ -54,9 +64,8 @@ def cluster(opened: Open) -> Iterator[Cluster]:
 def serving(cluster: Cluster, events: Callable[[Event], None]) -> Iterator[ParameterServer]:
     """A parameter server of one shard in a chain of two."""
     recovery = Recovery(Chain())
-    with ParameterServer(
-        cluster.client, params(), optimizer=COUNTING, recovery=recovery, on_event=events
-    ) as ps:
+    choices = {"optimizer": COUNTING, "recovery": recovery, "seats": cluster.seats}
+    with ParameterServer(cluster.client, params(), on_event=events, **choices) as ps:
         yield ps
 
 
@@ -94,7 +103,7 @@ def test_a_node_is_paused_and_goes_on(cluster: Cluster) -> None:
 def test_nothing_is_in_the_way_of_what_is_done_to_processes_of_this_machine(
     cluster: Cluster,
 ) -> None:
-    for act in ("kill", "pause", "limit"):
+    for act in get_args(Act):
         assert cluster.obstacle("server-0", act) is None
 
 
