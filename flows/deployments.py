@@ -11,6 +11,7 @@ from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig
 from flows.fault_words import line
 from flows.grid import Trial, expand
+from flows.terminal import warn
 
 
 def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> None:
@@ -48,7 +49,7 @@ def _check(trials: Sequence[Trial]) -> None:
     from flows.trial import nodes
 
     config = trials[0].config
-    with config.cluster.open(nodes(config), ()) as cluster:
+    with config.cluster.open(nodes(config), (), warn) as cluster:
         for trial in trials:
             plan = trial.config.build_faults()
             for number, reason in obstacles(plan, cluster, config.node_names):

@@ -148,9 +148,9 @@ def _train(
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
-    with config.cluster.open(nodes(config), preload) as cluster:
-        if tell is not None:
-            _tell_about(cluster, tell)
+    say = tell if tell is not None else _to_nobody
+    with config.cluster.open(nodes(config), preload, say) as cluster:
+        _tell_about(cluster, say)
         notify: list[Sink] = []
 
         def on_event(event: Event) -> None:
@@ -180,6 +180,10 @@ def _train(
                 failure = crew.work(config.time_limit)
             _audit(ps, clock.now(), record)
     return failure
+
+
+def _to_nobody(line: str) -> None:
+    pass
 
 
 def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:

@@ -12,17 +12,16 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import dask
 from distributed import Client, Scheduler
 
-from dps.cluster.kinds import Act
-from dps.cluster.local import DASK_SETTINGS, NodeSpec, is_gone, is_running, is_stopped
+from dps.cluster.local import DASK_SETTINGS, NodeSpec
+from dps.cluster.processes import ANSWER_SECONDS, Process, check_scheduler, look_at
+from dps.cluster.remote import Placed, RemoteNodes
 from dps.cluster.roles import resource_in
 from dps.cluster.seats import Offer, Seats, best, eligible, failing_together, seated
 from dps.errors import CapacityError, ConfigurationError, DpsError
@@ -31,30 +30,10 @@ logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 JOIN_SECONDS = 20.0
-ANSWER_SECONDS = 15.0
 LOOK_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Where a Dask worker runs, by its own account; `here` tells whether signals reach it."""
-
-    pid: int
-    host: str
-    machine: str
-    here: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A node, and which Dask worker it is or was."""
-
-    spec: NodeSpec
-    address: str
-    process: Process
-
-
-class ExistingCluster:
+class ExistingCluster(RemoteNodes):
     """Nodes on a Dask deployment that is there already.
 
     Parameters
@@ -88,19 +67,17 @@ class ExistingCluster:
     """
 
     def __init__(self, address: str | None, nodes: Sequence[NodeSpec]) -> None:
+        super().__init__()
         self.seats = Seats()
         self._offers: dict[str, Offer] = {}
         self._processes: dict[str, Process] = {}
-        self._nodes: dict[str, Placed] = {}
-        self._lost: set[str] = set()
         self._open: list[NodeSpec] = []
         self._welcoming: set[asyncio.Task[None]] = set()
-        self._lock = threading.RLock()
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             self.client = stack.enter_context(_connected(address))
-            _must_have_dps(self.client)
+            check_scheduler(self.client)
             self.client.subscribe_topic("all", self._note)
             stack.callback(self.client.unsubscribe_topic, "all")
             taken = self._places(nodes)
@@ -126,16 +103,6 @@ class ExistingCluster:
             return None
         return link
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process id of each node that there has been, on its own host."""
-        with self._lock:
-            return {name: node.process.pid for name, node in self._nodes.items()}
-
-    def spec(self, name: str) -> NodeSpec:
-        """What the node of this name was asked for as."""
-        return self._nodes[name].spec
-
     def start(self, node: NodeSpec) -> None:
         """Have an idle Dask worker become this node, or else the next one that joins.
 
@@ -152,48 +119,12 @@ class ExistingCluster:
 
     def kill(self, name: str) -> int:
         """Have SIGKILL sent to a node's process, by itself if it is on another host."""
-        node = self._living(name)
+        node = self.living(name)
         if node.process.here:
             os.kill(node.process.pid, signal.SIGKILL)
         else:
             self.client.run(_end_at_once, workers=[node.address], wait=False)
         return node.process.pid
-
-    def pause(self, name: str) -> int:
-        """Send SIGSTOP to a node's process, which must be one of this machine."""
-        return self._signal(name, signal.SIGSTOP)
-
-    def resume(self, name: str) -> int:
-        """Send SIGCONT to a node's process, which must be one of this machine."""
-        return self._signal(name, signal.SIGCONT)
-
-    def gone(self, name: str, deadline: float) -> bool:
-        """Whether a node's process ends in time; of another host, the scheduler tells."""
-        process = self._nodes[name].process
-        if process.here:
-            return is_gone(process.pid, deadline)
-        return _holds(lambda: name in self._lost, deadline)
-
-    def stopped(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is stopped in time; one of another host never is."""
-        process = self._nodes[name].process
-        return process.here and is_stopped(process.pid, deadline)
-
-    def running(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is there and not stopped in time."""
-        process = self._nodes[name].process
-        return is_running(process.pid, deadline) if process.here else name not in self._lost
-
-    def obstacle(self, name: str, act: Act) -> str | None:
-        """Why something cannot be done to a node's process; None: it can."""
-        process = self._nodes[name].process
-        if process.here or act == "kill":
-            return None
-        return (
-            f"{name} is process {process.pid} on host {process.host}, which cannot be stopped, "
-            "slowed down or limited from here; run dps on that host and as the same user, or "
-            "plan a kill, cut or delay"
-        )
 
     def close(self) -> None:
         """Leave the deployment as it was, but for what was killed."""
@@ -255,12 +186,7 @@ class ExistingCluster:
         new = [address for address in workers if address not in self._processes]
         if not new:
             return
-        async with asyncio.timeout(ANSWER_SECONDS):
-            found = await self.client.run(_what_runs_there(), workers=new, on_error="return")
-        for address, answer in found.items():
-            if isinstance(answer, OSError):  # it is lost already
-                continue
-            process = _process(answer, f"Dask worker at {address}")
+        for address, process in (await look_at(self.client, new)).items():
             info = workers[address]
             with self._lock:
                 self._processes[address] = process
@@ -298,22 +224,6 @@ class ExistingCluster:
             for name, o in taken.items()
         }
 
-    # -- what is done to processes ---------------------------------------------------------------
-
-    def _living(self, name: str) -> Placed:
-        node = self._nodes[name]
-        if self.gone(name, 0.0):
-            raise ProcessLookupError(f"process {node.process.pid} of {name} is gone already")
-        return node
-
-    def _signal(self, name: str, number: int) -> int:
-        pid = self._living(name).process.pid
-        obstacle = self.obstacle(name, "pause")
-        if obstacle is not None:
-            raise ConfigurationError(obstacle)
-        os.kill(pid, number)
-        return pid
-
     def _put_back(self, allowed_failures: int) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be gone
             self.client.run_on_scheduler(_allow_failures, allowed_failures)
@@ -335,64 +245,7 @@ def _connected(address: str | None) -> Client:
         ) from error
 
 
-def _must_have_dps(client: Client) -> None:
-    """Refuse a scheduler that cannot run the coordinator; raises `ConfigurationError`."""
-    try:
-        answer: Any = client.run_on_scheduler(_what_runs_there())
-    except Exception as error:  # noqa: BLE001 - whatever was raised there is told
-        answer = error
-    _process(answer, f"Dask scheduler at {client.scheduler.address}")
-
-
-def _process(answer: Any, where: str) -> Process:
-    """What a process has said about itself; raises `ConfigurationError` if dps cannot use it."""
-    advice = "install the same version of dps and of its requirements there as here"
-    if isinstance(answer, Exception):
-        raise ConfigurationError(f"dps cannot run on the {where}: {answer!r}; {advice}")
-    version, pid, uid, host, boot, namespace = answer
-    ours, _, our_uid, _, our_boot, our_namespace = _what_runs_there()()
-    if version != ours:
-        raise ConfigurationError(f"the {where} has dps {version}, and here is {ours}; {advice}")
-    here = (boot, namespace) == (our_boot, our_namespace) and our_uid in (0, uid)
-    return Process(pid, host, boot or host, here)
-
-
-def _holds(condition: Callable[[], bool], deadline: float) -> bool:
-    until = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
-
-
 # -- what runs in the processes of the deployment ------------------------------------------------
-
-
-def _what_runs_there() -> Callable[[], tuple[str, int, int, str, str, str]]:
-    """A function that tells which dps there is in a process, and on which machine it runs.
-
-    It goes there as a whole, for a function of a module that is missing there could not say so.
-    """
-
-    def tell() -> tuple[str, int, int, str, str, str]:
-        import importlib
-        import os
-        import socket
-        from pathlib import Path
-
-        version = importlib.import_module("dps").__version__
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        return (
-            version,
-            os.getpid(),
-            os.geteuid(),
-            socket.gethostname(),
-            boot.read_text().strip() if boot.exists() else "",
-            os.readlink("/proc/self/ns/pid") if boot.exists() else socket.gethostname(),
-        )
-
-    return tell
 
 
 async def _end_at_once() -> None:

@@ -13,8 +13,10 @@ import pytest
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
 from dps.cluster.existing import ExistingCluster
+from dps.cluster.jobs import JobCluster
 from dps.cluster.kinds import Act, Cluster
 from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.queues import QUEUES, JobGroup
 from dps.cluster.transport import SystemClock
 from dps.core.faults import AtUpdates, InChain, Kill
 from dps.errors import ConfigurationError
@@ -32,6 +34,7 @@ from tests.cluster.training import (
     results,
     versions,
 )
+from tests.slurm.there import skip_without
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
@@ -40,13 +43,22 @@ Open = Callable[[Sequence[NodeSpec]], AbstractContextManager[Cluster]]
 MEMBERS = nodes(1, replicas=1, store=True, workers=1)
 
 
-@pytest.fixture(scope="module", params=["local", "existing"])
+@pytest.fixture(
+    scope="module", params=["local", "existing", pytest.param("slurm", marks=pytest.mark.slurm)]
+)
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Open]:
     """How to get a cluster of each kind with the nodes that are asked for, one at a time."""
     if request.param == "local":
         yield lambda members: LocalCluster(members, PRELOAD)
+        return
+    if request.param == "slurm":
+        skip_without()
+        groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
+        yield lambda members: JobCluster(
+            QUEUES["slurm"], groups, members, "lo", SECONDS, lambda line: None
+        )
         return
     folder = tmp_path_factory.mktemp("deployment")
     with deployed(folder, workers(len(MEMBERS) + 1)) as address:
