@@ -36,7 +36,8 @@ class Hosted:
     @property
     def info(self) -> HostInfo:
         """What the coordinator is to know of a host."""
-        return HostInfo(self.endpoint, self.node.name, self.node.role, self.node.home)
+        node = self.node
+        return HostInfo(self.endpoint, node.name, node.role, node.home, node.machine)
 
     async def finish(self, client: distributed.Client, deadline: float) -> None:
         """Have the actor end; if it was lost before, there is nothing to end."""

@@ -2,13 +2,14 @@
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
 shard they are meant for ("server-0", "replica-0-1"). On any other cluster about half the nodes are
-taken as servers and the rest are left to the workers, unless its seats are given
-(`dps.cluster.seats`).
+taken as servers, one host after the other, and the rest are left to the workers, unless its seats
+are given (`dps.cluster.seats`).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,8 @@ class Node:
     """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator".
 
     A "store" keeps states, and mail too unless there is a "mailbox". `home` is the shard that a
-    server or replica is meant for, or -1. `resource` is what tasks have to ask for on it, if any.
+    server or replica is meant for, or -1. `resource` is what tasks have to ask for on it, if any;
+    `machine` is what it fails with, as others there do.
     """
 
     address: str
@@ -40,6 +42,7 @@ class Node:
     home: int
     resource: str | None
     threads: int
+    machine: str
 
 
 def resource_of(name: str) -> str:
@@ -68,7 +71,14 @@ def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: Seats) -> list[Nod
     """The nodes among these Dask workers, called as their seats say."""
     found = ((address, seats.of(address)) for address in sorted(workers))
     return [
-        Node(a, spec.name, *_named(spec.name, spec.resource), None, spec.threads)
+        Node(
+            a,
+            spec.name,
+            *_named(spec.name, spec.resource),
+            None,
+            spec.threads,
+            str(workers[a]["host"]),
+        )
         for a, spec in found
         if spec is not None
     ]
@@ -81,9 +91,9 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
     servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
     nodes = []
-    for i, (address, info) in enumerate(sorted(workers.items())):
+    for i, address in enumerate(_by_turns(workers)):
         role = roles[i] if i < len(roles) else "worker"
-        nodes.append(Node(address, str(info["name"]), role, -1, None, info["nthreads"]))
+        nodes.append(_assigned(address, workers[address], role))
     return nodes
 
 
@@ -94,8 +104,7 @@ def newcomer(
     wanted = by_assignment(workers, group)
     servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
     role = "server" if servers < enough else "worker"
-    described = workers[address]
-    return Node(address, str(described["name"]), role, -1, None, described["nthreads"])
+    return _assigned(address, workers[address], role)
 
 
 def check(nodes: Sequence[Node], group: Group) -> None:
@@ -134,10 +143,25 @@ def resource_in(info: Mapping[str, Any]) -> str | None:
     return next((name for name in RESOURCES if name in info["resources"]), None)
 
 
+def _by_turns(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The addresses of Dask workers, one of each host after the other."""
+    before: Counter[str] = Counter()
+    turns = []
+    for address in sorted(workers):
+        host = str(workers[address]["host"])
+        turns.append((before[host], address))
+        before[host] += 1
+    return [address for _, address in sorted(turns)]
+
+
+def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
+    return Node(address, str(info["name"]), role, -1, None, info["nthreads"], str(info["host"]))
+
+
 def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
     name, resource = str(info["name"]), resource_in(info)
     role, home = _named(name, resource or "worker")
-    return Node(address, name, role, home, resource, info["nthreads"])
+    return Node(address, name, role, home, resource, info["nthreads"], str(info["host"]))
 
 
 def _named(name: str, resource: str) -> tuple[str, int]:

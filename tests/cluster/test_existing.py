@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
@@ -67,9 +68,8 @@ def test_a_node_comes_back_with_its_nanny(with_roles: str) -> None:
 
 
 def test_a_deployment_is_left_as_it_was(with_roles: str) -> None:
-    def kept(dask_scheduler: object) -> tuple[int, list[str]]:
-        plugins = list(dask_scheduler.plugins)  # type: ignore[attr-defined]
-        return dask_scheduler.allowed_failures, plugins  # type: ignore[attr-defined]
+    def kept(dask_scheduler: Any) -> tuple[int, list[str]]:
+        return dask_scheduler.allowed_failures, list(dask_scheduler.plugins)
 
     with Client(with_roles, set_as_default=False) as client:
         before = client.run_on_scheduler(kept)
