@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -73,6 +73,15 @@ torch: setup ## install torch as well, a CPU build of it where pip knows of one
 
 torch-test: torch ## run the tests that need torch
 	$(BIN)/python -m pytest -m torch
+
+# Slurm is taken from Debian, where that is what runs and apt-get may be used.
+slurm: setup ## install what the tests on Slurm need
+	{ command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[jobqueue]'
+
+slurm-test: slurm ## run clusters of jobs on a real Slurm of two partitions, started for it; as root
+	tests/slurm/run $(BIN)/python -m pytest -m slurm
 
 # Chromium and its driver are taken from Debian, where that is what runs and apt-get may be used.
 browser: setup ## install what the tests of the report in a browser need

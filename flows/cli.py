@@ -147,6 +147,7 @@ def _run_experiment(
 
     from flows.comparisons import compared
     from flows.config import load_experiment
+    from flows.deployments import check_deployments
     from flows.drivers import Drivers
     from flows.experiment import run_experiment
     from flows.plan import confirm_many
@@ -155,6 +156,7 @@ def _run_experiment(
     from flows.verdicts import print_verdicts
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
+    check_deployments(experiment, parallel)
     console = _console()
     if parallel > 1:
         print(
@@ -257,7 +259,14 @@ def replay(
 
 
 @app.command()
-def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # noqa: B006
+def plan(
+    config: Config,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    yes: Yes = False,
+    job_script: Annotated[
+        bool, typer.Option("--job-script", help="Show the job script of each group instead.")
+    ] = False,
+) -> None:
     """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.config import load_experiment
     from flows.estimate import trials_told
@@ -265,6 +274,7 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
     from flows.plan import (
         confirm_many,
         fault_plans,
+        job_scripts,
         nodes_needed,
         order_told,
         plan_table,
@@ -276,6 +286,9 @@ def plan(config: Config, settings: Settings = [], yes: Yes = False) -> None:  # 
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
     trials = in_blocks(experiment, expand(experiment))
+    if job_script:
+        print(job_scripts(trials[0]))
+        return
     recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
     known = {trial.name for trial in recorded}
     to_run = [trial for trial in trials if trial.name not in known]

@@ -39,6 +39,7 @@ from flows.axes import (
     excluded_labels,
     labelled,
 )
+from flows.cluster_sections import ClusterSection, LocalSection
 from flows.complaints import Complaint, complaints, placed, suggest
 from flows.elastic_sections import ChangeSection
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
@@ -82,6 +83,10 @@ class _Settings(Section):
         tuple[ChangeSection, ...], Field(strict=False, exclude_if=lambda changes: not changes)
     ] = ()
     evaluation: EvaluationSection = EvaluationSection()
+    # Likewise; what ran on this machine is not run again because other clusters can be named.
+    cluster: ClusterSection = Field(
+        default=LocalSection(), exclude_if=lambda cluster: cluster.kind == "local"
+    )
     time_limit: PositiveFloat = 60.0
 
 

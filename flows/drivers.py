@@ -133,7 +133,7 @@ class _Driver:
         """Have it run an attempt."""
         self.start()
         self.attempt = attempt
-        self.deadline = time.monotonic() + attempt.trial.config.time_limit + self._grace
+        self.deadline = time.monotonic() + _most_seconds(attempt) + self._grace
         with suppress(BrokenPipeError):  # it has just died, which `listen` will find
             self.connection.send(attempt)
 
@@ -155,10 +155,11 @@ class _Driver:
             return self._gave_up(attempt, f"its driver was lost: {self._ending()}")
         if time.monotonic() < self.deadline:
             return None
-        limit = attempt.trial.config.time_limit
+        limit, patience = attempt.trial.config.time_limit, attempt.trial.config.cluster.patience
+        waiting = f", {patience:g} s of waiting for nodes" if patience else ""
         reason = (
-            f"it hung: not over {limit + self._grace:g} s after its start (the time limit of "
-            f"{limit:g} s, and {self._grace:g} s for set-up and tear-down)"
+            f"it hung: not over {_most_seconds(attempt) + self._grace:g} s after its start (the "
+            f"time limit of {limit:g} s{waiting}, and {self._grace:g} s for set-up and tear-down)"
         )
         return self._gave_up(attempt, reason)
 
@@ -191,6 +192,12 @@ class _Driver:
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"exit code {code}"
+
+
+def _most_seconds(attempt: Attempt) -> float:
+    """How long a trial may train, and wait for its nodes before."""
+    config = attempt.trial.config
+    return config.time_limit + config.cluster.patience
 
 
 # -- in the driver -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dps.core.names import role_of
 from dps.errors import ConfigurationError
+from flows.cluster_sections import QueueSection
 from flows.config import ExperimentConfig
 from flows.estimate import Durations, about, seconds_of, trials_told
 from flows.fault_words import brief, full, late_line
@@ -97,6 +98,26 @@ def nodes_needed(trials: Sequence[Trial]) -> str:
     roles = Counter(role_of(name) for name in names)
     parts = ", ".join(f"{count} {role}" for role, count in roles.items())
     return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
+
+
+def job_scripts(trial: Trial) -> str:
+    """Return the job script of each group of a trial's nodes.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not run as jobs.
+    """
+    cluster = trial.config.cluster
+    if not isinstance(cluster, QueueSection):
+        raise ConfigurationError(
+            f"--job-script: there are no jobs with cluster: {{kind: {cluster.kind}}}; expected "
+            "slurm, pbs, lsf or sge"
+        )
+    from flows.trial import nodes
+
+    scripts = cluster.scripts(nodes(trial.config))
+    return "\n".join(f"# -- {role} --\n{script}" for role, script in scripts.items())
 
 
 def warnings(trials: Sequence[Trial]) -> list[str]:

@@ -1,8 +1,9 @@
 """Owns one trial, from fresh processes to the last event. Start reading here: it names every layer.
 
-A trial brings up a cluster of processes on this machine, a parameter server on it, the workers, an
-evaluator on a node of its own, and an injector that carries out the fault plan. Everything that
-happens is an event, and the events are all that a trial leaves behind.
+A trial opens a cluster (processes on this machine, unless its configuration says otherwise), brings
+up a parameter server on it, the workers, an evaluator on a node of its own, and an injector that
+carries out the fault plan. Everything that happens is an event, and the events are all that a trial
+leaves behind.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from pathlib import Path
 import numpy as np
 from distributed import Client
 
+from dps.chaos.feasible import obstacles
 from dps.chaos.injector import Injector
-from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.kinds import Cluster
+from dps.cluster.local import NodeSpec
 from dps.cluster.roles import resource_of
 from dps.cluster.server import ParameterServer
 from dps.cluster.transport import SystemClock
@@ -30,7 +33,7 @@ from dps.cluster.worker import Worker
 from dps.core.credentials import masked
 from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
-from dps.errors import DpsError
+from dps.errors import ConfigurationError, DpsError
 from dps.events import (
     Audited,
     CheckpointRefused,
@@ -146,9 +149,9 @@ def _train(
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
-    with LocalCluster(nodes(config), preload, dashboard=True) as cluster:
-        if tell is not None and cluster.dashboard is not None:
-            tell(f"Dask dashboard: {cluster.dashboard}")
+    say = tell if tell is not None else _to_nobody
+    with config.cluster.open(nodes(config), preload, say) as cluster:
+        _tell_about(cluster, say)
         notify: list[Sink] = []
 
         def on_event(event: Event) -> None:
@@ -156,11 +159,12 @@ def _train(
             for note in notify:
                 note(event)
 
-        with _server(trial, cluster.client, folder, on_event, path) as ps:
-            _make_ready(cluster.client, config)
+        with _server(trial, cluster, folder, on_event, path) as ps:
+            _make_ready(cluster.client, ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = _crew(cluster.client, ps, config, record)
             faults = _faults(ps, config) if plan is None else plan
+            _must_be_feasible(faults, cluster, config)
             injector = Injector(faults, cluster, ps, clock, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
@@ -179,21 +183,38 @@ def _train(
     return failure
 
 
-def _make_ready(client: Client, config: TrialConfig) -> None:
+def _to_nobody(line: str) -> None:
+    pass
+
+
+def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:
+    if cluster.dashboard is not None:
+        tell(f"Dask dashboard: {cluster.dashboard}")
+    for note in cluster.notes:
+        tell(f"warning: {note}")
+
+
+def _must_be_feasible(plan: FaultPlan, cluster: Cluster, config: TrialConfig) -> None:
+    for _, reason in obstacles(plan, cluster, config.node_names):
+        raise ConfigurationError(reason)
+
+
+def _make_ready(client: Client, ps: ParameterServer, config: TrialConfig) -> None:
     """Have every worker's node load what it needs, which is no part of the training.
 
     It takes seconds of large data, and more of them for whoever comes first on a machine.
     """
-    nodes = config.worker_nodes
-    client.gather([client.submit(warm_up, config, workers=[n], pure=False) for n in nodes])
+    at = [node.address for node in ps.nodes if node.role == "worker"]
+    client.gather([client.submit(warm_up, config, workers=[a], pure=False) for a in at])
 
 
 def _server(
-    trial: Trial, client: Client, folder: Path, on_event: Sink, path: str | None
+    trial: Trial, cluster: Cluster, folder: Path, on_event: Sink, path: str | None
 ) -> ParameterServer:
+    client, seats = cluster.client, cluster.seats
     config, timings = trial.config, Timings(lease=trial.config.server.lease)
     if path is not None:
-        return ParameterServer.resume(client, path, on_event=on_event, timings=timings)
+        return ParameterServer.resume(client, path, on_event=on_event, timings=timings, seats=seats)
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
         client,
@@ -207,6 +228,7 @@ def _server(
         timings=timings,
         about=settings(trial, {}),
         filters=config.build_filters(),
+        seats=seats,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dps.chaos.disturb import Disturber
 from dps.chaos.strike import Striker
-from dps.cluster.local import LocalCluster, is_stopped
+from dps.cluster.kinds import Cluster
 from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
 from dps.core.names import replacement
 from dps.events import CapacityRestored, Event, NodeJoined, Sink
@@ -31,9 +31,7 @@ class Acts:
     must not keep the next one waiting: they begin in a thread of their own.
     """
 
-    def __init__(
-        self, cluster: LocalCluster, ps: ParameterServer, clock: Clock, emit: Sink
-    ) -> None:
+    def __init__(self, cluster: Cluster, ps: ParameterServer, clock: Clock, emit: Sink) -> None:
         self._nodes = cluster
         self._clock = clock
         self._emit = emit
@@ -98,11 +96,13 @@ class Acts:
 
     def hold(self, names: Iterable[str]) -> bool:
         """Stop processes that are about to be struck, so that nothing changes until they are."""
+        held = list(names)
         try:
-            pids = [self._nodes.pause(name) for name in names]
+            for name in held:
+                self._nodes.pause(name)
         except (KeyError, ProcessLookupError):
             return False
-        return all(is_stopped(pid, HOLD_SECONDS) for pid in pids)
+        return all(self._nodes.stopped(name, HOLD_SECONDS) for name in held)
 
     def release(self, names: Iterable[str]) -> None:
         """Let processes go on that were held."""

@@ -15,7 +15,6 @@ from dps.chaos.files import Failures, FullDisk, damage
 from dps.chaos.network import FullStore, Interference, Remote
 from dps.chaos.slow import Slowdown
 from dps.cluster.links import BOTH, Closed, Late, Way
-from dps.cluster.local import is_gone
 from dps.cluster.roles import Node
 from dps.core.faults import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
 from dps.core.recovery import Checkpoint
@@ -24,7 +23,7 @@ from dps.events import CheckpointFailed, Disturbed, Event, FaultMissed, Sink, Un
 from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
-    from dps.cluster.local import LocalCluster
+    from dps.cluster.kinds import Cluster
     from dps.cluster.server import ParameterServer
 
 Lasting = Slow | Cut | Delay | DiskFull
@@ -35,9 +34,7 @@ WAYS: dict[str, tuple[Way, ...]] = {"in": ("in",), "out": ("out",), "both": BOTH
 class Disturber:
     """Disturbs the nodes of a parameter server. Thread-safe."""
 
-    def __init__(
-        self, cluster: LocalCluster, ps: ParameterServer, clock: Clock, emit: Sink
-    ) -> None:
+    def __init__(self, cluster: Cluster, ps: ParameterServer, clock: Clock, emit: Sink) -> None:
         self._cluster = cluster
         self._ps = ps
         self._clock = clock
@@ -94,7 +91,7 @@ class Disturber:
         try:
             seen = effect.end()
         except (LookupError, OSError, DpsError) as error:
-            if is_gone(self._cluster.pids[node], 0.0):
+            if self._cluster.gone(node, 0.0):
                 seen = _ended_meanwhile(effect)
             else:
                 seen = Seen(f"it could not be taken back: {_told(error)}", False)
@@ -122,7 +119,7 @@ class Disturber:
 
     def _member(self, name: str) -> Node:
         for node in self._ps.nodes:
-            if node.name == name and not is_gone(self._cluster.pids[name], 0.0):
+            if node.name == name and not self._cluster.gone(name, 0.0):
                 return node
         raise LookupError("there is no such process")
 

@@ -17,7 +17,7 @@ from dps.chaos.acts import Acts
 from dps.chaos.phases import Phases, Sight, recovering
 from dps.chaos.progress import LONGEST_WAIT, SHORTEST_WAIT, Progress
 from dps.chaos.targets import Targets
-from dps.cluster.local import LocalCluster
+from dps.cluster.kinds import Cluster
 from dps.core.faults import (
     After,
     AtSeconds,
@@ -64,7 +64,7 @@ class Injector:
     def __init__(
         self,
         plan: FaultPlan,
-        cluster: LocalCluster,
+        cluster: Cluster,
         ps: ParameterServer,
         clock: Clock,
         emit: Sink,

@@ -12,8 +12,8 @@ import time
 import psutil
 
 from dps.chaos.effect import Seen
-from dps.chaos.strike import PROOF_SECONDS, Nodes
-from dps.cluster.local import is_gone, is_running, is_stopped
+from dps.chaos.strike import PROOF_SECONDS
+from dps.cluster.kinds import Cluster
 
 TURN = 0.05
 SHORTEST_RUN = 0.002
@@ -36,7 +36,7 @@ class Slowdown:
     proven = True  # `begin` has seen it stopped
 
     def __init__(
-        self, nodes: Nodes, node: str, factor: float, seconds: float, lease: float
+        self, nodes: Cluster, node: str, factor: float, seconds: float, lease: float
     ) -> None:
         self._nodes = nodes
         self._node = node
@@ -53,7 +53,7 @@ class Slowdown:
 
     def begin(self) -> Seen:
         """Take turns from now on, in a thread, and see for how much of the time it is stopped."""
-        if is_gone(self._pid, 0.0):
+        if self._nodes.gone(self._node, 0.0):
             raise ProcessLookupError("there is no such process")
         self._began = self._looked = time.monotonic()
         self._cpu = self._cpu_seconds()
@@ -69,9 +69,9 @@ class Slowdown:
         self._over.set()
         self._thread.join()
         evidence, effective = self._seen()
-        if is_gone(self._pid, 0.0):
+        if self._nodes.gone(self._node, 0.0):
             return Seen(f"{evidence}; it has ended meanwhile", True)
-        if not is_running(self._pid, PROOF_SECONDS):
+        if not self._nodes.running(self._node, PROOF_SECONDS):
             return Seen(f"{evidence}; it did not go on within {PROOF_SECONDS:g} s", False)
         return Seen(evidence, effective)
 
@@ -92,10 +92,10 @@ class Slowdown:
         began = time.monotonic()
         try:
             # On a busy machine it stops only when it is next given a core.
-            seen = is_stopped(self._pid, self._longest_stop)
+            seen = self._nodes.stopped(self._node, self._longest_stop)
             stopped_since = time.monotonic()
             self._over.wait(max(0.0, began + seconds - time.monotonic()))
-            seen = seen and is_stopped(self._pid, 0.0)
+            seen = seen and self._nodes.stopped(self._node, 0.0)
         finally:
             self._nodes.resume(self._node)
         self._looked = time.monotonic()

@@ -6,28 +6,11 @@ signal was sent proves nothing.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from dps.cluster.local import NodeSpec, is_gone, is_running, is_stopped
+from dps.cluster.kinds import Cluster
 from dps.events import FaultMissed, Killed, Paused, Resumed, Sink
 from dps.protocol.transport import Clock
 
 PROOF_SECONDS = 5.0
-
-
-class Nodes(Protocol):
-    """What faults need of a cluster; each signal's method returns the pid of the process."""
-
-    @property
-    def pids(self) -> dict[str, int]: ...
-
-    def kill(self, name: str) -> int: ...
-
-    def pause(self, name: str) -> int: ...
-
-    def resume(self, name: str) -> int: ...
-
-    def start(self, node: NodeSpec) -> None: ...
 
 
 class Striker:
@@ -37,7 +20,7 @@ class Striker:
     effect; if not, `FaultMissed` is recorded with the reason.
     """
 
-    def __init__(self, nodes: Nodes, clock: Clock, emit: Sink) -> None:
+    def __init__(self, nodes: Cluster, clock: Clock, emit: Sink) -> None:
         self._nodes = nodes
         self._clock = clock
         self._emit = emit
@@ -49,7 +32,7 @@ class Striker:
             pid = self._nodes.kill(node)
         except (KeyError, ProcessLookupError):
             return self.miss(fault, node, "there is no such process")
-        gone = is_gone(pid, PROOF_SECONDS)
+        gone = self._nodes.gone(node, PROOF_SECONDS)
         self._emit(Killed(began, fault, node, pid, updates, gone))
         return gone or self.miss(
             fault, node, f"process {pid} was still there {PROOF_SECONDS:g} s later"
@@ -60,15 +43,14 @@ class Striker:
 
         `held` says that it was stopped a moment ago, for this fault.
         """
-        pid = self._nodes.pids.get(node)
-        if not held and pid is not None and is_stopped(pid, 0.0):
+        if not held and node in self._nodes.pids and self._nodes.stopped(node, 0.0):
             return self.miss(fault, node, "its process was stopped already")
         began = self._clock.now()
         try:
             pid = self._nodes.pause(node)
         except (KeyError, ProcessLookupError):
             return self.miss(fault, node, "there is no such process")
-        stopped = is_stopped(pid, PROOF_SECONDS)
+        stopped = self._nodes.stopped(node, PROOF_SECONDS)
         self._emit(Paused(began, fault, node, pid, updates, stopped))
         return stopped or self.miss(
             fault, node, f"process {pid} was not stopped {PROOF_SECONDS:g} s later"
@@ -77,13 +59,13 @@ class Striker:
     def resume(self, fault: int, node: str) -> bool:
         """Let a stopped process go on and see that it runs; one killed meanwhile stays as it is."""
         pid = self._nodes.pids[node]
-        if is_gone(pid, 0.0):
+        if self._nodes.gone(node, 0.0):
             return False
-        if not is_stopped(pid, 0.0):
+        if not self._nodes.stopped(node, 0.0):
             return self.miss(fault, node, f"process {pid} did not stay stopped")
         began = self._clock.now()
         self._nodes.resume(node)
-        running = is_running(pid, PROOF_SECONDS)
+        running = self._nodes.running(node, PROOF_SECONDS)
         self._emit(Resumed(began, fault, node, pid, running))
         return running or self.miss(
             fault, node, f"process {pid} did not go on within {PROOF_SECONDS:g} s"

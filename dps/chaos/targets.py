@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dps.chaos.strike import Nodes
-from dps.cluster.local import is_gone
+from dps.cluster.kinds import Cluster
 from dps.core.faults import Among, Corrupt, Fault, InChain, Seat
 from dps.core.names import replacement
 from dps.protocol.messages import Table
@@ -29,7 +28,7 @@ class Targets:
         What is drawn at random follows from it and from the fault's number, given who lives.
     """
 
-    def __init__(self, nodes: Nodes, ps: ParameterServer, seed: int) -> None:
+    def __init__(self, nodes: Cluster, ps: ParameterServer, seed: int) -> None:
         self._nodes = nodes
         self._ps = ps
         self._seed = seed
@@ -77,9 +76,9 @@ class Targets:
     def _candidates(self, role: str | None, shard: int | None, table: Table | None) -> list[str]:
         if shard is not None:
             return self._chains(table)[shard]
-        living = (n for n, pid in self._nodes.pids.items() if not is_gone(pid, 0.0))
-        nodes = (name for name in living if name != NOT_A_NODE)
-        return sorted(name for name in nodes if role is None or name.startswith(f"{role}-"))
+        nodes = (name for name in self._nodes.pids if name != NOT_A_NODE)
+        living = (name for name in nodes if not self._nodes.gone(name, 0.0))
+        return sorted(name for name in living if role is None or name.startswith(f"{role}-"))
 
 
 def _at(position: str | int, chain: Sequence[str]) -> tuple[str, ...]:

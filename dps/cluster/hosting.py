@@ -22,6 +22,8 @@ from dps.protocol.transport import Endpoint
 if TYPE_CHECKING:
     import distributed
 
+    from dps.cluster.seats import Seats
+
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
@@ -34,7 +36,8 @@ class Hosted:
     @property
     def info(self) -> HostInfo:
         """What the coordinator is to know of a host."""
-        return HostInfo(self.endpoint, self.node.name, self.node.role, self.node.home)
+        node = self.node
+        return HostInfo(self.endpoint, node.name, node.role, node.home, node.machine)
 
     async def finish(self, client: distributed.Client, deadline: float) -> None:
         """Have the actor end; if it was lost before, there is nothing to end."""
@@ -53,11 +56,16 @@ class Hosting:
         The nodes of the cluster, each with its role.
     group
         The group. How many servers it is to have tells what becomes of nodes without a role.
+    seats
+        Which Dask worker is which node, if their names and resources do not tell.
     """
 
-    def __init__(self, client: distributed.Client, group: Group) -> None:
+    def __init__(
+        self, client: distributed.Client, group: Group, seats: Seats | None = None
+    ) -> None:
         self.nodes: list[Node] = []
         self._client = client
+        self._seats = seats
         self.group = group
         self._hosts: dict[str, Hosted] = {}
         self._evaluators: list[Hosted] = []
@@ -71,7 +79,10 @@ class Hosting:
         self._router = router
         workers = await self._workers()
         self._assigned = roles.is_assigned(workers)
-        if self._assigned:
+        if self._seats is not None:
+            self.nodes = roles.by_seats(workers, self._seats)
+            self._seats.listen(self._seated)
+        elif self._assigned:
             self.nodes = roles.by_resources(workers)
         else:
             self.nodes = roles.by_assignment(workers, self.group)
@@ -112,6 +123,8 @@ class Hosting:
 
     async def stop(self) -> None:
         """Take no further nodes in."""
+        if self._seats is not None:
+            self._seats.unlisten(self._seated)
         for task in self._adopting:
             task.cancel()
         await asyncio.gather(*self._adopting, return_exceptions=True)
@@ -140,6 +153,10 @@ class Hosting:
         ]
         await hosted.finish(self._client, self.group.timings.call)
 
+    def _seated(self, address: str) -> None:
+        """Have a Dask worker taken in that has become a node; called in any thread."""
+        self._client.loop.add_callback(self.node_joined, (0.0, address))
+
     async def _make_host(self, node: Node) -> Hosted:
         key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
         future = self._client.submit(
@@ -160,14 +177,27 @@ class Hosting:
     async def _adopt(self, address: str) -> None:
         """Give a node that joined later its role, and make its host."""
         workers = await self._workers()
-        if address not in workers or any(node.address == address for node in self.nodes):
+        if address not in workers or self._is_known(address):
             return
-        self.nodes = [node for node in self.nodes if node.address in workers]
-        if self._assigned:
+        self.nodes = [n for n in self.nodes if n.address in workers and n.address != address]
+        if self._seats is not None:
+            self.nodes += roles.by_seats({address: workers[address]}, self._seats)
+        elif self._assigned:
             self.nodes += roles.by_resources({address: workers[address]})
         else:
             self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
         await self.make_hosts([node for node in self.nodes if node.address == address])
+
+    def _is_known(self, address: str) -> bool:
+        """Whether a Dask worker is a node of the group already, and not one in a lost one's place.
+
+        Where seats are given, a nanny may start a lost one again at the same address.
+        """
+        here = [node.name for node in self.nodes if node.address == address]
+        if not here or self._seats is None:
+            return bool(here)
+        seat = self._seats.of(address)
+        return seat is None or seat.name in here
 
     async def _finish(self, actors: Sequence[Hosted]) -> None:
         alive = await self._workers()

@@ -28,6 +28,7 @@ import dask
 import psutil
 from distributed import Client, Scheduler, Worker
 
+from dps.cluster.kinds import Act
 from dps.cluster.lifetime import end_with_parent, without_interrupts
 from dps.errors import CapacityError, ConfigurationError
 
@@ -80,6 +81,8 @@ class LocalCluster:
         Modules that nodes need, to be imported once for all of them.
     dashboard
         Whether to serve Dask's dashboard, if bokeh is installed, which it is made with.
+    host
+        The address of this machine on which the scheduler listens.
 
     Attributes
     ----------
@@ -87,6 +90,8 @@ class LocalCluster:
         A Dask client that is connected to the cluster.
     dashboard
         The address of Dask's dashboard; None: there is none.
+    seats, notes
+        None, and none: nodes have the names and resources that Dask knows (`dps.cluster.kinds`).
 
     Notes
     -----
@@ -94,8 +99,15 @@ class LocalCluster:
     `pause`, `resume` and `start` may be called from another thread than the one that uses `client`.
     """
 
+    seats: None = None
+    notes: tuple[str, ...] = ()
+
     def __init__(
-        self, nodes: Sequence[NodeSpec], preload: Sequence[str] = (), dashboard: bool = False
+        self,
+        nodes: Sequence[NodeSpec],
+        preload: Sequence[str] = (),
+        dashboard: bool = False,
+        host: str = LOOPBACK,
     ) -> None:
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
@@ -109,14 +121,15 @@ class LocalCluster:
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             shown = dashboard and find_spec("bokeh") is not None
-            self.address, web = self._start_scheduler(shown)
+            self.address, web = self._start_scheduler(shown, host)
             self.dashboard = web if shown else None
             for node in nodes:
                 self.start(node)
             self.client = stack.enter_context(
                 Client(self.address, set_as_default=False, timeout=START_SECONDS)
             )
-            self._wait_for(len(nodes))
+            if nodes:
+                self._wait_for(len(nodes))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> LocalCluster:
@@ -185,6 +198,22 @@ class LocalCluster:
         """
         return self._signal(name, signal.SIGCONT)
 
+    def gone(self, name: str, deadline: float) -> bool:
+        """Whether a node's process ends within `deadline` seconds."""
+        return is_gone(self._pids[name], deadline)
+
+    def stopped(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is stopped by a signal within `deadline` seconds."""
+        return is_stopped(self._pids[name], deadline)
+
+    def running(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is there and not stopped within `deadline` seconds."""
+        return is_running(self._pids[name], deadline)
+
+    def obstacle(self, name: str, act: Act) -> str | None:
+        """There is none: the processes are all of this machine, and of this user."""
+        return None
+
     def close(self) -> None:
         """End every process of the cluster and wait until they are gone."""
         self._stack.close()
@@ -196,9 +225,10 @@ class LocalCluster:
         os.kill(pid, number)
         return pid
 
-    def _start_scheduler(self, dashboard: bool) -> tuple[str, str]:
+    def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
-        self._start_process("scheduler", _run_and_clean_up, (self._scratch, dashboard, send))
+        arguments = self._scratch, dashboard, host, send
+        self._start_process("scheduler", _run_and_clean_up, arguments)
         send.close()
         if not receive.poll(START_SECONDS):
             raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
@@ -294,7 +324,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 # -- what runs in the processes ------------------------------------------------------------------
 
 
-def _run_and_clean_up(scratch: str, dashboard: bool, send: Any) -> None:
+def _run_and_clean_up(scratch: str, dashboard: bool, host: str, send: Any) -> None:
     """Be the scheduler, and the leader of the process group of all that belongs to the cluster."""
     os.setpgid(0, 0)
 
@@ -307,7 +337,7 @@ def _run_and_clean_up(scratch: str, dashboard: bool, send: Any) -> None:
             is_gone(pid, STOP_SECONDS)
         shutil.rmtree(scratch, ignore_errors=True)
 
-    _run_until_parent_ends(_run_scheduler(scratch, dashboard, send), end)
+    _run_until_parent_ends(_run_scheduler(scratch, dashboard, host, send), end)
 
 
 def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str]) -> None:
@@ -332,10 +362,10 @@ def _run_until_parent_ends(run: Coroutine[Any, Any, None], end: Callable[[], Non
     asyncio.run(run)
 
 
-async def _run_scheduler(scratch: str, dashboard: bool, send: Any) -> None:
+async def _run_scheduler(scratch: str, dashboard: bool, host: str, send: Any) -> None:
     dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
     async with Scheduler(
-        host=LOOPBACK, port=0, dashboard=dashboard, dashboard_address=f"{LOOPBACK}:0"
+        host=host, port=0, dashboard=dashboard, dashboard_address=f"{LOOPBACK}:0"
     ) as scheduler:
         web = f"http://{LOOPBACK}:{scheduler.http_server.port}/status"
         send.send((scheduler.address, web))

@@ -2,19 +2,24 @@
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
 shard they are meant for ("server-0", "replica-0-1"). On any other cluster about half the nodes are
-taken as servers and the rest are left to the workers.
+taken as servers, one host after the other, and the rest are left to the workers, unless its seats
+are given (`dps.cluster.seats`).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.core.names import role_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
+
+if TYPE_CHECKING:
+    from dps.cluster.seats import Seats
 
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")
@@ -27,7 +32,8 @@ class Node:
     """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator".
 
     A "store" keeps states, and mail too unless there is a "mailbox". `home` is the shard that a
-    server or replica is meant for, or -1.
+    server or replica is meant for, or -1. `resource` is what tasks have to ask for on it, if any;
+    `machine` is what it fails with, as others there do.
     """
 
     address: str
@@ -36,6 +42,7 @@ class Node:
     home: int
     resource: str | None
     threads: int
+    machine: str
 
 
 def resource_of(name: str) -> str:
@@ -44,14 +51,37 @@ def resource_of(name: str) -> str:
     return "server" if role in SERVING else role
 
 
+def shard_of(name: str) -> int:
+    """The shard that a node with this name is meant for; -1: none."""
+    named = _SHARD_OF_NAME.match(name)
+    return int(named[2]) if named else -1
+
+
 def is_assigned(workers: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether any of these nodes (as Dask's scheduler describes them) carries a role."""
-    return any(_resource(info) for info in workers.values())
+    return any(resource_in(info) for info in workers.values())
 
 
 def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
     """The nodes that carry a role as a Dask resource."""
-    return [_by_resource(a, info) for a, info in sorted(workers.items()) if _resource(info)]
+    return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
+
+
+def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: Seats) -> list[Node]:
+    """The nodes among these Dask workers, called as their seats say."""
+    found = ((address, seats.of(address)) for address in sorted(workers))
+    return [
+        Node(
+            a,
+            spec.name,
+            *_named(spec.name, spec.resource),
+            None,
+            spec.threads,
+            str(workers[a]["host"]),
+        )
+        for a, spec in found
+        if spec is not None
+    ]
 
 
 def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> list[Node]:
@@ -61,9 +91,9 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
     servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
     nodes = []
-    for i, (address, info) in enumerate(sorted(workers.items())):
+    for i, address in enumerate(_by_turns(workers)):
         role = roles[i] if i < len(roles) else "worker"
-        nodes.append(Node(address, str(info["name"]), role, -1, None, info["nthreads"]))
+        nodes.append(_assigned(address, workers[address], role))
     return nodes
 
 
@@ -74,8 +104,7 @@ def newcomer(
     wanted = by_assignment(workers, group)
     servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
     role = "server" if servers < enough else "worker"
-    described = workers[address]
-    return Node(address, str(described["name"]), role, -1, None, described["nthreads"])
+    return _assigned(address, workers[address], role)
 
 
 def check(nodes: Sequence[Node], group: Group) -> None:
@@ -109,15 +138,35 @@ def check(nodes: Sequence[Node], group: Group) -> None:
             )
 
 
-def _resource(info: Mapping[str, Any]) -> str | None:
+def resource_in(info: Mapping[str, Any]) -> str | None:
+    """The role that a Dask worker was started for, as its scheduler describes it; None: none."""
     return next((name for name in RESOURCES if name in info["resources"]), None)
 
 
+def _by_turns(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The addresses of Dask workers, one of each host after the other."""
+    before: Counter[str] = Counter()
+    turns = []
+    for address in sorted(workers):
+        host = str(workers[address]["host"])
+        turns.append((before[host], address))
+        before[host] += 1
+    return [address for _, address in sorted(turns)]
+
+
+def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
+    return Node(address, str(info["name"]), role, -1, None, info["nthreads"], str(info["host"]))
+
+
 def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
-    name, resource = str(info["name"]), _resource(info)
-    role, home = resource or "worker", -1
-    if resource == "server":
-        named = _SHARD_OF_NAME.match(name)
-        role = named[1] if named else "spare"
-        home = int(named[2]) if named else -1
-    return Node(address, name, role, home, resource, info["nthreads"])
+    name, resource = str(info["name"]), resource_in(info)
+    role, home = _named(name, resource or "worker")
+    return Node(address, name, role, home, resource, info["nthreads"], str(info["host"]))
+
+
+def _named(name: str, resource: str) -> tuple[str, int]:
+    """The role of a node with this name and resource, and the shard that it is meant for."""
+    if resource != "server":
+        return resource, -1
+    named = _SHARD_OF_NAME.match(name)
+    return (named[1] if named else "spare"), shard_of(name)

@@ -44,6 +44,8 @@ from dps.protocol.seeder import Seeder
 if TYPE_CHECKING:
     import distributed
 
+    from dps.cluster.seats import Seats
+
 T = TypeVar("T")
 
 START_SECONDS = 60.0
@@ -88,6 +90,9 @@ class ParameterServer(Readable, Elastic):
         sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
+    seats
+        Which Dask worker is which node, on a cluster of `dps.cluster.existing`; None: as Dask's
+        resources say, or as dps shares the nodes out.
 
     Attributes
     ----------
@@ -125,11 +130,12 @@ class ParameterServer(Readable, Elastic):
         about: Mapping[str, Any] | None = None,
         filters: Mapping[str, Sequence[Filter]] | None = None,
         functions: Mapping[str, Function] | None = None,
+        seats: Seats | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
-        self._set_up(client, start, on_event, functions or {})
+        self._set_up(client, start, on_event, functions or {}, seats)
 
     @classmethod
     def resume(
@@ -140,6 +146,7 @@ class ParameterServer(Readable, Elastic):
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         functions: Mapping[str, Function] | None = None,
+        seats: Seats | None = None,
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -147,7 +154,7 @@ class ParameterServer(Readable, Elastic):
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
-        on_event, timings, functions
+        on_event, timings, functions, seats
             As for a new one: they are not in the checkpoints.
 
         Raises
@@ -156,7 +163,8 @@ class ParameterServer(Readable, Elastic):
             There is no whole checkpoint of every shard.
         """
         server = cls.__new__(cls)
-        server._set_up(client, from_path(client, path, timings), on_event, functions or {})
+        start = from_path(client, path, timings)
+        server._set_up(client, start, on_event, functions or {}, seats)
         return server
 
     def _set_up(
@@ -165,6 +173,7 @@ class ParameterServer(Readable, Elastic):
         start: Start,
         on_event: Sink | None,
         functions: Mapping[str, Function],
+        seats: Seats | None,
     ) -> None:
         check_functions(functions, start.group.recovery)
         recorded = on_event is not None
@@ -175,7 +184,7 @@ class ParameterServer(Readable, Elastic):
         self._client = client
         self._start_with = start
         self._inbox = Inbox(client, start.group.name, on_event)
-        self._hosting = Hosting(client, group)
+        self._hosting = Hosting(client, group, seats)
         self._caller: Caller | None = None
         self._started_workers = 0
         self._futures: set[Any] = set()
@@ -328,6 +337,7 @@ class ParameterServer(Readable, Elastic):
             peers,
             index,
             "worker",
+            {node.address: node.name for node in nodes},
             key=f"dps-{peers[index]}-{self.group.name}-{uuid.uuid4().hex[:8]}",
             workers=[node.address for node in nodes],
             resources={"worker": 1} if nodes[0].resource else None,

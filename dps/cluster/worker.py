@@ -318,18 +318,24 @@ class _FilterCounts:
 
 
 def run_worker(
-    group: Group, train: Callable[[Worker], T], peers: Sequence[str], index: int, node_role: str
+    group: Group,
+    train: Callable[[Worker], T],
+    peers: Sequence[str],
+    index: int,
+    node_role: str,
+    nodes: Mapping[str, str],
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
-    `peers` are the names of all workers that were started together, `index` is which one this is.
+    `peers` are the names of all workers that were started together, `index` is which one this is,
+    `nodes` the names of nodes by their addresses.
     Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
     others do not wait for it, and the error goes to the Dask future.
     """
     keep_memory()
     dask_worker = get_worker()
     loop = dask_worker.loop.asyncio_loop
-    node = str(dask_worker.name)
+    node = nodes.get(dask_worker.address, str(dask_worker.name))
     name = peers[index]
     meter = meter_of(dask_worker, group.name)
     recorder = Recorder(group.name, dask_worker.log_event, group.recorded)

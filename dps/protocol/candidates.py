@@ -33,17 +33,20 @@ class Candidates:
     def best(self, chain: tuple[Endpoint, ...], last: Endpoint | None) -> Endpoint | None:
         """The best host for one more replica: meant for this shard, else with the fewest.
 
-        `chain` are those that have one, `last` is where the shard was before; None: there is none.
+        Among equals it is one on another machine than those that have a replica, `chain`. `last` is
+        where the shard was before; None: there is none.
         """
+        hosts = self._around.members.hosts
+        machines = {hosts[member].machine for member in chain if member in hosts} - {""}
         candidates = [
             info
-            for host, info in self._around.members.hosts.items()
+            for host, info in hosts.items()
             if host not in chain
             and self._around.may_hold(info, self._shard)
             and not (chain and self.is_avoided(host))
         ]
 
-        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, str]:
+        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, bool, str]:
             around, host = self._around, info.host
             return (
                 self.is_avoided(host),
@@ -51,6 +54,7 @@ class Candidates:
                 host != last,
                 info.home != self._shard,
                 around.load(host),
+                info.machine in machines,
                 (info.role == "replica") != bool(chain),  # it is meant for another role
                 info.node,
             )

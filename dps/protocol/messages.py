@@ -139,6 +139,7 @@ class HostInfo:
     node: str
     role: str
     home: int
+    machine: str = ""
 
 
 @message

@@ -1,0 +1,207 @@
+"""Owns a cluster of jobs: a Dask scheduler on this machine, and for each node a job of its own.
+
+Jobs are submitted to a queueing system (`dps.cluster.queues`) and may wait there. When the Dask
+scheduler ends, so does every node, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.processes import check_scheduler, look_at
+from dps.cluster.queues import JobGroup, Queue, address_on, interface_of, job_of
+from dps.cluster.remote import Placed, RemoteNodes
+from dps.cluster.seats import Offer, failing_together
+from dps.errors import CapacityError, ConfigurationError, DpsError
+
+logger = logging.getLogger(__name__)
+
+COMMAND_SECONDS = 30.0
+LOOK_SECONDS = 0.05
+TELL_SECONDS = 10.0
+
+
+class JobCluster(RemoteNodes):
+    """Nodes as jobs of a queueing system.
+
+    Parameters
+    ----------
+    queue
+        The queueing system.
+    groups
+        What the jobs of each role ask for, by its Dask resource.
+    nodes
+        The nodes to submit jobs for.
+    interface
+        The network interface of the scheduler and of the nodes; None: as `jobqueue.yaml` says, else
+        the one that reaches other machines.
+    patience
+        For how many seconds jobs may wait in the queue.
+    tell
+        Is told when jobs are waited for.
+
+    Attributes
+    ----------
+    client
+        A Dask client that is connected to the scheduler.
+    seats
+        None: nodes have the names and resources that Dask knows.
+    notes
+        What should be known about where the nodes are.
+
+    Raises
+    ------
+    ConfigurationError
+        dask-jobqueue is not installed, or a job is refused.
+    CapacityError
+        Jobs were not started in time.
+    """
+
+    seats: None = None
+
+    def __init__(
+        self,
+        queue: Queue,
+        groups: Mapping[str, JobGroup],
+        nodes: Sequence[NodeSpec],
+        interface: str | None,
+        patience: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._queue = queue
+        self._groups = groups
+        self._interface = interface or interface_of(queue)
+        self._jobs: dict[str, Any] = {}
+        self._specs: dict[str, NodeSpec] = {}
+        self._welcoming: set[asyncio.Task[None]] = set()
+        self._stack = contextlib.ExitStack()
+        host = address_on(self._interface)
+        with contextlib.ExitStack() as stack:
+            self._head = stack.enter_context(LocalCluster([], ("dps.cluster.server",), host=host))
+            self.client = self._head.client
+            check_scheduler(self.client)
+            stack.callback(self._cancel)
+            self.client.subscribe_topic("all", self._note)
+            for node in nodes:
+                self.start(node)
+            self._wait(patience, tell)
+            self._stack = stack.pop_all()
+        self.notes = tuple(failing_together(self._offers()))
+
+    def __enter__(self) -> JobCluster:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def dashboard(self) -> str | None:
+        """There is none."""
+        return None
+
+    def spec(self, name: str) -> NodeSpec:
+        """What the node of this name was submitted as."""
+        return self._specs[name]
+
+    def start(self, node: NodeSpec) -> None:
+        """Submit a job for one more node; it joins when the job has started.
+
+        Raises
+        ------
+        ConfigurationError
+            There is a node of this name, or the job is refused.
+        """
+        with self._lock:
+            if node.name in self._specs and node.name not in self._lost:
+                raise ConfigurationError(f"there is a node named {node.name!r} already")
+            self._lost.discard(node.name)
+            self._specs[node.name] = node
+        group = self._groups[node.resource]
+        job = job_of(self._queue, group, node, self._head.address, self._interface)
+        try:
+            self.client.sync(job.start)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the job of {node.name} could not be submitted: {error}"
+            ) from error
+        self._jobs[node.name] = job
+
+    def kill(self, name: str) -> int:
+        """Have the queueing system send SIGKILL to all processes of a node's job."""
+        node = self.living(name)
+        try:
+            _call([*self._queue.kill, self._jobs[name].job_id])
+        except (OSError, subprocess.SubprocessError) as error:
+            self.living(name)  # if it has ended meanwhile, that is why
+            told = getattr(error, "stderr", None) or error
+            raise ConfigurationError(f"the job of {name} could not be killed: {told}") from error
+        return node.process.pid
+
+    def close(self) -> None:
+        """Cancel every job, and end the scheduler."""
+        self._stack.close()
+
+    # -- jobs that wait, start and end -----------------------------------------------------------
+
+    def _wait(self, patience: float, tell: Callable[[str], None]) -> None:
+        began = told = time.monotonic()
+        while waiting := sorted(self._specs.keys() - self.pids.keys()):
+            now = time.monotonic()
+            if now - began > patience:
+                jobs = ", ".join(f"{name} (job {self._jobs[name].job_id})" for name in waiting)
+                raise CapacityError(
+                    f"after {patience:g} s these jobs have not started, or could not reach the "
+                    f"scheduler at {self._head.address}: {jobs}. Look at the queue and at their "
+                    "logs, ask for less, or have cluster.patience longer."
+                )
+            if now - told > TELL_SECONDS:
+                told = now
+                tell(f"waiting for {len(waiting)} of {len(self._specs)} jobs, {now - began:.0f} s")
+            time.sleep(LOOK_SECONDS)
+
+    def _note(self, event: tuple[float, Any]) -> None:
+        """Take note of what the scheduler says: a node has joined, or is lost."""
+        match event[1]:
+            case {"action": "remove-worker", "worker": str(address)}:
+                with self._lock:
+                    self._lost |= {n for n, node in self._nodes.items() if node.address == address}
+            case {"action": "add-worker", "worker": str(address)}:
+                task = asyncio.ensure_future(self._welcome(address))
+                self._welcoming.add(task)
+                task.add_done_callback(self._welcoming.discard)
+
+    async def _welcome(self, address: str) -> None:
+        try:
+            workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
+            for at, process in (await look_at(self.client, [address])).items():
+                name = str(workers[at]["name"]) if at in workers else ""
+                if name in self._specs:
+                    with self._lock:
+                        self._nodes[name] = Placed(self._specs[name], at, process)
+        except (DpsError, OSError, TimeoutError) as error:
+            logger.warning("a job that has started cannot become a node: %s", error)
+
+    def _offers(self) -> dict[str, Offer]:
+        return {
+            name: Offer(node.address, name, node.process.host, 1, None)
+            for name, node in self._nodes.items()
+        }
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            self.client.sync(self._close_jobs)
+
+    async def _close_jobs(self) -> None:
+        await asyncio.gather(*(job.close() for job in self._jobs.values()), return_exceptions=True)
+
+
+def _call(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_SECONDS)

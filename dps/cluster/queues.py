@@ -1,0 +1,179 @@
+"""Owns what batch queueing systems need to be told: jobs with a node each, and how one is killed.
+
+The jobs are those of dask-jobqueue, with its own settings as defaults. It is imported when it is
+needed, and what it does to a program by being imported is taken back.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import dask
+from distributed.utils import get_ip, get_ip_interface
+
+from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
+from dps.errors import ConfigurationError
+
+SOMEWHERE = "tcp://SCHEDULER:PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queueing system.
+
+    Attributes
+    ----------
+    kind
+        What it is called here, and in `jobqueue.yaml`.
+    job
+        The class of dask-jobqueue for one job.
+    kill
+        The command that has a job end at once; the job's number is appended.
+    """
+
+    kind: str
+    job: str
+    kill: tuple[str, ...]
+
+
+QUEUES = {
+    queue.kind: queue
+    for queue in (
+        Queue("slurm", "slurm.SLURMJob", ("scancel", "--signal=KILL", "--full")),
+        Queue("pbs", "pbs.PBSJob", ("qsig", "-s", "SIGKILL")),
+        Queue("lsf", "lsf.LSFJob", ("bkill", "-s", "KILL")),
+        Queue("sge", "sge.SGEJob", ("qdel", "-f")),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """What the jobs of nodes of one role ask for; what is None is as `jobqueue.yaml` says.
+
+    `directives` are put into the job script after the others, such as "--constraint=fast".
+    """
+
+    queue: str | None = None
+    cores: int | None = None
+    memory: str | None = None
+    walltime: str | None = None
+    directives: tuple[str, ...] = ()
+
+
+def job_of(
+    queue: Queue, group: JobGroup, node: NodeSpec, scheduler: str, interface: str | None
+) -> Any:
+    """Return the job of a node, as dask-jobqueue has it: nothing is submitted yet.
+
+    Raises
+    ------
+    ConfigurationError
+        dask-jobqueue is not installed, or what a job needs is given nowhere.
+    """
+    module, _, name = queue.job.partition(".")
+    cls = getattr(getattr(_jobqueue(), module), name)
+    cores = group.cores if group.cores is not None else _default(queue, "cores")
+    memory = group.memory if group.memory is not None else _default(queue, "memory")
+    if memory is None:
+        raise ConfigurationError(
+            f"how much memory is a job to have? Give cluster.memory, as in 2GB, or "
+            f"jobqueue.{queue.kind}.memory in Dask's configuration"
+        )
+    return cls(
+        scheduler=scheduler,
+        name=node.name,
+        job_name=f"dps-{node.name}",
+        queue=group.queue,
+        cores=cores if cores is not None else node.threads,
+        memory=memory,
+        walltime=group.walltime,
+        processes=1,
+        nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
+        interface=interface,
+        worker_extra_args=[*_lines(queue, "worker-extra-args"), *_worker_options(node)],
+        job_extra_directives=[*_lines(queue, "job-extra-directives"), *group.directives],
+        job_script_prologue=[*_lines(queue, "job-script-prologue"), *_exports()],
+    )
+
+
+def script_of(queue: Queue, group: JobGroup, node: NodeSpec, interface: str | None) -> str:
+    """Return the job script of a node; errors as `job_of`."""
+    script: str = job_of(queue, group, node, SOMEWHERE, interface).job_script()
+    return script
+
+
+def interface_of(queue: Queue) -> str | None:
+    """The network interface that `jobqueue.yaml` names; errors as `job_of`."""
+    _jobqueue()
+    interface: str | None = _default(queue, "interface")
+    return interface
+
+
+def address_on(interface: str | None) -> str:
+    """Return this machine's address on a network interface; None: on the one to other machines.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such interface.
+    """
+    try:
+        return str(get_ip_interface(interface) if interface else get_ip())
+    except (KeyError, ValueError) as error:
+        raise ConfigurationError(f"cluster.interface: {error}") from error
+
+
+def _worker_options(node: NodeSpec) -> Sequence[str]:
+    # The last one of an option counts: a node has the threads that its role needs, however many
+    # cores its job has, and its memory is the queueing system's to limit.
+    return (
+        *("--nthreads", str(node.threads), "--memory-limit", "0", "--no-dashboard"),
+        *("--resources", f"{node.resource}={node.threads}"),
+    )
+
+
+def _exports() -> list[str]:
+    """What nodes on this machine are started with, as lines of a job script."""
+    dask_settings = {
+        "DASK_" + key.upper().replace(".", "__").replace("-", "_"): value
+        for key, value in DASK_SETTINGS.items()
+    }
+    return [f"export {name}={value}" for name, value in {**ENVIRONMENT, **dask_settings}.items()]
+
+
+def _default(queue: Queue, key: str) -> Any:
+    return dask.config.get(f"jobqueue.{queue.kind}.{key}")
+
+
+def _lines(queue: Queue, key: str) -> Sequence[str]:
+    lines: Sequence[str] = _default(queue, key) or ()
+    return lines
+
+
+def _jobqueue() -> ModuleType:
+    """Import dask-jobqueue; must first be called in the main thread.
+
+    Imported, it takes SIGINT for itself, and leaves a file in the user's configuration.
+    """
+    before, place = signal.getsignal(signal.SIGINT), dask.config.PATH
+    try:
+        with tempfile.TemporaryDirectory(prefix="dps-") as elsewhere:
+            dask.config.PATH = elsewhere
+            import dask_jobqueue
+    except ImportError as error:
+        raise ConfigurationError(
+            "jobs are submitted with dask-jobqueue, which is not installed: pip install "
+            "'dps[jobqueue]'"
+        ) from error
+    finally:
+        dask.config.PATH = place
+        if signal.getsignal(signal.SIGINT) is not before:
+            signal.signal(signal.SIGINT, before)
+    found: ModuleType = dask_jobqueue
+    return found

@@ -1,0 +1,107 @@
+"""Owns nodes whose processes somebody else has started, perhaps on other machines.
+
+What is done to a process of this machine is done by signals, and seen in what the system says of
+it. Of one on another machine only its loss is known, by the scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dps.cluster.kinds import Act
+from dps.cluster.local import NodeSpec, is_gone, is_running, is_stopped
+from dps.cluster.processes import Process
+from dps.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A node, and which Dask worker it is or was."""
+
+    spec: NodeSpec
+    address: str
+    process: Process
+
+
+class RemoteNodes:
+    """The part of a cluster (`dps.cluster.kinds`) that looks after its nodes' processes."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Placed] = {}
+        self._lost: set[str] = set()
+        self._lock = threading.RLock()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process id of each node that there has been, on its own host."""
+        with self._lock:
+            return {name: node.process.pid for name, node in self._nodes.items()}
+
+    def spec(self, name: str) -> NodeSpec:
+        """What the node of this name was asked for as."""
+        return self._nodes[name].spec
+
+    def pause(self, name: str) -> int:
+        """Send SIGSTOP to a node's process, which must be one of this machine."""
+        return self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> int:
+        """Send SIGCONT to a node's process, which must be one of this machine."""
+        return self._signal(name, signal.SIGCONT)
+
+    def gone(self, name: str, deadline: float) -> bool:
+        """Whether a node's process ends in time; of another host, the scheduler tells."""
+        process = self._nodes[name].process
+        if process.here:
+            return is_gone(process.pid, deadline)
+        return _holds(lambda: name in self._lost, deadline)
+
+    def stopped(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is stopped in time; one of another host never is."""
+        process = self._nodes[name].process
+        return process.here and is_stopped(process.pid, deadline)
+
+    def running(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is there and not stopped in time."""
+        process = self._nodes[name].process
+        return is_running(process.pid, deadline) if process.here else name not in self._lost
+
+    def obstacle(self, name: str, act: Act) -> str | None:
+        """Why something cannot be done to a node's process; None: it can."""
+        process = self._nodes[name].process
+        if process.here or act == "kill":
+            return None
+        return (
+            f"{name} is process {process.pid} on host {process.host}, which cannot be stopped, "
+            "slowed down or limited from here; run dps on that host and as the same user, or "
+            "plan a kill, cut or delay"
+        )
+
+    def living(self, name: str) -> Placed:
+        """Return a node; raises `ProcessLookupError` if its process is gone."""
+        node = self._nodes[name]
+        if self.gone(name, 0.0):
+            raise ProcessLookupError(f"process {node.process.pid} of {name} is gone already")
+        return node
+
+    def _signal(self, name: str, number: int) -> int:
+        pid = self.living(name).process.pid
+        obstacle = self.obstacle(name, "pause")
+        if obstacle is not None:
+            raise ConfigurationError(obstacle)
+        os.kill(pid, number)
+        return pid
+
+
+def _holds(condition: Callable[[], bool], deadline: float) -> bool:
+    until = time.monotonic() + deadline
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True

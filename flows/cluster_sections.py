@@ -1,0 +1,138 @@
+"""Owns the section of a configuration that says on which kind of cluster trials run.
+
+Sections say what was written; `open` gives the cluster, with the nodes that a trial needs. Each has
+the `patience` with which its nodes are waited for, in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from flows.sections import Section, refuse
+
+if TYPE_CHECKING:
+    from dps.cluster.kinds import Cluster
+    from dps.cluster.local import NodeSpec
+    from dps.cluster.queues import JobGroup, Queue
+
+Tell = Callable[[str], None]
+_AMOUNT = re.compile(r"\d+(\.\d+)? ?[kKMGT]i?B")
+_ADDRESS = re.compile(r"[a-z]+://\S+:\d+")
+
+
+class LocalSection(Section):
+    """Fresh processes on this machine, for each trial."""
+
+    patience: ClassVar[float] = 0.0
+    kind: Literal["local"] = "local"
+
+    def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
+        """Start the nodes; `preload` are the modules that they need."""
+        from dps.cluster.local import LocalCluster
+
+        return LocalCluster(nodes, preload, dashboard=True)
+
+
+class ExistingSection(Section):
+    """Dask workers of a deployment that is there already, by the address of its scheduler.
+
+    null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS.
+    """
+
+    patience: ClassVar[float] = 0.0
+    kind: Literal["existing"]
+    address: str | None = None
+
+    @field_validator("address")
+    @classmethod
+    def _is_one(cls, address: str | None) -> str | None:
+        if address is not None and not _ADDRESS.fullmatch(address):
+            refuse(
+                f"expected the address of a Dask scheduler, tcp://10.0.0.1:8786; got {address!r}"
+            )
+        return address
+
+    def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
+        """Find a Dask worker for each node; they import what they need when they need it."""
+        from dps.cluster.existing import ExistingCluster
+
+        return ExistingCluster(self.address, nodes)
+
+
+class JobSection(Section):
+    """What jobs ask for; what is not given is as `jobqueue.yaml` says.
+
+    `directives` are lines for the head of the job script, without their prefix.
+    """
+
+    queue: str | None = None
+    cores: PositiveInt | None = None
+    memory: str | None = None
+    walltime: str | None = None
+    directives: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+
+    @field_validator("memory")
+    @classmethod
+    def _is_an_amount(cls, memory: str | None) -> str | None:
+        if memory is not None and not _AMOUNT.fullmatch(memory):
+            refuse(f"expected an amount of memory, such as 2GB; got {memory!r}")
+        return memory
+
+    def asked(self) -> dict[str, Any]:
+        """What is given, by its name."""
+        known = {name: getattr(self, name) for name in JobSection.model_fields}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+class QueueSection(JobSection):
+    """A job for each node; `groups` are by role, and say what is different from the rest.
+
+    Jobs may wait in the queue for `patience` seconds.
+    """
+
+    kind: Literal["slurm", "pbs", "lsf", "sge"]
+    groups: dict[Literal["server", "store", "worker", "evaluator"], JobSection] = Field(
+        default_factory=dict
+    )
+    interface: str | None = None
+    patience: PositiveFloat = 600.0
+
+    def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
+        """Submit a job for each node, and wait until all have joined."""
+        from dps.cluster.jobs import JobCluster
+
+        groups = {node.resource: self.group(node.resource) for node in nodes}
+        return JobCluster(self.queueing, groups, nodes, self.interface, self.patience, tell)
+
+    @property
+    def queueing(self) -> Queue:
+        """The queueing system."""
+        from dps.cluster.queues import QUEUES
+
+        return QUEUES[self.kind]
+
+    def group(self, role: str) -> JobGroup:
+        """Return what the jobs of a role ask for."""
+        from dps.cluster.queues import JobGroup
+
+        own = {str(name): section for name, section in self.groups.items()}.get(role)
+        return JobGroup(**{**self.asked(), **(own.asked() if own is not None else {})})
+
+    def scripts(self, nodes: Sequence[NodeSpec]) -> dict[str, str]:
+        """Return a job script for each role, with the first node of it for an example."""
+        from dps.cluster.queues import script_of
+
+        firsts = {node.resource: node for node in reversed(nodes)}
+        return {
+            role: script_of(self.queueing, self.group(role), node, self.interface)
+            for role, node in sorted(firsts.items())
+        }
+
+
+ClusterSection = Annotated[
+    LocalSection | ExistingSection | QueueSection, Field(discriminator="kind")
+]

@@ -1,0 +1,180 @@
+"""What every kind of cluster does, whoever runs its nodes: one suite for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from dps import Chain, ParameterServer, Recovery
+from dps.chaos.injector import Injector
+from dps.cluster.existing import ExistingCluster
+from dps.cluster.jobs import JobCluster
+from dps.cluster.kinds import Act, Cluster
+from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.queues import QUEUES, JobGroup
+from dps.cluster.transport import SystemClock
+from dps.core.faults import AtUpdates, InChain, Kill
+from dps.errors import ConfigurationError
+from dps.events import CapacityRestored, Event, FaultMissed, Killed
+from tests.cluster.deployment import deployed, workers
+from tests.cluster.training import (
+    COUNTING,
+    PRELOAD,
+    SECONDS,
+    Events,
+    count_until,
+    counts,
+    nodes,
+    params,
+    results,
+    versions,
+)
+from tests.slurm.there import skip_without
+from tests.support import eventually
+
+pytestmark = pytest.mark.cluster
+
+Open = Callable[[Sequence[NodeSpec]], AbstractContextManager[Cluster]]
+MEMBERS = nodes(1, replicas=1, store=True, workers=1)
+
+
+@pytest.fixture(
+    scope="module", params=["local", "existing", pytest.param("slurm", marks=pytest.mark.slurm)]
+)
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Open]:
+    """How to get a cluster of each kind with the nodes that are asked for, one at a time."""
+    if request.param == "local":
+        yield lambda members: LocalCluster(members, PRELOAD)
+        return
+    if request.param == "slurm":
+        skip_without()
+        groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
+        yield lambda members: JobCluster(
+            QUEUES["slurm"], groups, members, "lo", SECONDS, lambda line: None
+        )
+        return
+    folder = tmp_path_factory.mktemp("deployment")
+    with deployed(folder, workers(len(MEMBERS) + 1)) as address:
+        yield partial(ExistingCluster, address)
+
+
+@pytest.fixture
+def cluster(opened: Open) -> Iterator[Cluster]:
+    """A cluster of each kind."""
+    with opened(MEMBERS) as found:
+        yield found
+
+
+@contextmanager
+def serving(cluster: Cluster, events: Callable[[Event], None]) -> Iterator[ParameterServer]:
+    """A parameter server of one shard in a chain of two."""
+    recovery = Recovery(Chain())
+    choices = {"optimizer": COUNTING, "recovery": recovery, "seats": cluster.seats}
+    with ParameterServer(cluster.client, params(), on_event=events, **choices) as ps:
+        yield ps
+
+
+def places(ps: ParameterServer) -> dict[str, tuple[str, int]]:
+    """For each node, its role and the shard that it is meant for."""
+    return {node.name: (node.role, node.home) for node in ps.nodes}
+
+
+def test_every_node_has_the_name_and_role_that_were_asked_for(cluster: Cluster) -> None:
+    with serving(cluster, Events()) as ps:
+        assert places(ps) == {
+            "server-0": ("server", 0),
+            "replica-0-1": ("replica", 0),
+            "store-0": ("store", -1),
+            "worker-0": ("worker", -1),
+        }
+    names = {spec.name for spec in MEMBERS}
+    assert names <= cluster.pids.keys()
+    assert len(set(cluster.pids.values())) == len(cluster.pids)
+    assert [cluster.spec(spec.name) for spec in MEMBERS] == MEMBERS
+
+
+def test_a_node_is_paused_and_goes_on(cluster: Cluster) -> None:
+    pid = cluster.pids["server-0"]
+    assert cluster.running("server-0", 0.0)
+    assert cluster.pause("server-0") == pid
+    assert cluster.stopped("server-0", SECONDS)
+    assert not cluster.gone("server-0", 0.0)
+    assert not cluster.running("server-0", 0.0)
+    assert cluster.resume("server-0") == pid
+    assert cluster.running("server-0", SECONDS)
+    assert not cluster.stopped("server-0", 0.0)
+
+
+def test_nothing_is_in_the_way_of_what_is_done_to_processes_of_this_machine(
+    cluster: Cluster,
+) -> None:
+    for act in get_args(Act):
+        assert cluster.obstacle("server-0", act) is None
+
+
+def test_there_is_no_node_of_another_name(cluster: Cluster) -> None:
+    for ask in (cluster.kill, cluster.pause, cluster.resume, cluster.spec):
+        with pytest.raises(KeyError, match="nobody"):
+            ask("nobody")
+    with pytest.raises(KeyError, match="nobody"):
+        cluster.gone("nobody", 0.0)
+
+
+def test_a_name_is_given_once(cluster: Cluster) -> None:
+    with pytest.raises(ConfigurationError, match="worker-0"):
+        cluster.start(NodeSpec("worker-0", "worker"))
+
+
+def test_another_node_takes_the_place_of_one_that_was_killed(opened: Open) -> None:
+    with (
+        opened(nodes(1, replicas=1, workers=1)) as cluster,
+        serving(cluster, Events()) as ps,
+    ):
+        pid = cluster.pause("server-0")  # a process that is stopped can be killed as well
+        assert cluster.stopped("server-0", SECONDS)
+        assert cluster.kill("server-0") == pid
+        assert cluster.gone("server-0", SECONDS)
+        assert not cluster.running("server-0", 0.0)
+        for ask in (cluster.kill, cluster.pause, cluster.resume):
+            with pytest.raises(ProcessLookupError):
+                ask("server-0")
+        cluster.start(NodeSpec("server-0-b", "server"))
+        eventually(lambda: places(ps).get("server-0-b") == ("server", 0), SECONDS)
+        eventually(lambda: ps.table().complete, SECONDS)
+        assert cluster.pids["server-0-b"] != pid == cluster.pids["server-0"]
+        assert cluster.running("server-0-b", 0.0)
+
+
+def test_no_update_is_lost_with_a_node_that_the_plan_kills(opened: Open, tmp_path: Path) -> None:
+    events, flag = Events(), tmp_path / "stop"
+    listeners: list[Callable[[Event], None]] = [events]
+
+    def on_event(event: Event) -> None:
+        for listen in listeners:
+            listen(event)
+
+    with (
+        opened(nodes(1, replicas=1, workers=1)) as cluster,
+        serving(cluster, on_event) as ps,
+    ):
+        plan = (Kill(InChain(0), AtUpdates(50), back_after=0.2),)
+        with Injector(plan, cluster, ps, SystemClock(), events) as injector:
+            listeners.append(injector.note)
+            futures = ps.run(partial(count_until, str(flag)))
+            (restored,) = eventually(lambda: events.of(CapacityRestored), SECONDS)
+            reached = versions(ps)[0]
+            eventually(lambda: versions(ps)[0] > reached + 20, SECONDS)
+            flag.touch()
+            pushed = sum(results(futures))
+        assert counts(ps) == [pushed]
+    (killed,) = events.of(Killed)
+    assert killed.gone
+    assert (killed.node, restored.node) == ("server-0", "server-0-b")
+    assert not events.of(FaultMissed)

@@ -1,0 +1,122 @@
+"""Job scripts of a configuration: groups, defaults of the user's own, and what is left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dps.errors import ConfigurationError
+from flows.config import load_experiment
+
+needs_jobqueue = pytest.mark.skipif(
+    find_spec("dask_jobqueue") is None, reason="the extra `jobqueue` is not installed"
+)
+
+CONFIG: dict[str, Any] = {
+    "experiment": "jobs",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"workers": 4, "workers_per_node": 2, "updates": 120},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "recovery": "chain",
+}
+GROUPS: dict[str, Any] = {
+    "queue": "compute",
+    "memory": "2GB",
+    "groups": {"server": {"queue": "ps", "directives": ["--constraint=fast"]}},
+}
+
+
+def scripts(here: Path, cluster: Any, dask: Any = None) -> subprocess.CompletedProcess[str]:
+    """Plan in a home directory of its own, where Dask is configured like this."""
+    home = here / "home"
+    settings = home / ".config" / "dask"
+    settings.mkdir(parents=True)
+    if dask is not None:
+        (settings / "jobqueue.yaml").write_text(yaml.safe_dump(dask))
+    (here / "jobs.yaml").write_text(yaml.safe_dump({**CONFIG, "cluster": cluster}))
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "plan", "jobs.yaml", "--job-script"],
+        cwd=here,
+        env={**os.environ, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    left = [path.name for path in settings.iterdir()]
+    assert left == ([] if dask is None else ["jobqueue.yaml"])
+    return done
+
+
+@needs_jobqueue
+def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
+    done = scripts(tmp_path, {"kind": "slurm", **GROUPS})
+    assert done.returncode == 0, done.stderr
+    head, *parts = done.stdout.split("# -- ")
+    assert head == ""
+    found = dict(part.split(" --\n", 1) for part in parts)
+    assert found.keys() == {"server", "worker", "evaluator"}
+    assert "#SBATCH -p ps\n" in found["server"]
+    assert "#SBATCH --constraint=fast\n" in found["server"]
+    assert "#SBATCH -p compute\n" in found["worker"]
+    assert "--constraint" not in found["worker"]
+    assert "tcp://SCHEDULER:PORT --name server-0" in found["server"]
+    assert (
+        found["server"]
+        .rstrip()
+        .endswith("--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1")
+    )
+    assert found["worker"].rstrip().endswith("--resources worker=2")
+    assert "export OMP_NUM_THREADS=1\n" in found["worker"]
+    assert "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=2s\n" in found["worker"]
+
+
+@needs_jobqueue
+@pytest.mark.parametrize(
+    ("kind", "prefix"), [("slurm", "#SBATCH"), ("pbs", "#PBS"), ("lsf", "#BSUB"), ("sge", "#$")]
+)
+def test_what_is_not_given_is_as_the_user_has_configured_dask(
+    tmp_path: Path, kind: str, prefix: str
+) -> None:
+    own = {"queue": "mine", "cores": 3, "memory": "4GB", "job-script-prologue": ["module load x"]}
+    done = scripts(tmp_path, {"kind": kind}, {"jobqueue": {kind: own}})
+    assert done.returncode == 0, done.stderr
+    assert f"{prefix} " in done.stdout
+    assert " mine\n" in done.stdout
+    assert "module load x\n" in done.stdout
+
+
+@needs_jobqueue
+def test_a_job_needs_memory(tmp_path: Path) -> None:
+    done = scripts(tmp_path, {"kind": "slurm"})
+    assert done.returncode == 2
+    assert "cluster.memory" in done.stderr
+
+
+def test_there_are_no_job_scripts_on_this_machine(tmp_path: Path) -> None:
+    done = scripts(tmp_path, {"kind": "local"})
+    assert done.returncode == 2
+    assert "expected slurm, pbs, lsf or sge" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        ({"memory": "much"}, "cluster.memory.*2GB"),
+        ({"groups": {"servers": {}}}, "groups"),
+        ({"groups": {"server": {"cpus": 2}}}, "unknown key"),
+        ({"cores": 0}, "cluster.cores"),
+        ({"patience": -1}, "cluster.patience"),
+    ],
+)
+def test_what_no_job_can_be_is_refused(tmp_path: Path, cluster: Any, told: str) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, "cluster": {"kind": "slurm", **cluster}}))
+    with pytest.raises(ConfigurationError, match=told):
+        load_experiment(str(path))
