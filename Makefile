@@ -38,8 +38,10 @@ fashion-data:
 
 # Tests that start clusters watch the clock, and have the machine to themselves.
 test: setup ## run the whole test suite
-	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m cluster
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
+	$(BIN)/python -m pytest -m cluster || failed=1; \
+	exit $$failed
 
 examples: setup fashion-data ## solve each example problem, and compare with its reference
 	$(BIN)/dps example all

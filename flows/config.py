@@ -26,7 +26,7 @@ from dps.core.consistency import Consistency
 from dps.core.expansion import Entry, expand
 from dps.core.faults import Fault, FaultPlan
 from dps.core.filters import Filter
-from dps.core.rebalancing import check_servers
+from dps.core.rebalancing import as_servers
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
@@ -125,7 +125,7 @@ class TrialConfig(_Settings):
         for key, servers in wanted:
             try:
                 if servers is not None:
-                    check_servers(servers, self.server.shards, self.build_recovery())
+                    as_servers(servers, self.server.shards, self.build_recovery())
             except ConfigurationError as error:
                 refuse(str(error), key=key)
         return self

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dps.cluster.hosting import Hosting
 from dps.cluster.roles import Node
 from dps.cluster.worker import Worker
+from dps.core.rebalancing import as_servers
 from dps.errors import CapacityError, ConfigurationError, ShardUnavailable
 from dps.protocol.group import Group
 from dps.protocol.messages import Table
@@ -139,16 +140,11 @@ class Elastic:
         return self._client.sync(self._dismiss, name)
 
     async def _scale(self, servers: int) -> None:
-        before = self._hosting.group
+        group = self._hosting.group
+        servers = as_servers(servers, len(group.layout.shards), group.recovery)
         # Nodes that join a cluster without roles become servers as far as there are too few.
-        self._hosting.group = replace(before, servers=servers)
-        try:
-            await self._router.ask(Scale(servers))
-        except CapacityError:
-            raise
-        except ConfigurationError:
-            self._hosting.group = before
-            raise
+        self._hosting.group = replace(group, servers=servers)
+        await self._router.ask(Scale(servers))
         await self._until(
             lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
         )

@@ -16,7 +16,7 @@ from dps.cluster.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters import Filter
-from dps.core.rebalancing import check_servers
+from dps.core.rebalancing import as_servers
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
@@ -77,7 +77,7 @@ def afresh(
         must_be_known("optimizer", optimizer)
         must_be_known("filters", chains)
     if servers is not None:
-        check_servers(servers, len(layout.shards), chosen)
+        servers = as_servers(servers, len(layout.shards), chosen)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     choices = optimizer, consistency, chosen, coordinator, timings
     group = Group(name, layout, *choices, filters=chains, servers=servers)

@@ -72,24 +72,27 @@ def check_movable(recovery: Recovery) -> None:
         )
 
 
-def check_servers(servers: int, shards: int, recovery: Recovery) -> None:
-    """Refuse a number of servers over which the shards cannot be spread.
+def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
+    """Return a number of servers over which the shards can be spread, as a plain one.
 
     Raises
     ------
     ConfigurationError
-        It is less than the replicas of one shard, or more than those of all, or shards cannot move.
+        It is no whole number, or less than the replicas of one shard, or more than those of all;
+        or shards cannot move.
     """
     check_movable(recovery)
-    if whole(servers) is None:
+    number = whole(servers)
+    if number is None:
         raise ConfigurationError(f"servers={servers!r}, expected a whole number")
     replicas = recovery.durability.replicas
-    if not replicas <= servers <= shards * replicas:
+    if not replicas <= number <= shards * replicas:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"
         raise ConfigurationError(
-            f"servers={servers}: {shards} shards with {each} each can be spread over {replicas} to "
+            f"servers={number}: {shards} shards with {each} each can be spread over {replicas} to "
             f"{shards * replicas} servers; ask for so many, or for more shards at the start"
         )
+    return number
 
 
 class _Plan(Generic[H]):

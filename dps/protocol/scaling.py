@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dps.core.rebalancing import Move, check_movable, check_servers, moves
+from dps.core.rebalancing import Move, as_servers, check_movable, moves
 from dps.errors import CapacityError, NotServing
 from dps.protocol.group import Group
 from dps.protocol.members import Members
@@ -106,7 +106,7 @@ class Scaling:
         CapacityError
             There are fewer.
         """
-        check_servers(servers, len(self._tenders), self._group.recovery)
+        servers = as_servers(servers, len(self._tenders), self._group.recovery)
         able = self._able()
         if len(able) < servers:
             raise CapacityError(

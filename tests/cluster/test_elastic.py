@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,11 +120,11 @@ def test_what_cannot_be_is_refused(cluster: LocalCluster) -> None:
             ps.remove_worker("worker-0")
         cluster.start(NodeSpec("server-4", "server"))
         eventually(lambda: any(node.name == "server-4" for node in ps.nodes), SECONDS)
-        eventually(lambda: _scaled(ps, 5), SECONDS)
+        eventually(lambda: _scaled(ps, np.int64(5)), SECONDS)
         assert len(loads(ps)) == 5
 
 
-def _scaled(ps: ParameterServer, servers: int) -> bool:
+def _scaled(ps: ParameterServer, servers: Any) -> bool:
     """Whether there are as many; a node that has joined is not of use at once."""
     try:
         ps.scale(servers)

@@ -13,13 +13,13 @@ from dps.events import Applied, Moved, Rescaled, WorkerLeft
 from flows.bench_elastic import Row, table
 from flows.config import TrialConfig, load_experiment
 from flows.elastic_sections import ChangeSection
-from flows.figures.curves import RATE_BY_TIME, curves
+from flows.figures.curves import RATE_BY_TIME, curves, is_rescaled
 from flows.figures.subject import Subject
 from flows.grid import expand
 from flows.outcome import outcome
 from flows.prices import load_prices
 from flows.progress import Course
-from flows.record import read_record
+from flows.record import Record, read_record
 from flows.resume import can_go_on
 from flows.trial import run_trial
 from tests.flows.test_config import SMALL, complaint, config, only
@@ -137,5 +137,12 @@ def test_a_real_trial_changes_as_it_was_told(tmp_path: Path) -> None:
     assert {batch.node for batch in record.of(Applied)} == {f"server-{i}" for i in range(4)}
     found = outcome(record, load_prices())
     assert found.valid
-    drawing = curves(Subject.of([(record, found)]), RATE_BY_TIME, found.identity.condition)
-    assert drawing is not None
+    fixed = tuple(event for event in record.events if not isinstance(event, Rescaled))
+    plain = Record(fixed)
+    condition = found.identity.condition
+    for records, marked in (([plain, record], True), ([plain], False)):
+        subject = Subject.of([(each, found) for each in records])
+        assert is_rescaled(subject, condition) == marked
+        drawing = curves(subject, RATE_BY_TIME, condition)
+        assert drawing is not None
+        assert ("Dotted: " in drawing.note) == marked
