@@ -58,6 +58,7 @@ from flows.sections import (
     refuse,
 )
 from flows.source import Document, Override, overridden, parse_override, read_document, set_key
+from flows.tls_sections import ClusterSection
 from flows.workload_sections import DatasetSection, WorkloadSection, workload_of
 
 
@@ -75,6 +76,10 @@ class _Settings(Section):
     )
     consistency: ConsistencySection = AspSection()
     server: ServerSection = ServerSection()
+    # Left out of what is recorded unless it is set: see `elastic`.
+    cluster: ClusterSection = Field(
+        default=ClusterSection(), exclude_if=lambda cluster: cluster == ClusterSection()
+    )
     recovery: RecoverySection = RecoverySection()
     faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.

@@ -51,6 +51,7 @@ from flows.grid import Trial
 from flows.kept import settings
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
+from flows.tls_sections import security_of
 from flows.workload_sections import DatasetSection, workload_of
 from flows.workloads import (
     Dataset,
@@ -145,7 +146,8 @@ def _train(
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
-    with LocalCluster(nodes(config), preload, dashboard=True) as cluster:
+    security = security_of(config.cluster.tls)
+    with LocalCluster(nodes(config), preload, dashboard=True, security=security) as cluster:
         if tell is not None and cluster.dashboard is not None:
             tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []

@@ -2,8 +2,9 @@
 
 Nodes are forked from one server process that has imported what they need, so a fresh node is up in
 a fraction of a second. There are no nannies: a process that dies stays dead until it is replaced.
-Everything listens on loopback only, and every process ends when the driver does, however it ends:
-the scheduler's process sees to it that paused nodes end as well, and that no files are left.
+Everything listens on loopback only, with TLS if that is asked for, and every process ends when the
+driver does, however it ends: the scheduler's process sees to it that paused nodes end as well, and
+that no files are left.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 import dask
 import psutil
 from distributed import Client, Scheduler, Worker
+from distributed.security import Security
 
 from dps.cluster.lifetime import end_with_parent, without_interrupts
+from dps.cluster.tls import DASHBOARD, dashboard_settings, kept_in
 from dps.errors import CapacityError, ConfigurationError
 
 LOOPBACK = "127.0.0.1"
@@ -80,6 +84,9 @@ class LocalCluster:
         Modules that nodes need, to be imported once for all of them.
     dashboard
         Whether to serve Dask's dashboard, if bokeh is installed, which it is made with.
+    security
+        The certificates of all processes; who has none of them is refused (see `dps.cluster.tls`).
+        None: what Dask's own configuration says, which is no TLS unless it requires encryption.
 
     Attributes
     ----------
@@ -95,7 +102,11 @@ class LocalCluster:
     """
 
     def __init__(
-        self, nodes: Sequence[NodeSpec], preload: Sequence[str] = (), dashboard: bool = False
+        self,
+        nodes: Sequence[NodeSpec],
+        preload: Sequence[str] = (),
+        dashboard: bool = False,
+        security: Security | None = None,
     ) -> None:
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
@@ -108,13 +119,20 @@ class LocalCluster:
             )
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
+            # Dask's own default for a scheduler would listen plainly even if that is forbidden.
+            self._security = kept_in(Path(self._scratch), security or Security())
             shown = dashboard and find_spec("bokeh") is not None
             self.address, web = self._start_scheduler(shown)
             self.dashboard = web if shown else None
             for node in nodes:
                 self.start(node)
             self.client = stack.enter_context(
-                Client(self.address, set_as_default=False, timeout=START_SECONDS)
+                Client(
+                    self.address,
+                    security=self._security,
+                    set_as_default=False,
+                    timeout=START_SECONDS,
+                )
             )
             self._wait_for(len(nodes))
             self._stack = stack.pop_all()
@@ -152,7 +170,7 @@ class LocalCluster:
         if running is not None and running.is_alive():
             raise ConfigurationError(f"there is a node named {node.name!r} already")
         self._specs[node.name] = node
-        arguments = (self.address, node, self._scratch)
+        arguments = (self.address, node, self._scratch, self._security)
         self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
 
     def kill(self, name: str) -> int:
@@ -198,7 +216,8 @@ class LocalCluster:
 
     def _start_scheduler(self, dashboard: bool) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
-        self._start_process("scheduler", _run_and_clean_up, (self._scratch, dashboard, send))
+        arguments = (self._scratch, dashboard, self._security, send)
+        self._start_process("scheduler", _run_and_clean_up, arguments)
         send.close()
         if not receive.poll(START_SECONDS):
             raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
@@ -294,7 +313,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 # -- what runs in the processes ------------------------------------------------------------------
 
 
-def _run_and_clean_up(scratch: str, dashboard: bool, send: Any) -> None:
+def _run_and_clean_up(scratch: str, dashboard: bool, security: Security, send: Any) -> None:
     """Be the scheduler, and the leader of the process group of all that belongs to the cluster."""
     os.setpgid(0, 0)
 
@@ -307,10 +326,10 @@ def _run_and_clean_up(scratch: str, dashboard: bool, send: Any) -> None:
             is_gone(pid, STOP_SECONDS)
         shutil.rmtree(scratch, ignore_errors=True)
 
-    _run_until_parent_ends(_run_scheduler(scratch, dashboard, send), end)
+    _run_until_parent_ends(_run_scheduler(scratch, dashboard, security, send), end)
 
 
-def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str]) -> None:
+def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str, Security]) -> None:
     os.setpgid(0, leader)
     _run_until_parent_ends(_run_node(*arguments), lambda: None)
 
@@ -332,24 +351,32 @@ def _run_until_parent_ends(run: Coroutine[Any, Any, None], end: Callable[[], Non
     asyncio.run(run)
 
 
-async def _run_scheduler(scratch: str, dashboard: bool, send: Any) -> None:
+async def _run_scheduler(scratch: str, dashboard: bool, security: Security, send: Any) -> None:
     dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
+    dask.config.set(dashboard_settings(security, "scheduler"))
     async with Scheduler(
-        host=LOOPBACK, port=0, dashboard=dashboard, dashboard_address=f"{LOOPBACK}:0"
+        host=LOOPBACK,
+        port=0,
+        security=security,
+        dashboard=dashboard,
+        dashboard_address=f"{LOOPBACK}:0",
     ) as scheduler:
-        web = f"http://{LOOPBACK}:{scheduler.http_server.port}/status"
+        scheme = "http" if dask.config.get(f"{DASHBOARD}.cert") is None else "https"
+        web = f"{scheme}://{LOOPBACK}:{scheduler.http_server.port}/status"
         send.send((scheduler.address, web))
         send.close()
         await scheduler.finished()
 
 
-async def _run_node(address: str, node: NodeSpec, scratch: str) -> None:
+async def _run_node(address: str, node: NodeSpec, scratch: str, security: Security | None) -> None:
+    dask.config.set(dashboard_settings(security, "worker"))
     async with Worker(
         address,
         name=node.name,
         nthreads=node.threads,
         resources={node.resource: node.threads},
         host=LOOPBACK,
+        security=security,
         memory_limit=0,
         dashboard=False,
         local_directory=scratch,
