@@ -193,8 +193,11 @@ def _server(
     trial: Trial, client: Client, folder: Path, on_event: Sink, path: str | None
 ) -> ParameterServer:
     config, timings = trial.config, Timings(lease=trial.config.server.lease)
+    labels = {"experiment": trial.experiment, "trial": trial.name}
     if path is not None:
-        return ParameterServer.resume(client, path, on_event=on_event, timings=timings)
+        return ParameterServer.resume(
+            client, path, on_event=on_event, timings=timings, labels=labels
+        )
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
         client,
@@ -208,6 +211,7 @@ def _server(
         timings=timings,
         about=settings(trial, {}),
         filters=config.build_filters(),
+        labels=labels,
     )
 
 

@@ -35,7 +35,7 @@ LIBRARIES = {
     "core": {"numpy"},
     "protocol": {"numpy", "fsspec", "lz4", "safetensors"},
     "sim": {"numpy", "fsspec"},
-    "cluster": {"numpy", "dask", "distributed", "psutil"},
+    "cluster": {"numpy", "dask", "distributed", "prometheus_client", "psutil"},
     "chaos": {"dask", "distributed", "psutil"},
 }
 

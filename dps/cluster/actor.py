@@ -16,6 +16,7 @@ from distributed import get_worker
 
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
+from dps.cluster.metrics import publish
 from dps.cluster.recorder import Recorder, record_forever, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock, answer
 from dps.core.shard import ShardState
@@ -42,6 +43,8 @@ class HostActor:
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
         self._host = Host(group, node, me, transport, clock, self._recorder)
+        labels = {**group.labels, "group": group.name, "node": node}
+        self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
         dask_worker.loop.add_callback(self._start)
 
@@ -58,6 +61,7 @@ class HostActor:
 
     async def finish(self) -> None:
         """Stop serving and send the last events; the actor is of no use afterwards."""
+        self._withdraw_metrics()
         self._recording.cancel()
         await self._host.close()
         self._recorder(self._sample())

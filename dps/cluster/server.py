@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.audit import Readable
-from dps.cluster.choices import check_functions
+from dps.cluster.choices import check_functions, checked_labels
 from dps.cluster.elastic import Elastic
 from dps.cluster.evaluator import Score
 from dps.cluster.hosting import Hosting
@@ -89,6 +89,8 @@ class ParameterServer(Readable, Elastic):
         sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
+    labels
+        Name → text that goes with every metric of the group, such as ``{"model": "ranking"}``.
 
     Attributes
     ----------
@@ -126,11 +128,12 @@ class ParameterServer(Readable, Elastic):
         about: Mapping[str, Any] | None = None,
         filters: Mapping[str, Sequence[Filter]] | None = None,
         functions: Mapping[str, Function] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
-        self._set_up(client, start, on_event, functions or {})
+        self._set_up(client, start, on_event, functions or {}, labels or {})
 
     @classmethod
     def resume(
@@ -141,6 +144,7 @@ class ParameterServer(Readable, Elastic):
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         functions: Mapping[str, Function] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -148,7 +152,7 @@ class ParameterServer(Readable, Elastic):
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
-        on_event, timings, functions
+        on_event, timings, functions, labels
             As for a new one: they are not in the checkpoints.
 
         Raises
@@ -157,7 +161,8 @@ class ParameterServer(Readable, Elastic):
             There is no whole checkpoint of every shard.
         """
         server = cls.__new__(cls)
-        server._set_up(client, from_path(client, path, timings), on_event, functions or {})
+        start = from_path(client, path, timings)
+        server._set_up(client, start, on_event, functions or {}, labels or {})
         return server
 
     def _set_up(
@@ -166,10 +171,15 @@ class ParameterServer(Readable, Elastic):
         start: Start,
         on_event: Sink | None,
         functions: Mapping[str, Function],
+        labels: Mapping[str, str],
     ) -> None:
         check_functions(functions, start.group.recovery)
-        recorded = on_event is not None
-        group = replace(start.group, recorded=recorded, functions=dict(functions))
+        group = replace(
+            start.group,
+            recorded=on_event is not None,
+            functions=dict(functions),
+            labels=checked_labels(labels),
+        )
         start = replace(start, group=group)
         self.group = group
         self.saved = start.saved
