@@ -49,6 +49,7 @@ from flows.elastic import ElasticCrew
 from flows.emulation import durations, part_of
 from flows.grid import Trial
 from flows.kept import settings
+from flows.logs import LOG_FILE, TrialLog
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
 from flows.tls_sections import security_of
@@ -81,7 +82,7 @@ def run_trial(
     trial
         What to run.
     folder
-        Gets `events.jsonl`, and the trial's checkpoints if it writes any.
+        Gets `events.jsonl`, `trial.log`, and the trial's checkpoints if it writes any.
     sink
         Is called with every event as well, from another thread.
     path
@@ -102,12 +103,14 @@ def run_trial(
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
     missed: list[FaultMissed] = []
-    with EventWriter(folder / EVENTS_FILE) as write:
+    labels = _labels(trial)
+    with EventWriter(folder / EVENTS_FILE) as write, TrialLog(folder / LOG_FILE, labels) as log:
 
         def record(event: Event) -> None:
             if isinstance(event, FaultMissed):
                 missed.append(event)
             write(event)
+            log(event)
             sink(event)
 
         told = settings(trial, circumstances or {})
@@ -193,7 +196,7 @@ def _server(
     trial: Trial, client: Client, folder: Path, on_event: Sink, path: str | None
 ) -> ParameterServer:
     config, timings = trial.config, Timings(lease=trial.config.server.lease)
-    labels = {"experiment": trial.experiment, "trial": trial.name}
+    labels = _labels(trial)
     if path is not None:
         return ParameterServer.resume(
             client, path, on_event=on_event, timings=timings, labels=labels
@@ -213,6 +216,11 @@ def _server(
         filters=config.build_filters(),
         labels=labels,
     )
+
+
+def _labels(trial: Trial) -> dict[str, str]:
+    """What the trial's metrics and the lines of its logs are known by."""
+    return {"experiment": trial.experiment, "trial": trial.name}
 
 
 def initial(config: TrialConfig) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from distributed import get_worker
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.metrics import publish
-from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.recorder import record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock, answer
 from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
@@ -38,7 +38,7 @@ class HostActor:
         self._role = role
         self._flush_seconds = group.timings.flush
         self._meter = Meter()
-        self._recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
+        self._recorder = recorder_of(group, dask_worker.log_event)
         self._links = links_of(dask_worker)
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)

@@ -90,7 +90,8 @@ class ParameterServer(Readable, Elastic):
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     labels
-        Name → text that goes with every metric of the group, such as ``{"model": "ranking"}``.
+        Name → text that goes with every metric of the group, and with every line that it logs,
+        such as ``{"model": "ranking"}``.
 
     Attributes
     ----------
