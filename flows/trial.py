@@ -33,6 +33,7 @@ from dps.errors import DpsError
 from dps.events import (
     Audited,
     CheckpointRefused,
+    DashboardServed,
     Event,
     FaultMissed,
     Sink,
@@ -151,8 +152,10 @@ def _train(
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
     security = security_of(config.cluster.tls)
     with LocalCluster(nodes(config), preload, dashboard=True, security=security) as cluster:
-        if tell is not None and cluster.dashboard is not None:
-            tell(f"Dask dashboard: {cluster.dashboard}")
+        if cluster.dashboard is not None:
+            record(DashboardServed(clock.now(), cluster.dashboard))
+            if tell is not None:
+                tell(f"Dask dashboard: {cluster.dashboard}")
         notify: list[Sink] = []
 
         def on_event(event: Event) -> None:
