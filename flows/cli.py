@@ -302,6 +302,21 @@ def plan(
 
 
 @app.command()
+def status(
+    experiment: Annotated[
+        str | None, typer.Argument(help="One experiment; without, all that run here.")
+    ] = None,
+) -> None:
+    """Show how far experiments are that are running: what is done, running and waiting.
+
+    It reads their files only, so it may run on another host that sees them.
+    """
+    from flows.status import running, show
+
+    show(running(Path.cwd(), experiment), _console())
+
+
+@app.command()
 def report(
     experiment: Experiment,
     output: Annotated[

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator
 
 from flows.sections import Section, refuse
+from flows.tls_sections import Tls, security_of
 
 if TYPE_CHECKING:
     from dps.cluster.kinds import Cluster
@@ -29,12 +30,13 @@ class LocalSection(Section):
 
     patience: ClassVar[float] = 0.0
     kind: Literal["local"] = "local"
+    tls: Tls = "off"
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Start the nodes; `preload` are the modules that they need."""
         from dps.cluster.local import LocalCluster
 
-        return LocalCluster(nodes, preload, dashboard=True)
+        return LocalCluster(nodes, preload, dashboard=True, security=security_of(self.tls))
 
 
 class ExistingSection(Section):
@@ -46,6 +48,7 @@ class ExistingSection(Section):
     patience: ClassVar[float] = 0.0
     kind: Literal["existing"]
     address: str | None = None
+    tls: Tls = "off"
 
     @field_validator("address")
     @classmethod
@@ -56,11 +59,21 @@ class ExistingSection(Section):
             )
         return address
 
+    @field_validator("tls")
+    @classmethod
+    def _is_that_of_the_deployment(cls, tls: Tls) -> Tls:
+        if tls == "temporary":
+            refuse(
+                "a deployment that is there has its certificates already; expected {ca_file: …, "
+                "cert: …, key: …}, or off: those that Dask's own configuration names"
+            )
+        return tls
+
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Find a Dask worker for each node; they import what they need when they need it."""
         from dps.cluster.existing import ExistingCluster
 
-        return ExistingCluster(self.address, nodes)
+        return ExistingCluster(self.address, nodes, security_of(self.tls))
 
 
 class JobSection(Section):
@@ -99,6 +112,7 @@ class QueueSection(JobSection):
         default_factory=dict
     )
     interface: str | None = None
+    tls: Tls = "temporary"
     patience: PositiveFloat = 600.0
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
@@ -106,7 +120,10 @@ class QueueSection(JobSection):
         from dps.cluster.jobs import JobCluster
 
         groups = {node.resource: self.group(node.resource) for node in nodes}
-        return JobCluster(self.queueing, groups, nodes, self.interface, self.patience, tell)
+        certificates = security_of(self.tls)
+        return JobCluster(
+            self.queueing, groups, nodes, self.interface, certificates, self.patience, tell
+        )
 
     @property
     def queueing(self) -> Queue:
@@ -126,13 +143,25 @@ class QueueSection(JobSection):
         """Return a job script for each role, with the first node of it for an example."""
         from dps.cluster.queues import script_of
 
+        encrypted = self.tls != "off"
         firsts = {node.resource: node for node in reversed(nodes)}
         return {
-            role: script_of(self.queueing, self.group(role), node, self.interface)
+            role: script_of(self.queueing, self.group(role), node, self.interface, encrypted)
             for role, node in sorted(firsts.items())
         }
 
 
+_QUEUES = ("slurm", "pbs", "lsf", "sge")
+
+
+def _form_of(cluster: Any) -> str:
+    kind = cluster.get("kind", "local") if isinstance(cluster, dict) else cluster.kind
+    return "queue" if kind in _QUEUES else str(kind)
+
+
 ClusterSection = Annotated[
-    LocalSection | ExistingSection | QueueSection, Field(discriminator="kind")
+    Annotated[LocalSection, Tag("local")]
+    | Annotated[ExistingSection, Tag("existing")]
+    | Annotated[QueueSection, Tag("queue")],
+    Discriminator(_form_of),
 ]

@@ -85,7 +85,7 @@ class _Settings(Section):
     evaluation: EvaluationSection = EvaluationSection()
     # Likewise; what ran on this machine is not run again because other clusters can be named.
     cluster: ClusterSection = Field(
-        default=LocalSection(), exclude_if=lambda cluster: cluster.kind == "local"
+        default=LocalSection(), exclude_if=lambda cluster: cluster == LocalSection()
     )
     time_limit: PositiveFloat = 60.0
 

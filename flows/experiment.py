@@ -28,6 +28,7 @@ from flows.progress import PlainView
 from flows.record import EVENTS_FILE, write_grid
 from flows.report import FIGURES, write_report
 from flows.results import REPORT, RESULTS, Finished, read_finished
+from flows.running import noted
 from flows.tracking import Tracker
 from flows.workloads import load_dataset
 
@@ -223,6 +224,8 @@ def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold an experiment's folder, so that no two commands write into the same records.
 
+    A note in it says who does, for `dps status`.
+
     Raises
     ------
     ConfigurationError
@@ -245,4 +248,5 @@ def exclusive(folder: Path) -> Iterator[None]:
             raise ConfigurationError(
                 f"another `dps run` or `dps resume` is writing to {folder}; wait for it to end"
             ) from error
-        yield
+        with noted(folder):
+            yield

@@ -8,6 +8,7 @@ short is noticed and left out.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
 }
 
 _NOT_GIVEN = object()
+_TAIL_BYTES = 1 << 16  # in which the last event of a trial is
 
 E = TypeVar("E", bound=Event)
 
@@ -179,7 +181,21 @@ def grid_of(folder: Path) -> frozenset[str] | None:
         What was noted by `write_grid` cannot be read.
     """
     grid = folder / GRID_FILE
-    return _names_in(grid) if grid.exists() else None
+    return frozenset(_names_in(grid)) if grid.exists() else None
+
+
+def trial_names(folder: Path) -> tuple[str, ...]:
+    """The trials of an experiment in the order in which they run, recorded or not.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
+    """
+    grid = folder / GRID_FILE
+    if grid.exists():
+        return _names_in(grid)
+    return tuple(path.parent.name for path in event_files(folder))
 
 
 def read_start(path: Path) -> TrialStarted | None:
@@ -199,6 +215,27 @@ def read_start(path: Path) -> TrialStarted | None:
         raise _unreadable(path, error) from error
     event = _event(path, 1, line) if line.endswith("\n") else None
     return event if isinstance(event, TrialStarted) else None
+
+
+def read_end(path: Path) -> TrialEnded | None:
+    """Return the event that closes a record, without reading all of it; None if it has no end.
+
+    Raises
+    ------
+    ConfigurationError
+        The record cannot be read.
+    RecordDamaged
+        A line other than the last is not an event.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines(keepends=True)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    opening = to_json(TrialEnded(0.0, "", "")).partition(",")[0]
+    found = [line for line in lines if line.startswith(opening) and line.endswith("\n")]
+    return _last_end(path, found[-1]) if found else None
 
 
 def read_record(path: Path) -> Record:
@@ -280,9 +317,17 @@ def _damaged(path: Path, line: int, why: str) -> RecordDamaged:
     )
 
 
-def _names_in(grid: Path) -> frozenset[str]:
+def _last_end(path: Path, line: str) -> TrialEnded | None:
     try:
-        return frozenset(json.loads(grid.read_text(encoding="utf-8"))["trials"])
+        event = from_dict(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return read_record(path).ended  # which says what is wrong in which line
+    return event if isinstance(event, TrialEnded) else None
+
+
+def _names_in(grid: Path) -> tuple[str, ...]:
+    try:
+        return tuple(dict.fromkeys(json.loads(grid.read_text(encoding="utf-8"))["trials"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "

@@ -25,6 +25,7 @@ from flows.record import Found, read_all
 from flows.repeat import experiment_yaml, versions
 from flows.results import damaged, failed_before
 from flows.sections import ComparisonSection
+from flows.status import Standing, under_way
 from flows.summary import Group, conditions, strategies, summarize
 from flows.words import Sentence
 
@@ -112,7 +113,7 @@ def write_report(
             f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
         )
     drawn = chapters(found)
-    page = render(found, prices, read_comparison(folder), drawn, unusable)
+    page = render(found, prices, read_comparison(folder), drawn, unusable, under_way(folder))
     if figures is not None:
         write_files(drawings(drawn), figures)
     write_whole(output, page, "the report")
@@ -146,12 +147,14 @@ def render(
     comparison: ComparisonSection,
     drawn: Sequence[Chapter],
     unusable: Sequence[str] = (),
+    going: Sequence[Standing] = (),
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say by the `comparison`.
 
-    `unusable` says which records are left out and why.
+    `unusable` says which records are left out and why, `going` which trials are running.
     """
-    return page(TEMPLATE, unusable=unusable, **_content(trials, prices, comparison, drawn))
+    content = _content(trials, prices, comparison, drawn)
+    return page(TEMPLATE, unusable=unusable, going=going, **content)
 
 
 def _content(

@@ -37,6 +37,7 @@ from dps.errors import ConfigurationError, DpsError
 from dps.events import (
     Audited,
     CheckpointRefused,
+    DashboardServed,
     Event,
     FaultMissed,
     Sink,
@@ -53,6 +54,7 @@ from flows.elastic import ElasticCrew
 from flows.emulation import durations, part_of
 from flows.grid import Trial
 from flows.kept import settings
+from flows.logs import LOG_FILE, TrialLog
 from flows.record import EVENTS_FILE, EventWriter
 from flows.resume import CHECKPOINTS
 from flows.workload_sections import DatasetSection, workload_of
@@ -84,7 +86,7 @@ def run_trial(
     trial
         What to run.
     folder
-        Gets `events.jsonl`, and the trial's checkpoints if it writes any.
+        Gets `events.jsonl`, `trial.log`, and the trial's checkpoints if it writes any.
     sink
         Is called with every event as well, from another thread.
     path
@@ -105,12 +107,14 @@ def run_trial(
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
     missed: list[FaultMissed] = []
-    with EventWriter(folder / EVENTS_FILE) as write:
+    labels = _labels(trial)
+    with EventWriter(folder / EVENTS_FILE) as write, TrialLog(folder / LOG_FILE, labels) as log:
 
         def record(event: Event) -> None:
             if isinstance(event, FaultMissed):
                 missed.append(event)
             write(event)
+            log(event)
             sink(event)
 
         told = settings(trial, circumstances or {})
@@ -151,6 +155,8 @@ def _train(
     preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
     say = tell if tell is not None else _to_nobody
     with config.cluster.open(nodes(config), preload, say) as cluster:
+        if cluster.dashboard is not None:
+            record(DashboardServed(clock.now(), cluster.dashboard))
         _tell_about(cluster, say)
         notify: list[Sink] = []
 
@@ -213,8 +219,11 @@ def _server(
 ) -> ParameterServer:
     client, seats = cluster.client, cluster.seats
     config, timings = trial.config, Timings(lease=trial.config.server.lease)
+    labels = _labels(trial)
     if path is not None:
-        return ParameterServer.resume(client, path, on_event=on_event, timings=timings, seats=seats)
+        return ParameterServer.resume(
+            client, path, on_event=on_event, timings=timings, seats=seats, labels=labels
+        )
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
         client,
@@ -229,7 +238,13 @@ def _server(
         about=settings(trial, {}),
         filters=config.build_filters(),
         seats=seats,
+        labels=labels,
     )
+
+
+def _labels(trial: Trial) -> dict[str, str]:
+    """What the trial's metrics and the lines of its logs are known by."""
+    return {"experiment": trial.experiment, "trial": trial.name}
 
 
 def initial(config: TrialConfig) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ LIBRARIES = {
     "core": {"numpy"},
     "protocol": {"numpy", "fsspec", "lz4", "safetensors"},
     "sim": {"numpy", "fsspec"},
-    "cluster": {"numpy", "dask", "dask_jobqueue", "distributed", "psutil"},
+    "cluster": {"numpy", "dask", "dask_jobqueue", "distributed", "prometheus_client", "psutil"},
     "chaos": {"dask", "distributed", "psutil"},
 }
 

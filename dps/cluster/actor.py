@@ -16,7 +16,8 @@ from distributed import get_worker
 
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
-from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.metrics import publish
+from dps.cluster.recorder import record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock, answer
 from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
@@ -37,11 +38,13 @@ class HostActor:
         self._role = role
         self._flush_seconds = group.timings.flush
         self._meter = Meter()
-        self._recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
+        self._recorder = recorder_of(group, dask_worker.log_event)
         self._links = links_of(dask_worker)
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
         self._host = Host(group, node, me, transport, clock, self._recorder)
+        labels = {**group.labels, "group": group.name, "node": node}
+        self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
         dask_worker.loop.add_callback(self._start)
 
@@ -58,6 +61,7 @@ class HostActor:
 
     async def finish(self) -> None:
         """Stop serving and send the last events; the actor is of no use afterwards."""
+        self._withdraw_metrics()
         self._recording.cancel()
         await self._host.close()
         self._recorder(self._sample())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,9 @@ from dps.core.functions import Function
 from dps.core.recovery import Checkpoint, Recovery, WorkerCache, preset
 from dps.errors import ConfigurationError
 from dps.protocol.checkpoint import absolute, in_memory
+
+_LABEL = re.compile(r"[a-z][a-z0-9_]*")
+_OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
 
 
 def checked_recovery(recovery: object) -> Recovery:
@@ -106,3 +110,15 @@ def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> No
             "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
             "hold a call on each of them or on none; use scope='shard'"
         )
+
+
+def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what goes with metrics and lines of the log; raises `ConfigurationError`."""
+    for name, value in labels.items():
+        named = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
+        if not named or not isinstance(value, str):
+            raise ConfigurationError(
+                f"labels[{name!r}]={value!r}, expected a text under a name of lower-case letters, "
+                f"digits and _, other than {', '.join(_OWN_LABELS)}"
+            )
+    return dict(labels)

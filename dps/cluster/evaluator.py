@@ -16,7 +16,7 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.links import links_of
-from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.recorder import record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
 from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
@@ -48,7 +48,7 @@ class EvaluatorActor:
         self._node = node
         self._clock = SystemClock()
         self._meter = Meter()
-        self._recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
+        self._recorder = recorder_of(group, dask_worker.log_event)
         transport = DaskTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
         self._client = Client(group, transport)
         now = self._clock.now()

@@ -18,6 +18,7 @@ from typing import Any
 
 import dask
 from distributed import Client, Scheduler
+from distributed.security import Security
 
 from dps.cluster.local import DASK_SETTINGS, NodeSpec
 from dps.cluster.processes import ANSWER_SECONDS, Process, check_scheduler, look_at
@@ -43,6 +44,8 @@ class ExistingCluster(RemoteNodes):
     nodes
         The nodes that are needed. They are Dask workers with the Dask resource of their role, if
         any worker has one; else dps chooses, with replicas on different hosts where it can.
+    security
+        The certificates of the deployment; None: what Dask's own configuration says.
 
     Attributes
     ----------
@@ -66,7 +69,9 @@ class ExistingCluster(RemoteNodes):
     (`allowed-failures`). Nodes of one deployment must not be used by two clusters at a time.
     """
 
-    def __init__(self, address: str | None, nodes: Sequence[NodeSpec]) -> None:
+    def __init__(
+        self, address: str | None, nodes: Sequence[NodeSpec], security: Security | None = None
+    ) -> None:
         super().__init__()
         self.seats = Seats()
         self._offers: dict[str, Offer] = {}
@@ -76,7 +81,7 @@ class ExistingCluster(RemoteNodes):
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
-            self.client = stack.enter_context(_connected(address))
+            self.client = stack.enter_context(_connected(address, security))
             check_scheduler(self.client)
             self.client.subscribe_topic("all", self._note)
             stack.callback(self.client.unsubscribe_topic, "all")
@@ -229,7 +234,7 @@ class ExistingCluster(RemoteNodes):
             self.client.run_on_scheduler(_allow_failures, allowed_failures)
 
 
-def _connected(address: str | None) -> Client:
+def _connected(address: str | None, security: Security | None) -> Client:
     wanted = address or dask.config.get("scheduler-address", None)
     if wanted is None:
         raise ConfigurationError(
@@ -237,7 +242,7 @@ def _connected(address: str | None) -> Client:
             "set DASK_SCHEDULER_ADDRESS"
         )
     try:
-        return Client(wanted, set_as_default=False, timeout=CONNECT_SECONDS)
+        return Client(wanted, security=security, set_as_default=False, timeout=CONNECT_SECONDS)
     except (OSError, TimeoutError, ValueError) as error:
         raise CapacityError(
             f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, "

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distributed.security import Security
+
 from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.processes import check_scheduler, look_at
-from dps.cluster.queues import JobGroup, Queue, address_on, interface_of, job_of
+from dps.cluster.queues import JobGroup, Queue, address_on, interface_of, job_of, shared_folder
 from dps.cluster.remote import Placed, RemoteNodes
 from dps.cluster.seats import Offer, failing_together
 from dps.errors import CapacityError, ConfigurationError, DpsError
@@ -42,6 +44,10 @@ class JobCluster(RemoteNodes):
     interface
         The network interface of the scheduler and of the nodes; None: as `jobqueue.yaml` says, else
         the one that reaches other machines.
+    security
+        The certificates of all processes, as for `LocalCluster`. If they are not in files yet, they
+        are kept in a folder that all machines see: `shared-temp-directory` in `jobqueue.yaml`, else
+        the working directory.
     patience
         For how many seconds jobs may wait in the queue.
     tell
@@ -72,6 +78,7 @@ class JobCluster(RemoteNodes):
         groups: Mapping[str, JobGroup],
         nodes: Sequence[NodeSpec],
         interface: str | None,
+        security: Security | None,
         patience: float,
         tell: Callable[[str], None],
     ) -> None:
@@ -85,7 +92,15 @@ class JobCluster(RemoteNodes):
         self._stack = contextlib.ExitStack()
         host = address_on(self._interface)
         with contextlib.ExitStack() as stack:
-            self._head = stack.enter_context(LocalCluster([], ("dps.cluster.server",), host=host))
+            self._head = stack.enter_context(
+                LocalCluster(
+                    [],
+                    ("dps.cluster.server",),
+                    host=host,
+                    security=security,
+                    scratch=shared_folder(queue) if security is not None else None,
+                )
+            )
             self.client = self._head.client
             check_scheduler(self.client)
             stack.callback(self._cancel)
@@ -125,7 +140,8 @@ class JobCluster(RemoteNodes):
             self._lost.discard(node.name)
             self._specs[node.name] = node
         group = self._groups[node.resource]
-        job = job_of(self._queue, group, node, self._head.address, self._interface)
+        head = self._head
+        job = job_of(self._queue, group, node, head.address, self._interface, head.security)
         try:
             self.client.sync(job.start)
         except (OSError, RuntimeError, ValueError) as error:

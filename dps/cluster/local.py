@@ -2,8 +2,9 @@
 
 Nodes are forked from one server process that has imported what they need, so a fresh node is up in
 a fraction of a second. There are no nannies: a process that dies stays dead until it is replaced.
-Everything listens on loopback only, and every process ends when the driver does, however it ends:
-the scheduler's process sees to it that paused nodes end as well, and that no files are left.
+Everything listens on loopback only, with TLS if that is asked for, and every process ends when the
+driver does, however it ends: the scheduler's process sees to it that paused nodes end as well, and
+that no files are left.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 import dask
 import psutil
 from distributed import Client, Scheduler, Worker
+from distributed.security import Security
 
 from dps.cluster.kinds import Act
 from dps.cluster.lifetime import end_with_parent, without_interrupts
+from dps.cluster.tls import DASHBOARD, dashboard_settings, kept_in
 from dps.errors import CapacityError, ConfigurationError
 
 LOOPBACK = "127.0.0.1"
@@ -83,6 +87,12 @@ class LocalCluster:
         Whether to serve Dask's dashboard, if bokeh is installed, which it is made with.
     host
         The address of this machine on which the scheduler listens.
+    security
+        The certificates of all processes; who has none of them is refused (see `dps.cluster.tls`).
+        None: what Dask's own configuration says, which is no TLS unless it requires encryption.
+    scratch
+        The folder in which the cluster makes its own, for files that go with it, such as
+        certificates; None: the system's for temporary files.
 
     Attributes
     ----------
@@ -90,6 +100,8 @@ class LocalCluster:
         A Dask client that is connected to the cluster.
     dashboard
         The address of Dask's dashboard; None: there is none.
+    security
+        What its processes know each other by, with every certificate in a file.
     seats, notes
         None, and none: nodes have the names and resources that Dask knows (`dps.cluster.kinds`).
 
@@ -108,6 +120,8 @@ class LocalCluster:
         preload: Sequence[str] = (),
         dashboard: bool = False,
         host: str = LOOPBACK,
+        security: Security | None = None,
+        scratch: str | None = None,
     ) -> None:
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
@@ -116,17 +130,24 @@ class LocalCluster:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="dps-", ignore_cleanup_errors=True)
+                tempfile.TemporaryDirectory(prefix="dps-", dir=scratch, ignore_cleanup_errors=True)
             )
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
+            # Dask's own default for a scheduler would listen plainly even if that is forbidden.
+            self.security = kept_in(Path(self._scratch), security or Security())
             shown = dashboard and find_spec("bokeh") is not None
             self.address, web = self._start_scheduler(shown, host)
             self.dashboard = web if shown else None
             for node in nodes:
                 self.start(node)
             self.client = stack.enter_context(
-                Client(self.address, set_as_default=False, timeout=START_SECONDS)
+                Client(
+                    self.address,
+                    security=self.security,
+                    set_as_default=False,
+                    timeout=START_SECONDS,
+                )
             )
             if nodes:
                 self._wait_for(len(nodes))
@@ -165,7 +186,7 @@ class LocalCluster:
         if running is not None and running.is_alive():
             raise ConfigurationError(f"there is a node named {node.name!r} already")
         self._specs[node.name] = node
-        arguments = (self.address, node, self._scratch)
+        arguments = (self.address, node, self._scratch, self.security)
         self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
 
     def kill(self, name: str) -> int:
@@ -227,7 +248,7 @@ class LocalCluster:
 
     def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
-        arguments = self._scratch, dashboard, host, send
+        arguments = (self._scratch, dashboard, host, self.security, send)
         self._start_process("scheduler", _run_and_clean_up, arguments)
         send.close()
         if not receive.poll(START_SECONDS):
@@ -324,7 +345,9 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 # -- what runs in the processes ------------------------------------------------------------------
 
 
-def _run_and_clean_up(scratch: str, dashboard: bool, host: str, send: Any) -> None:
+def _run_and_clean_up(
+    scratch: str, dashboard: bool, host: str, security: Security, send: Any
+) -> None:
     """Be the scheduler, and the leader of the process group of all that belongs to the cluster."""
     os.setpgid(0, 0)
 
@@ -337,10 +360,10 @@ def _run_and_clean_up(scratch: str, dashboard: bool, host: str, send: Any) -> No
             is_gone(pid, STOP_SECONDS)
         shutil.rmtree(scratch, ignore_errors=True)
 
-    _run_until_parent_ends(_run_scheduler(scratch, dashboard, host, send), end)
+    _run_until_parent_ends(_run_scheduler(scratch, dashboard, host, security, send), end)
 
 
-def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str]) -> None:
+def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str, Security]) -> None:
     os.setpgid(0, leader)
     _run_until_parent_ends(_run_node(*arguments), lambda: None)
 
@@ -362,24 +385,34 @@ def _run_until_parent_ends(run: Coroutine[Any, Any, None], end: Callable[[], Non
     asyncio.run(run)
 
 
-async def _run_scheduler(scratch: str, dashboard: bool, host: str, send: Any) -> None:
+async def _run_scheduler(
+    scratch: str, dashboard: bool, host: str, security: Security, send: Any
+) -> None:
     dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
+    dask.config.set(dashboard_settings(security, "scheduler"))
     async with Scheduler(
-        host=host, port=0, dashboard=dashboard, dashboard_address=f"{LOOPBACK}:0"
+        host=host,
+        port=0,
+        security=security,
+        dashboard=dashboard,
+        dashboard_address=f"{LOOPBACK}:0",
     ) as scheduler:
-        web = f"http://{LOOPBACK}:{scheduler.http_server.port}/status"
+        scheme = "http" if dask.config.get(f"{DASHBOARD}.cert") is None else "https"
+        web = f"{scheme}://{LOOPBACK}:{scheduler.http_server.port}/status"
         send.send((scheduler.address, web))
         send.close()
         await scheduler.finished()
 
 
-async def _run_node(address: str, node: NodeSpec, scratch: str) -> None:
+async def _run_node(address: str, node: NodeSpec, scratch: str, security: Security | None) -> None:
+    dask.config.set(dashboard_settings(security, "worker"))
     async with Worker(
         address,
         name=node.name,
         nthreads=node.threads,
         resources={node.resource: node.threads},
         host=LOOPBACK,
+        security=security,
         memory_limit=0,
         dashboard=False,
         local_directory=scratch,

@@ -8,7 +8,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.cluster.recorder import Recorder, record_forever, sample, topic
+from dps.cluster.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.transport import (
     COORDINATOR_PREFIX,
     DaskTransport,
@@ -42,7 +42,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         """Begin to coordinate; called by Dask in the scheduler's event loop."""
         self._scheduler = scheduler
         self._meter = Meter()
-        self._recorder = Recorder(self._group.name, scheduler.log_event, self._group.recorded)
+        self._recorder = recorder_of(self._group, scheduler.log_event)
         transport = DaskTransport(scheduler.rpc, self._meter)
         self._coordinator = Coordinator(self._group, transport, SystemClock(), self._recorder)
         self._losses: set[asyncio.Task[None]] = set()

@@ -6,6 +6,7 @@ needed, and what it does to a program by being imported is taken back.
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from types import ModuleType
 from typing import Any
 
 import dask
+from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
 from dps.errors import ConfigurationError
 
-SOMEWHERE = "tcp://SCHEDULER:PORT"
+SOMEWHERE = "SCHEDULER:PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,12 @@ class JobGroup:
 
 
 def job_of(
-    queue: Queue, group: JobGroup, node: NodeSpec, scheduler: str, interface: str | None
+    queue: Queue,
+    group: JobGroup,
+    node: NodeSpec,
+    scheduler: str,
+    interface: str | None,
+    security: Security,
 ) -> Any:
     """Return the job of a node, as dask-jobqueue has it: nothing is submitted yet.
 
@@ -96,15 +103,22 @@ def job_of(
         processes=1,
         nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
         interface=interface,
+        protocol="tls://" if security.require_encryption else None,
+        security=security if security.require_encryption else None,
         worker_extra_args=[*_lines(queue, "worker-extra-args"), *_worker_options(node)],
         job_extra_directives=[*_lines(queue, "job-extra-directives"), *group.directives],
         job_script_prologue=[*_lines(queue, "job-script-prologue"), *_exports()],
     )
 
 
-def script_of(queue: Queue, group: JobGroup, node: NodeSpec, interface: str | None) -> str:
+def script_of(
+    queue: Queue, group: JobGroup, node: NodeSpec, interface: str | None, encrypted: bool
+) -> str:
     """Return the job script of a node; errors as `job_of`."""
-    script: str = job_of(queue, group, node, SOMEWHERE, interface).job_script()
+    files = {f"tls_{name}": f"FOLDER/{name}" for name in ("ca_file", "worker_cert", "worker_key")}
+    security = Security(require_encryption=True, **files) if encrypted else Security()
+    scheduler = f"{'tls' if encrypted else 'tcp'}://{SOMEWHERE}"
+    script: str = job_of(queue, group, node, scheduler, interface, security).job_script()
     return script
 
 
@@ -113,6 +127,13 @@ def interface_of(queue: Queue) -> str | None:
     _jobqueue()
     interface: str | None = _default(queue, "interface")
     return interface
+
+
+def shared_folder(queue: Queue) -> str:
+    """A folder that all machines see: the one `jobqueue.yaml` names, else where we are."""
+    _jobqueue()
+    named = _default(queue, "shared-temp-directory")
+    return os.path.expanduser(os.path.expandvars(named)) if named else os.getcwd()
 
 
 def address_on(interface: str | None) -> str:

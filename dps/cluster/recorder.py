@@ -10,13 +10,15 @@ import asyncio
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
 
 from dps.cluster.transport import Meter, SystemClock
 from dps.events import Event, ResourceSampled, to_dict
+from dps.events.lines import log
+from dps.protocol.group import Group
 
 LogEvent = Callable[[str, Any], None]
 
@@ -31,11 +33,19 @@ def topic(group: str) -> str:
 class Recorder:
     """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop.
 
-    Where nobody listens to the group's events (`on` is false), it lets go of them at once.
+    Where nobody listens to the group's events (`on` is false), it lets go of them at once. Those
+    that are of interest by themselves also go to the log of the process, with `labels`.
     """
 
-    def __init__(self, group: str, log_event: LogEvent, on: bool = True) -> None:
+    def __init__(
+        self,
+        group: str,
+        log_event: LogEvent,
+        on: bool = True,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.on = on
+        self._labels = {**(labels or {}), "group": group}
         self._topic = topic(group)
         self._log_event = log_event
         self._buffer: list[Event] = []
@@ -43,6 +53,7 @@ class Recorder:
 
     def __call__(self, event: Event) -> None:
         """Record an event."""
+        log(event, self._labels)
         if not self.on:
             return
         with self._lock:
@@ -54,6 +65,11 @@ class Recorder:
             batch, self._buffer = self._buffer, []
         if batch:
             self._log_event(self._topic, [to_dict(event) for event in batch])
+
+
+def recorder_of(group: Group, log_event: LogEvent) -> Recorder:
+    """The recorder of one process of a group."""
+    return Recorder(group.name, log_event, group.recorded, group.labels)
 
 
 def sample(node: str, role: str, meter: Meter, stored: int = 0) -> ResourceSampled:

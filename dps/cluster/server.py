@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.audit import Readable
-from dps.cluster.choices import check_functions
+from dps.cluster.choices import check_functions, checked_labels
 from dps.cluster.elastic import Elastic
 from dps.cluster.evaluator import Score
 from dps.cluster.hosting import Hosting
@@ -93,6 +93,9 @@ class ParameterServer(Readable, Elastic):
     seats
         Which Dask worker is which node, on a cluster of `dps.cluster.existing`; None: as Dask's
         resources say, or as dps shares the nodes out.
+    labels
+        Name → text that goes with every metric of the group, and with every line that it logs,
+        such as ``{"model": "ranking"}``.
 
     Attributes
     ----------
@@ -131,11 +134,12 @@ class ParameterServer(Readable, Elastic):
         filters: Mapping[str, Sequence[Filter]] | None = None,
         functions: Mapping[str, Function] | None = None,
         seats: Seats | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
-        self._set_up(client, start, on_event, functions or {}, seats)
+        self._set_up(client, start, on_event, functions or {}, seats, labels or {})
 
     @classmethod
     def resume(
@@ -147,6 +151,7 @@ class ParameterServer(Readable, Elastic):
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         functions: Mapping[str, Function] | None = None,
         seats: Seats | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -154,7 +159,7 @@ class ParameterServer(Readable, Elastic):
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
-        on_event, timings, functions, seats
+        on_event, timings, functions, seats, labels
             As for a new one: they are not in the checkpoints.
 
         Raises
@@ -164,7 +169,7 @@ class ParameterServer(Readable, Elastic):
         """
         server = cls.__new__(cls)
         start = from_path(client, path, timings)
-        server._set_up(client, start, on_event, functions or {}, seats)
+        server._set_up(client, start, on_event, functions or {}, seats, labels or {})
         return server
 
     def _set_up(
@@ -174,10 +179,15 @@ class ParameterServer(Readable, Elastic):
         on_event: Sink | None,
         functions: Mapping[str, Function],
         seats: Seats | None,
+        labels: Mapping[str, str],
     ) -> None:
         check_functions(functions, start.group.recovery)
-        recorded = on_event is not None
-        group = replace(start.group, recorded=recorded, functions=dict(functions))
+        group = replace(
+            start.group,
+            recorded=on_event is not None,
+            functions=dict(functions),
+            labels=checked_labels(labels),
+        )
         start = replace(start, group=group)
         self.group = group
         self.saved = start.saved

@@ -23,7 +23,7 @@ from distributed import get_worker
 from dps.cluster.audit import audit
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
-from dps.cluster.recorder import Recorder, record_forever, sample
+from dps.cluster.recorder import Recorder, record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, SystemClock, meter_of
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
@@ -338,7 +338,7 @@ def run_worker(
     node = nodes.get(dask_worker.address, str(dask_worker.name))
     name = peers[index]
     meter = meter_of(dask_worker, group.name)
-    recorder = Recorder(group.name, dask_worker.log_event, group.recorded)
+    recorder = recorder_of(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
     client = Client(group, transport, name, acks)

@@ -404,6 +404,14 @@ class TrialResumed(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class DashboardServed(Event):
+    """From now on, until the trial ends, Dask's dashboard of its cluster is at this address."""
+
+    address: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
     """Every node is up and the workers start; time axes begin here."""
 

@@ -57,7 +57,8 @@ class Group:
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
     tells whether anybody listens to its events; `filters` are those of each array that has any.
     `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
-    moved until somebody asks for it. `functions` can be run on its shards, by name.
+    moved until somebody asks for it. `functions` can be run on its shards, by name. `labels` go
+    with what its processes say of themselves.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Group:
     filters: dict[str, FilterChain] = field(default_factory=dict)
     servers: int | None = None
     functions: Mapping[str, Function] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:

@@ -18,6 +18,7 @@ from dps.events import Restored, Sink
 from dps.protocol.cut_files import CutCheckpoints
 from dps.protocol.cuts import EndCut, Held, HoldCut, TakeCut, Taken
 from dps.protocol.durability import Durability, durability
+from dps.protocol.figures import Figures
 from dps.protocol.group import Group
 from dps.protocol.keys import KeyLists
 from dps.protocol.lease import Lease
@@ -125,6 +126,10 @@ class Host:
         """The state of each replica that is here."""
         return {shard: replica.state for shard, replica in self._replicas.items()}
 
+    def figures(self) -> list[Figures]:
+        """How it stands with each replica that is here."""
+        return [_figures_of(replica) for replica in self._replicas.values()]
+
     def flush(self) -> None:
         """Emit the events of what was applied since the last flush."""
         for replica in self._replicas.values():
@@ -169,7 +174,9 @@ class Host:
     async def _push(self, m: Push) -> Any:
         if m.operation.codec:
             m = replace(m, operation=self._keys.completed(m.operation))
-        return await self.replica(m.shard).push(m)
+        replica = self.replica(m.shard)
+        with replica.ledger.tally.one_more_waits():
+            return await replica.push(m)
 
     async def _pull(self, m: Pull | RowsAsked) -> Any:
         return await self.replica(m.shard).pull(m)
@@ -322,6 +329,22 @@ class Host:
         request = GetTable(-1, deadline)
         table: Table = await self._transport.call(self._group.coordinator, request, deadline)
         return table
+
+
+def _figures_of(replica: Replica) -> Figures:
+    tally = replica.ledger.tally
+    return Figures(
+        shard=replica.shard,
+        epoch=replica.epoch,
+        head=replica.is_head,
+        version=replica.state.version,
+        updates=tally.updates,
+        duplicates=replica.duplicates,
+        staleness=tuple(tally.staleness),
+        staleness_sum=tally.staleness_sum,
+        waiting=tally.waiting,
+        uncommitted=replica.uncommitted,
+    )
 
 
 def _described(message: Any) -> str:

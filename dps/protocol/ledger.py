@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from dps.core.shard import AppliedUpdate
 from dps.events import Applied, Sink
+from dps.protocol.figures import Tally
 from dps.protocol.transport import Clock
 
 Row = tuple[float, AppliedUpdate]
 
 
 class Ledger:
-    """Collects what one replica applies, in columns. All calls come from one event loop."""
+    """Collects what one replica applies, in columns. All calls come from one event loop.
 
-    def __init__(self, node: str, shard: int, clock: Clock, emit: Sink) -> None:
+    Parameters
+    ----------
+    recorded
+        Whether anybody listens to events; without, updates are counted only.
+
+    Attributes
+    ----------
+    tally
+        The counts.
+    """
+
+    def __init__(self, node: str, shard: int, clock: Clock, emit: Sink, recorded: bool) -> None:
+        self.tally = Tally()
+        self._recorded = recorded
         self._node = node
         self._shard = shard
         self._clock = clock
         self._emit = emit
         self._rows: dict[tuple[int, bool], list[Row]] = {}
 
-    def add(self, epoch: int, head: bool, updates: Iterable[AppliedUpdate]) -> None:
+    def add(self, epoch: int, head: bool, updates: Collection[AppliedUpdate]) -> None:
         """Note updates that were just applied."""
+        self.tally.add(updates)
+        if not self._recorded:
+            return
         now = self._clock.now()
         self._rows.setdefault((epoch, head), []).extend((now, update) for update in updates)
 

@@ -68,7 +68,7 @@ class Replica:
         self.epoch = epoch
         self.chain = chain
         self.duplicates = 0
-        self.ledger = Ledger(node, shard, clock, emit)
+        self.ledger = Ledger(node, shard, clock, emit, group.recorded)
         self._me = me
         self._group = group
         self._layout = group.layout.shards[shard]
@@ -276,6 +276,11 @@ class Replica:
             await self._commits.until_interrupted(self._durability.begin(epoch, self.state))
 
     @property
+    def uncommitted(self) -> int:
+        """How many operations are applied here, but not committed."""
+        return self._commits.in_flight
+
+    @property
     def is_head(self) -> bool:
         """Whether clients' requests come to this replica."""
         return self.chain[0] == self._me
@@ -364,8 +369,7 @@ class Replica:
         step = await self._stepped(op)
         if step.outcome == "applied":
             self.state = step.state
-            if self._group.recorded:
-                self.ledger.add(self.epoch, self.is_head, step.updates)
+            self.ledger.add(self.epoch, self.is_head, step.updates)
             self._commits.add(step.state, step.operation)
         return step
 

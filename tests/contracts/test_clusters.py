@@ -57,7 +57,7 @@ def opened(
         skip_without()
         groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
         yield lambda members: JobCluster(
-            QUEUES["slurm"], groups, members, "lo", SECONDS, lambda line: None
+            QUEUES["slurm"], groups, members, "lo", None, SECONDS, lambda line: None
         )
         return
     folder = tmp_path_factory.mktemp("deployment")

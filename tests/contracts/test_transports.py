@@ -1,4 +1,4 @@
-"""What every transport does, simulated or on Dask: one suite for both."""
+"""What every transport does, simulated or on Dask, plainly or over TLS: one suite for all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.cluster.tls import temporary
 from dps.cluster.transport import DaskTransport, Meter
 from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
 from dps.protocol.messages import Audit, Flush, GetTable, Waiting, Weights
@@ -70,13 +71,18 @@ def on_dask(cluster: LocalCluster, check: Check) -> None:
     client.sync(main)
 
 
-@pytest.fixture(params=["simulated", pytest.param("dask", marks=pytest.mark.cluster)])
+ON_DASK = [pytest.param(kind, marks=pytest.mark.cluster) for kind in ("dask", "dask over tls")]
+
+
+@pytest.fixture(params=["simulated", *ON_DASK])
 def carry_out(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], None]]:
     if request.param == "simulated":
         yield on_simulation
         return
     with LocalCluster(
-        [NodeSpec("server-0", "server")], ["dps.cluster.server", "tests.contracts.echo"]
+        [NodeSpec("server-0", "server")],
+        ["dps.cluster.server", "tests.contracts.echo"],
+        security=temporary() if request.param == "dask over tls" else None,
     ) as cluster:
         yield lambda check: on_dask(cluster, check)
 

@@ -15,6 +15,7 @@ import yaml
 
 from dps.cluster.jobs import JobCluster
 from dps.cluster.queues import QUEUES, JobGroup
+from dps.cluster.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
 from tests.cluster.training import SECONDS, nodes
 from tests.slurm.there import CLUSTER, skip_without
@@ -44,7 +45,9 @@ def _slurm() -> None:
 
 def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> JobCluster:
     members = nodes(1, workers=0)
-    return JobCluster(SLURM, {"server": group}, members, "lo", patience, lambda line: None)
+    return JobCluster(
+        SLURM, {"server": group}, members, "lo", temporary(), patience, lambda line: None
+    )
 
 
 def in_queue() -> list[str]:

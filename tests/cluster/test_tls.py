@@ -1,0 +1,196 @@
+"""A cluster with TLS: no port of it speaks plainly, and who has no certificate of it is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from distributed import Client
+
+from dps import Chain, ParameterServer, Recovery
+from dps.cluster.local import LocalCluster, is_gone
+from dps.cluster.tls import from_files, temporary
+from dps.errors import ConfigurationError
+from dps.events import Promoted
+from tests.cluster.tls import NOTHING_SECONDS, REQUEST, files_of, said_plainly
+from tests.cluster.training import (
+    COUNTING,
+    PRELOAD,
+    SECONDS,
+    Events,
+    count_until,
+    counts,
+    nodes,
+    params,
+    results,
+    versions,
+)
+from tests.support import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A cluster that no test of this module breaks."""
+    with LocalCluster(nodes(1, workers=1), PRELOAD, security=temporary()) as found:
+        yield found
+
+
+def ports(cluster: LocalCluster) -> dict[int, str]:
+    """Every port that the driver or a process of the cluster listens on, and whose it is."""
+    found = {}
+    for name, pid in {"driver": os.getpid(), **cluster.pids}.items():
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found[connection.laddr.port] = name
+    return found
+
+
+def said_to_a_stranger(port: int) -> bytes:
+    """What a port answers to who has no certificate; raises `ssl.SSLError` if it wants one."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(("127.0.0.1", port), SECONDS) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
+        connection.sendall(REQUEST)
+        return connection.recv(100)
+
+
+def comm_ports(cluster: LocalCluster) -> set[int]:
+    """The ports of Dask's own connections."""
+    workers = cluster.client.scheduler_info(n_workers=-1)["workers"]
+    addresses = [cluster.address, *workers]
+    assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
+    return {int(address.rpartition(":")[2]) for address in addresses}
+
+
+def test_no_port_of_any_process_answers_without_tls(cluster: LocalCluster) -> None:
+    found = ports(cluster)
+    assert found.keys() >= comm_ports(cluster)
+    assert set(found.values()) >= cluster.pids.keys()
+    for port, name in found.items():
+        # A TLS server may say by an alert (21) that it was sent something else.
+        answer = said_plainly(port)
+        assert answer[:1] in (b"", b"\x15"), f"{name} answers {answer!r}"
+
+
+def test_only_pages_and_metrics_are_for_who_has_no_certificate(cluster: LocalCluster) -> None:
+    guarded = comm_ports(cluster)
+    for port in guarded:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            said_to_a_stranger(port)
+    for port in ports(cluster).keys() - guarded:
+        assert said_to_a_stranger(port).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_without_the_certificate_is_refused(cluster: LocalCluster) -> None:
+    plainly = cluster.address.replace("tls://", "tcp://")
+    for address, security in (
+        (plainly, None),
+        (cluster.address, temporary()),  # one of another cluster
+    ):
+        with pytest.raises((OSError, TimeoutError)):
+            Client(address, security=security, timeout=NOTHING_SECONDS, set_as_default=False)
+    with pytest.raises(TypeError, match=r"(?i)tls|encrypt"):
+        Client(cluster.address, timeout=NOTHING_SECONDS, set_as_default=False)
+
+
+def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with LocalCluster(nodes(1, workers=1), PRELOAD, security=temporary()):
+        keys = [path for path in tmp_path.rglob("*") if path.is_file() and b"KEY" in _start(path)]
+        assert keys
+        for path in keys:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert list(tmp_path.rglob("*.pem")) == []
+
+
+def test_a_kill_is_recovered_from_over_tls(tmp_path: Path) -> None:
+    events, flag = Events(), tmp_path / "stop"
+    with (
+        LocalCluster(nodes(1, replicas=1), PRELOAD, security=temporary()) as cluster,
+        ParameterServer(
+            cluster.client,
+            params(),
+            optimizer=COUNTING,
+            recovery=Recovery(Chain(2)),
+            on_event=events,
+        ) as ps,
+    ):
+        futures = ps.run(partial(count_until, str(flag)), workers=2)
+        eventually(lambda: versions(ps)[0] > 20, SECONDS)
+        (view,) = ps.table().views
+        assert all(host.address.startswith("tls://") for host in view.chain)
+        assert is_gone(cluster.kill("server-0"), SECONDS)
+        eventually(lambda: events.of(Promoted), SECONDS)
+        before = versions(ps)[0]
+        eventually(lambda: versions(ps)[0] > before + 20, SECONDS)
+        flag.touch()
+        pushed = sum(results(futures))
+        assert counts(ps) == [pushed]
+
+
+def test_certificates_of_the_users_own_are_used(tmp_path: Path) -> None:
+    own = files_of(temporary(), tmp_path)
+    with LocalCluster(nodes(1, workers=1), PRELOAD, security=from_files(**own)) as cluster:
+        assert comm_ports(cluster)
+        with Client(cluster.address, security=from_files(**own), set_as_default=False) as other:
+            assert other.submit(sum, [1, 2]).result(SECONDS) == 3
+
+
+def test_certificates_of_dasks_own_configuration_are_used(tmp_path: Path) -> None:
+    own = files_of(temporary(), tmp_path)
+    roles = ("client", "scheduler", "worker")
+    settings = {
+        "REQUIRE_ENCRYPTION": "True",
+        "TLS__CA_FILE": own["ca_file"],
+        **{f"TLS__{role.upper()}__CERT": own["cert"] for role in roles},
+        **{f"TLS__{role.upper()}__KEY": own["key"] for role in roles},
+    }
+    script = (
+        "from dps.cluster.local import LocalCluster\n"
+        "from tests.cluster.training import nodes\n"
+        "if __name__ == '__main__':\n"
+        "    with LocalCluster(nodes(1, workers=1)) as cluster:\n"
+        "        print(cluster.address, *cluster.client.scheduler_info(n_workers=-1)['workers'])\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    environment = {f"DASK_DISTRIBUTED__COMM__{name}": value for name, value in settings.items()}
+    run = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("tls://") == 3
+
+
+def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
+    own = files_of(temporary(), tmp_path)
+    other = files_of(temporary(), tmp_path / "other")
+    with pytest.raises(ConfigurationError, match=r"^key: .*there is no such file"):
+        from_files(**{**own, "key": str(tmp_path / "nowhere.pem")})
+    with pytest.raises(ConfigurationError, match=r"^cert: .*go together"):
+        from_files(**{**own, "key": other["key"]})
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(100)

@@ -1,0 +1,33 @@
+"""Owns what tests of TLS share: a plain request to a port, and certificates in files."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from distributed.security import Security
+
+NOTHING_SECONDS = 1.0
+REQUEST = b"GET /metrics HTTP/1.0\r\n\r\n"
+
+
+def said_plainly(port: int) -> bytes:
+    """What a port answers to a request without TLS."""
+    with socket.create_connection(("127.0.0.1", port), NOTHING_SECONDS) as connection:
+        connection.sendall(REQUEST)
+        try:
+            return connection.recv(100)
+        except (ConnectionResetError, TimeoutError):
+            return b""
+
+
+def files_of(made: Security, folder: Path) -> dict[str, str]:
+    """Certificate and key as a user would have them, in files."""
+    folder.mkdir(exist_ok=True)
+    tls = made.get_tls_config_for_role("worker")
+    found = {}
+    for name in ("ca_file", "cert", "key"):
+        path = folder / f"{name}.pem"
+        path.write_text(tls[name])
+        found[name] = str(path)
+    return found
