@@ -69,12 +69,8 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     assert "--constraint" not in found["worker"]
     assert "tls://SCHEDULER:PORT --name server-0" in found["server"]
     assert "--tls-key FOLDER/worker_key" in found["server"]
-    assert (
-        found["server"]
-        .rstrip()
-        .endswith("--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1")
-    )
-    assert found["worker"].rstrip().endswith("--resources worker=2")
+    assert "--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1" in found["server"]
+    assert "--nthreads 2 --memory-limit 0 --no-dashboard --resources worker=2" in found["worker"]
     assert "export OMP_NUM_THREADS=1\n" in found["worker"]
     assert "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=2s\n" in found["worker"]
 
