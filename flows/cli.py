@@ -25,6 +25,7 @@ from flows.examples import app as examples
 from flows.replicate import app as replicate
 from flows.replicate import run_replication
 from flows.terminal import console as _console
+from flows.terminal import curves as _curves
 from flows.terminal import exit_if_failed as _exit_if_failed
 from flows.terminal import store as _store
 from flows.terminal import warn as _warn
@@ -191,7 +192,7 @@ def _run_experiment(
         raise typer.Exit(130) from None
     print_comparison(done.outcomes, console)
     print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
-    print(f"\nReport: {done.report}\nEvery run, with its curves: dps ui")
+    print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
 
 

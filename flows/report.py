@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +35,7 @@ FIGURES = "figures"
 DOWNLOAD_BYTES = 6_000_000
 SHOWN_AT_ONCE = 6
 VARIED = "varied"
+RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ def write_report(
         The report or a figure cannot be written.
     """
     prices = prices or load_prices()
+    going = under_way(folder)
     records = read_all(folder)
     found, unusable = _trials(records, prices), _unusable(records)
     for said in unusable:
@@ -113,7 +115,7 @@ def write_report(
             f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
         )
     drawn = chapters(found)
-    page = render(found, prices, read_comparison(folder), drawn, unusable, under_way(folder))
+    page = render(found, prices, read_comparison(folder), drawn, unusable, going)
     if figures is not None:
         write_files(drawings(drawn), figures)
     write_whole(output, page, "the report")
@@ -153,8 +155,20 @@ def render(
 
     `unusable` says which records are left out and why, `going` which trials are running.
     """
-    content = _content(trials, prices, comparison, drawn)
+    without_end = {result.identity.trial for record, result in trials if record.ended is None}
+    # One may have ended since it was looked at.
+    going = [standing for standing in going if standing.trial in without_end]
+    running = {standing.trial for standing in going}
+    known = [(record, _as_it_stands(result, running)) for record, result in trials]
+    content = _content(known, prices, comparison, drawn)
     return page(TEMPLATE, unusable=unusable, going=going, **content)
+
+
+def _as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
+    """A trial that is running has not failed, though its record has no end."""
+    if result.identity.trial not in running:
+        return result
+    return replace(result, status=RUNNING, reason="")
 
 
 def _content(
@@ -177,7 +191,7 @@ def _content(
         "glance": tables.glance(groups),
         "told": _told(groups, rows),
         "caution": words.caution(groups, rows),
-        "left_out": [outcome for outcome in outcomes if not outcome.valid],
+        "left_out": [o for o in outcomes if not o.valid and o.status != RUNNING],
         "failed_before": [failed_before(o) for o in outcomes if o.failed_before],
         "resumed": [words.resumed(record, o) for record, o in trials if not whole(record)],
         "checks": _checks(outcomes),
@@ -209,15 +223,16 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
     configs = [_config_facts(record.config) for record, _ in trials]
     day = datetime.fromtimestamp(max(r.events[-1].t for r, _ in trials), UTC)
     valid = sum(outcome.valid for outcome in outcomes)
-    trials_text = f"{len(outcomes)}" + (
-        "" if valid == len(outcomes) else f", {valid} of them valid"
-    )
+    running = sum(outcome.status == RUNNING for outcome in outcomes)
+    trials_text = f"{len(outcomes)}"
+    if valid < len(outcomes):
+        trials_text += f", {valid} of them valid" + (f", {running} running" if running else "")
     seeds = sorted({o.identity.seed for o in outcomes if o.identity.seed is not None})
     facts = [
         ("trials", trials_text),
         ("seeds", ", ".join(map(str, seeds))),
         *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
-        ("finished", day.strftime("%-d %B %Y, %H:%M UTC")),
+        ("as of" if running else "finished", day.strftime("%-d %B %Y, %H:%M UTC")),
     ]
     return [(name, value) for name, value in facts if value.strip(" ·")]
 

@@ -32,6 +32,15 @@ def store() -> str | None:
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
+def curves(experiment: str, tracked: bool) -> str:
+    """Say in a line where the runs of an experiment are, or how they get there."""
+    if not tracked:
+        return f"Every run, with its curves, when the tracking store is back: dps sync {experiment}"
+    uri = store() or ""
+    served = uri.startswith(("http://", "https://"))
+    return f"Every run, with its curves: {masked(uri) if served else 'dps ui'}"
+
+
 def warn(text: str) -> None:
     """Tell of something that ends no command."""
     print(f"dps: warning: {masked(text)}", file=sys.stderr)

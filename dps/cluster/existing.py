@@ -18,6 +18,8 @@ from typing import Any
 
 import dask
 from distributed import Client, Scheduler
+from distributed.comm.addressing import parse_address
+from distributed.comm.registry import get_backend
 from distributed.security import Security
 
 from dps.cluster.local import DASK_SETTINGS, NodeSpec
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 JOIN_SECONDS = 20.0
 LOOK_SECONDS = 0.05
+WITH_TLS = ("tls", "wss")
 
 
 class ExistingCluster(RemoteNodes):
@@ -61,7 +64,8 @@ class ExistingCluster(RemoteNodes):
     CapacityError
         No scheduler answers, or it has too few Dask workers.
     ConfigurationError
-        dps is not installed there, or another version is.
+        dps is not installed there, or another version is; or address and certificates do not go
+        together.
 
     Notes
     -----
@@ -241,13 +245,49 @@ def _connected(address: str | None, security: Security | None) -> Client:
             "no address of a Dask scheduler: give cluster.address, as in tcp://10.0.0.1:8786, or "
             "set DASK_SCHEDULER_ADDRESS"
         )
+    certificates = security or Security()
+    _require_fitting(wanted, certificates)
     try:
-        return Client(wanted, security=security, set_as_default=False, timeout=CONNECT_SECONDS)
-    except (OSError, TimeoutError, ValueError) as error:
+        return Client(wanted, security=certificates, set_as_default=False, timeout=CONNECT_SECONDS)
+    except (OSError, TimeoutError) as error:
         raise CapacityError(
             f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, "
-            "or correct the address"
+            f"or correct the address{_of_certificates(wanted)}"
         ) from error
+
+
+def _require_fitting(address: str, security: Security) -> None:
+    """Refuse an address that Dask would not even try: it leaves a client that cannot be closed."""
+    scheme, _ = parse_address(address)
+    try:
+        get_backend(scheme)
+        arguments = security.get_connection_args("client")
+    except ValueError:
+        raise ConfigurationError(
+            f"{address} is no address of a Dask scheduler; expected tcp://10.0.0.1:8786, or tls://"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the certificates that Dask is configured with cannot be used ({error}); correct "
+            "distributed.comm.tls, or give cluster.tls"
+        ) from error
+    if scheme in WITH_TLS and arguments["ssl_context"] is None:
+        raise ConfigurationError(
+            f"{address} asks for certificates, and none are given; name them by cluster.tls "
+            "({ca_file: …, cert: …, key: …}), or in Dask's own configuration (distributed.comm.tls)"
+        )
+    if scheme not in WITH_TLS and arguments["require_encryption"]:
+        raise ConfigurationError(
+            f"{address} is an address without TLS, and certificates are given, or required by "
+            "Dask's own configuration; give the address that begins with tls://, or no certificates"
+        )
+
+
+def _of_certificates(address: str) -> str:
+    """What may be wrong besides, as far as the address tells."""
+    if parse_address(address)[0] in WITH_TLS:
+        return "; with TLS, both must have certificates of the same authority"
+    return "; one that runs with TLS has an address that begins with tls://"
 
 
 # -- what runs in the processes of the deployment ------------------------------------------------

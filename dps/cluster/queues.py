@@ -7,6 +7,7 @@ needed, and what it does to a program by being imported is taken back.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
+from dps.cluster.tls import dashboard_settings
 from dps.errors import ConfigurationError
 
 SOMEWHERE = "SCHEDULER:PORT"
@@ -107,7 +109,7 @@ def job_of(
         security=security if security.require_encryption else None,
         worker_extra_args=[*_lines(queue, "worker-extra-args"), *_worker_options(node)],
         job_extra_directives=[*_lines(queue, "job-extra-directives"), *group.directives],
-        job_script_prologue=[*_lines(queue, "job-script-prologue"), *_exports()],
+        job_script_prologue=[*_lines(queue, "job-script-prologue"), *_exports(security)],
     )
 
 
@@ -159,13 +161,14 @@ def _worker_options(node: NodeSpec) -> Sequence[str]:
     )
 
 
-def _exports() -> list[str]:
+def _exports(security: Security) -> list[str]:
     """What nodes on this machine are started with, as lines of a job script."""
     dask_settings = {
         "DASK_" + key.upper().replace(".", "__").replace("-", "_"): value
-        for key, value in DASK_SETTINGS.items()
+        for key, value in {**DASK_SETTINGS, **dashboard_settings(security, "worker")}.items()
     }
-    return [f"export {name}={value}" for name, value in {**ENVIRONMENT, **dask_settings}.items()]
+    settings = {**ENVIRONMENT, **dask_settings}
+    return [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
 
 
 def _default(queue: Queue, key: str) -> Any:

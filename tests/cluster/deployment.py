@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -31,13 +31,21 @@ def workers(number: int, *options: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def deployed(folder: Path, *groups: Sequence[str], before: Sequence[str] = ()) -> Iterator[str]:
+def deployed(
+    folder: Path,
+    *groups: Sequence[str],
+    before: Sequence[str] = (),
+    certificate: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """Yield the address of a Dask scheduler that has `dask worker`s with these options.
 
-    `before` is put before the command of the workers.
+    `before` is put before the command of the workers. With a `certificate` (see `tls.files_of`)
+    they talk over TLS.
     """
     file = folder / "scheduler.json"
     common = ["--host", "127.0.0.1", "--no-dashboard"]
+    for what, path in (certificate or {}).items():
+        common += [f"--tls-{what.replace('_', '-')}", path]
     with ExitStack() as stack:
         _start(stack, folder, "dask_scheduler", "--port", "0", "--scheduler-file", file, *common)
         eventually(file.exists, SECONDS)

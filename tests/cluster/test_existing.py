@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client
 
 from dps.cluster import existing
 from dps.cluster.existing import ExistingCluster
 from dps.cluster.local import NodeSpec, is_running
+from dps.cluster.tls import from_files, temporary
 from dps.errors import CapacityError, ConfigurationError
 from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
+from tests.cluster.tls import files_of
 from tests.cluster.training import SECONDS, nodes
 from tests.support import eventually
 
@@ -84,6 +87,31 @@ def test_no_scheduler_at_the_address_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(existing, "CONNECT_SECONDS", 0.5)
     with pytest.raises(CapacityError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         ExistingCluster("tcp://127.0.0.1:9", MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("address", "own", "configured", "told"),
+    [
+        ("tls://127.0.0.1:9", False, {}, "asks for certificates, and none are given"),
+        ("tcp://127.0.0.1:9", True, {}, "address without TLS, and certificates are given"),
+        ("127.0.0.1:9", False, {"require-encryption": True}, "or required by Dask's own"),
+        ("tls://127.0.0.1:9", False, {"tls.ca-file": "/nowhere"}, "none are given"),
+        (
+            "tls://127.0.0.1:9",
+            False,
+            {"tls.ca-file": "/nowhere", "tls.client.cert": "/nowhere"},
+            r"cannot be used \(.*No such file",
+        ),
+        ("http://127.0.0.1:9", False, {}, "no address of a Dask scheduler; expected tcp://"),
+    ],
+)
+def test_an_address_that_certificates_do_not_fit_is_told_at_once(
+    tmp_path: Path, address: str, own: bool, configured: dict[str, Any], told: str
+) -> None:
+    security = from_files(**files_of(temporary(), tmp_path)) if own else None
+    settings = {f"distributed.comm.{name}": value for name, value in configured.items()}
+    with dask.config.set(settings), pytest.raises(ConfigurationError, match=told):
+        ExistingCluster(address, MEMBERS, security)
 
 
 def test_a_process_that_signals_do_not_reach_is_killed_by_itself_and_never_paused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 from distributed import Client
+from distributed.core import connect
+from distributed.security import Security
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.local import LocalCluster, is_gone
@@ -95,6 +98,33 @@ def test_only_pages_and_metrics_are_for_who_has_no_certificate(cluster: LocalClu
         assert said_to_a_stranger(port).startswith(b"HTTP/1.1 200 OK")
 
 
+async def let_in(address: str, security: Security) -> bool:
+    """Whether somebody with these certificates, or none, may talk to a Dask process."""
+    known = security.get_connection_args("client")
+    try:
+        comm = await connect(address, timeout=NOTHING_SECONDS, **known)
+    except (OSError, TimeoutError):
+        return False
+    comm.abort()
+    return True
+
+
+@pytest.mark.parametrize(("whose", "welcome"), [("own", True), ("other", False), ("none", False)])
+def test_scheduler_server_and_worker_let_in_who_has_their_certificate_and_nobody_else(
+    cluster: LocalCluster, whose: str, welcome: bool
+) -> None:
+    by_whom = {"own": cluster.security, "other": temporary(), "none": Security()}
+    ports = comm_ports(cluster)
+    assert len(ports) == 1 + 2, "of the scheduler, a server, which its clients push to, a worker"
+    scheme = "tcp" if whose == "none" else "tls"
+
+    async def all_of_them() -> list[bool]:
+        asked = (let_in(f"{scheme}://127.0.0.1:{port}", by_whom[whose]) for port in ports)
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(all_of_them()) == [welcome] * len(ports)
+
+
 def test_a_client_without_the_certificate_is_refused(cluster: LocalCluster) -> None:
     plainly = cluster.address.replace("tls://", "tcp://")
     for address, security in (
@@ -103,8 +133,6 @@ def test_a_client_without_the_certificate_is_refused(cluster: LocalCluster) -> N
     ):
         with pytest.raises((OSError, TimeoutError)):
             Client(address, security=security, timeout=NOTHING_SECONDS, set_as_default=False)
-    with pytest.raises(TypeError, match=r"(?i)tls|encrypt"):
-        Client(cluster.address, timeout=NOTHING_SECONDS, set_as_default=False)
 
 
 def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
@@ -118,6 +146,36 @@ def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert list(tmp_path.rglob("*.pem")) == []
+
+
+def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from dps.cluster.local import LocalCluster\n"
+        "from dps.cluster.tls import temporary\n"
+        "from tests.cluster.training import nodes\n"
+        "if __name__ == '__main__':\n"
+        "    with LocalCluster(nodes(1, workers=1), security=temporary()):\n"
+        "        print('up', flush=True)\n"
+        "        sys.stdin.read()\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "scratch").mkdir()
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"],
+        env={
+            **os.environ,
+            "TMPDIR": str(tmp_path / "scratch"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        assert list(tmp_path.rglob("*key.pem"))
+        process.kill()
+    eventually(lambda: not list(tmp_path.rglob("*.pem")), SECONDS)
 
 
 def test_a_kill_is_recovered_from_over_tls(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Owns what tests of TLS share: a plain request to a port, and certificates in files."""
+"""Owns what tests of TLS share: ports, plain requests to them, certificates in files."""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
 
+import psutil
 from distributed.security import Security
 
 NOTHING_SECONDS = 1.0
@@ -19,6 +20,18 @@ def said_plainly(port: int) -> bytes:
             return connection.recv(100)
         except (ConnectionResetError, TimeoutError):
             return b""
+
+
+def ports_below(*pids: int) -> set[int]:
+    """The ports on which processes and all that they have started listen."""
+    known = [psutil.Process(pid) for pid in pids]
+    return {
+        connection.laddr.port
+        for leader in known
+        for process in (leader, *leader.children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 def files_of(made: Security, folder: Path) -> dict[str, str]:

@@ -79,20 +79,21 @@ class MlflowServer:
         """Have it go on."""
         self._signal(signal.SIGCONT)
 
-    def has_begun(self, experiment: str, trial: str) -> bool:
-        """Whether there is a run of a trial that has not got the mark of a whole one."""
+    def half_written(self, experiment: str) -> set[str]:
+        """The trials of an experiment whose runs have not got the mark of whole ones."""
         query = "SELECT run_uuid, key, value FROM tags"
-        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as connection:
+        # Not read-only: a server that was killed may have left what the next to come must undo.
+        with closing(sqlite3.connect(f"file:{self.database}?mode=rw", uri=True)) as connection:
             rows = connection.execute(query).fetchall()
         tags: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for run, key, value in rows:
             tags[run][key] = value
-        return any(
-            of.get("dps.trial") == trial
-            and of.get("dps.experiment") == experiment
-            and "dps.record" not in of
+        return {
+            of["dps.trial"]
             for of in tags.values()
-        )
+            if of.get("dps.experiment") == experiment and "dps.trial" in of
+            if "dps.record" not in of
+        }
 
     def _signal(self, number: int) -> None:
         if self._process is None:

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from dps.cluster.tls import temporary
 from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig, load_experiment
 from flows.grid import expand
+from flows.record import EVENTS_FILE, read_record
 from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
+from tests.cluster.tls import files_of
 
 NODES = 4  # a server, its replica, a worker and the evaluator
 CONFIG: dict[str, Any] = {
@@ -102,6 +105,52 @@ def test_trials_at_once_are_refused(tmp_path: Path, deployment: str) -> None:
     done = dps(tmp_path, deployment, "run", "there.yaml", "--parallel", "2")
     assert done.returncode == 2
     assert "one after the other" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The certificate of a deployment, in files."""
+    return files_of(temporary(), tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory: pytest.TempPathFactory, own: dict[str, str]) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("over-tls")
+    with deployed(folder, workers(NODES), certificate=own) as address:
+        yield address
+
+
+@pytest.mark.cluster
+def test_an_experiment_runs_on_a_deployment_over_tls(
+    tmp_path: Path, over_tls: str, own: dict[str, str]
+) -> None:
+    assert over_tls.startswith("tls://")
+    cluster = {"kind": "existing", "address": over_tls, "tls": own}
+    done = dps(tmp_path, None, "run", "there.yaml", cluster=cluster, faults=[KILL])
+    assert done.returncode == 0, done.stderr
+    record = read_record(tmp_path / "results" / "there" / "seed-0" / EVENTS_FILE)
+    assert record.ended is not None
+    assert record.ended.status == "valid", record.ended.reason
+
+
+@pytest.mark.cluster
+def test_a_deployment_over_tls_lets_nobody_in_without_its_certificate(
+    tmp_path: Path, over_tls: str
+) -> None:
+    plainly = over_tls.replace("tls://", "tcp://")
+    other = files_of(temporary(), tmp_path / "other")
+    for address, tls, told in (
+        (over_tls, "off", "asks for certificates, and none are given"),
+        (over_tls, other, "both must have certificates of the same authority"),
+        (plainly, "off", "with TLS has an address that begins with tls://"),
+    ):
+        cluster = {"kind": "existing", "address": address, "tls": tls}
+        done = dps(tmp_path, None, "run", "there.yaml", cluster=cluster)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("dps: ")
+        assert told in line
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.cluster

@@ -76,6 +76,15 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
 
 
 @needs_jobqueue
+@pytest.mark.parametrize("tls", ["off", "temporary"])
+def test_the_pages_of_a_job_are_served_with_its_certificate(tmp_path: Path, tls: str) -> None:
+    done = scripts(tmp_path, {"kind": "slurm", "memory": "2GB", "tls": tls})
+    assert done.returncode == 0, done.stderr
+    served = "export DASK_DISTRIBUTED__SCHEDULER__DASHBOARD__TLS__KEY=FOLDER/worker_key\n"
+    assert (served in done.stdout) == (tls == "temporary")
+
+
+@needs_jobqueue
 @pytest.mark.parametrize(
     ("kind", "prefix"), [("slurm", "#SBATCH"), ("pbs", "#PBS"), ("lsf", "#BSUB"), ("sge", "#$")]
 )

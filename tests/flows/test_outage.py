@@ -1,33 +1,106 @@
 """Outages of a real MLflow server during an experiment: nothing is lost, nothing is there twice.
 
-The trials are toys, written instead of run; the server, its store and its death are real.
+The server, its store and its death are real, and so are grids; where only the store counts, trials
+are toys, written instead of run.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-import threading
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from mlflow import MlflowClient
 
 from dps.errors import ConfigurationError
 from flows.attempt import Attempt
-from flows.config import ExperimentConfig
+from flows.config import ExperimentConfig, load_experiment
 from flows.sync import sync
 from tests.flows.mlflow_server import MlflowServer
 from tests.flows.synthetic import toy_events, write_events
 from tests.flows.test_experiment import ORDER, ToyRunner, experiment, go
+from tests.flows.test_run import CONFIG
 from tests.support import eventually
 
 __all__ = ["experiment"]  # the fixture
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+TRIAL_SECONDS = 60.0
+SHORT: dict[str, Any] = {
+    "training": {"workers": 1, "updates": 60, "compute_seconds": 0.01},
+    "recovery": "chain",
+    "faults": [{"kind": "kill", "target": "server-0", "at_updates": 20, "back_after": 0.2}],
+}
+
+
+class Grid:
+    """A `dps run` in a process of its own, with real trials; use as a context manager.
+
+    It writes to a server, and is over when the context is.
+    """
+
+    def __init__(self, here: Path, name: str, server: MlflowServer, **changes: Any) -> None:
+        self.here, self.name = here, name
+        self.config = here / f"{name}.yaml"
+        self.config.write_text(yaml.safe_dump({**CONFIG, **SHORT, "experiment": name, **changes}))
+        self._out = here / "told"
+        self._environment = {**os.environ, "MLFLOW_TRACKING_URI": server.uri}
+
+    def __enter__(self) -> Grid:
+        with self._out.open("w") as out:
+            self.process = subprocess.Popen(
+                self._command("run", str(self.config)),
+                cwd=self.here,
+                env=self._environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def told(self) -> str:
+        """What it has said so far."""
+        return self._out.read_text()
+
+    def dps(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command where it runs."""
+        return subprocess.run(
+            self._command(*arguments),
+            cwd=self.here,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+        )
+
+    def without_outage(self) -> dict[str, Any]:
+        """What a store holds of the same records that had no outage."""
+        folder = self.here / "without"
+        shutil.copytree(self.here / "results", folder / "results")
+        runner = ToyRunner()
+        done, _ = go(load_experiment(str(self.config)), folder, runner)
+        assert done.tracked
+        assert runner.ran == []
+        return held(folder / "mlruns" / "mlflow.db", folder / "mlruns", self.name)
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "flows.cli", *arguments]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +162,7 @@ def _contents(client: MlflowClient, run: Any, artifacts: Path) -> dict[str, Any]
         "times": (run.info.start_time, run.info.end_time) if of_trial else None,
         "tags": run.data.tags,
         "params": run.data.params,
-        "inputs": [each.dataset.digest for each in run.inputs.dataset_inputs],
+        "inputs": [each.to_dictionary() for each in run.inputs.dataset_inputs],
         "metrics": {
             name: sorted(
                 (m.timestamp, m.step, m.value)
@@ -107,58 +180,50 @@ def run_ids(server: MlflowServer, name: str) -> set[str]:
     return {run.info.run_id for run in client.search_runs([found.experiment_id])}
 
 
-def test_a_server_killed_while_a_trial_is_written_ends_with_the_same_data(
-    up: MlflowServer,
-    experiment: ExperimentConfig,
-    tmp_path: Path,
+def test_a_server_killed_in_the_middle_of_a_grid_ends_with_the_same_data(
+    up: MlflowServer, tmp_path: Path
 ) -> None:
-    name, (_, second, third, fourth) = "killed", ORDER
-    grid, here = named(experiment, name), tmp_path / "here"
-    here.mkdir()
-    expected = without_outage(grid, tmp_path / "without")
-
-    def strike() -> None:
-        eventually(lambda: up.has_begun(name, second), 60)
+    with Grid(tmp_path, "killed", up, seeds=[0, 1, 2]) as grid:
+        eventually(lambda: "[2/3]" in grid.told(), TRIAL_SECONDS)
+        begun = eventually(lambda: up.half_written("killed"), TRIAL_SECONDS)
         up.kill()
-
-    striker = threading.Thread(target=strike)
-
-    def down() -> None:
-        striker.join()
-        assert up.has_begun(name, second), "it was killed too late to show anything"
-
-    runner = Eventful({second: striker.start, third: down, fourth: up.start})
-    done, told = go(grid, here, runner, store=up.uri)
-    assert runner.ran == ORDER
-    assert done.tracked
-    assert told.count("cannot be used") == told.count("is back") == 1
-    assert held(up.database, up.artifacts, name) == expected
+        assert up.half_written("killed") == begun, "it was killed too late to show anything"
+        eventually(lambda: "cannot be used" in grid.told(), TRIAL_SECONDS)
+        # The last trial goes on, but must not be delivered before the server is back.
+        grid.process.send_signal(signal.SIGSTOP)
+        up.start()
+        grid.process.send_signal(signal.SIGCONT)
+    told = grid.told()
+    assert grid.process.returncode == 0, told
+    assert told.count("cannot be used") == told.count("is back, and has what was kept") == 1
+    assert told.endswith(f"Every run, with its curves: {up.uri}\n")
+    assert held(up.database, up.artifacts, "killed") == grid.without_outage()
 
 
 def test_what_a_server_missed_to_the_end_is_delivered_by_sync_once(
-    up: MlflowServer, experiment: ExperimentConfig, tmp_path: Path
+    up: MlflowServer, tmp_path: Path
 ) -> None:
-    name = "missed"
-    grid, here = named(experiment, name), tmp_path / "here"
-    here.mkdir()
-    expected = without_outage(grid, tmp_path / "without")
-    done, told = go(grid, here, Eventful({ORDER[1]: up.kill}), store=up.uri)
-    assert [outcome.status for outcome in done.outcomes] == ["valid"] * len(ORDER)
-    assert done.report.exists()
-    assert not done.tracked
+    with Grid(tmp_path, "missed", up, seeds=[0, 1]) as grid:
+        eventually(lambda: up.half_written("missed"), TRIAL_SECONDS)
+        up.kill()
+    told = grid.told()
+    assert grid.process.returncode == 0, told
     assert told.count("cannot be used") == 1
-    assert told.endswith(f"does not have all of it; when it is back: dps sync {name}\n")
+    assert told.endswith("when the tracking store is back: dps sync missed\n")
+    away = grid.dps("sync")
+    assert (away.returncode, away.stdout) == (2, "")
+    assert f"the tracking store {up.uri} cannot be used" in away.stderr
 
     up.start()
+    assert grid.dps("sync").stdout == "missed: 2 trials delivered, 2 in the store\n"
+    expected = grid.without_outage()
+    assert held(up.database, up.artifacts, "missed") == expected
+    before = run_ids(up, "missed")
     said: list[str] = []
-    sync([name], here, up.uri, said.append)
-    assert said == [f"{name}: 3 trials delivered, 4 in the store"]
-    assert held(up.database, up.artifacts, name) == expected
-    before = run_ids(up, name)
-    sync([], here, up.uri, said.append)
-    assert said[1:] == [f"{name}: 0 trials delivered, 4 in the store"]
-    assert run_ids(up, name) == before
-    assert held(up.database, up.artifacts, name) == expected
+    sync([], tmp_path, up.uri, said.append)
+    assert said == ["missed: 0 trials delivered, 2 in the store"]
+    assert run_ids(up, "missed") == before
+    assert held(up.database, up.artifacts, "missed") == expected
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_trials(

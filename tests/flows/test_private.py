@@ -11,18 +11,23 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
+from itertools import chain, product
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
 from safetensors import safe_open
 
 from tests.flows.test_run import command
+from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
 
 # Four nodes besides the scheduler: a server, a replica, a worker and the evaluator.
 NODES = 4
+CONNECT_SECONDS = 1.0
+UI_SECONDS = 90.0
 SLOW = {"workers": 1, "updates": 60, "compute_seconds": 0.03}
 CHECKPOINTS = {"durability": {"kind": "checkpoint", "every": 10}}
 
@@ -71,6 +76,40 @@ def open_to_others(addresses: Iterable[tuple[str, int]]) -> list[tuple[str, int]
     return [(host, port) for host, port in addresses if not ip_address(host).is_loopback]
 
 
+def reached_from_outside(ports: Iterable[int]) -> list[tuple[str, int]]:
+    """Where somebody answers at the addresses by which other machines know this one."""
+    found = []
+    for place in product(own_addresses(), ports):
+        with suppress(OSError), socket.create_connection(place, CONNECT_SECONDS):
+            found.append(place)
+    return found
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this machine besides loopback; those of a link name their interface."""
+    every = chain.from_iterable(psutil.net_if_addrs().values())
+    internet = [each.address for each in every if each.family in (socket.AF_INET, socket.AF_INET6)]
+    return [each for each in internet if not ip_address(each).is_loopback]
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    return process.returncode is not None
+
+
+def in_session(session: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session:
+                yield process
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process, and all that it has started."""
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory in which a small run took place, under a umask that forbids nothing."""
@@ -92,7 +131,7 @@ def test_files_are_the_users_alone_whatever_the_umask(finished: Path) -> None:
 
 def test_records_and_checkpoints_are_text_and_arrays(finished: Path) -> None:
     written = [path for path in below(finished / "results") if path.is_file()]
-    others = {".html", ".csv", ".svg", ".png", ".lock", ""}
+    others = {".html", ".csv", ".svg", ".png", ".log", ".lock", ""}
     assert {path.suffix for path in written} <= {*READERS, *others}
     for path in written:
         READERS.get(path.suffix, Path.read_bytes)(path)
@@ -106,23 +145,29 @@ def test_a_run_serves_nothing_beyond_loopback(tmp_path: Path) -> None:
         run, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
         while not ended(process):  # its whole life: sockets come and go
-            seen |= serving(in_session(process.pid))
+            new = serving(in_session(process.pid)) - seen
+            assert reached_from_outside(port for _, port in new) == []
+            seen |= new
         assert process.returncode == 0
     assert len(seen) > 2 * NODES, "Dask serves tasks and, apart from that, web pages"
     assert open_to_others(seen) == []
 
 
-def ended(process: subprocess.Popen[bytes]) -> bool:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(0.05)
-    return process.returncode is not None
-
-
-def in_session(session: int) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) == session:
-                yield process
+def test_the_ui_serves_nothing_beyond_loopback(finished: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ui = command(finished, "ui", "--port", str(port))
+    with subprocess.Popen(ui, cwd=finished, stdout=subprocess.DEVNULL) as process:
+        try:
+            eventually(lambda: ("127.0.0.1", port) in serving(family(process.pid)), UI_SECONDS)
+            with urlopen(f"http://127.0.0.1:{port}/health") as reply:
+                assert reply.status == 200
+            seen = serving(family(process.pid))
+            assert open_to_others(seen) == []
+            assert reached_from_outside(port for _, port in seen) == []
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
@@ -131,7 +176,12 @@ def test_a_socket_for_everybody_would_be_noticed(kind: int) -> None:
         opened.bind(("0.0.0.0", 0))
         if kind == socket.SOCK_STREAM:
             opened.listen()
-        assert opened.getsockname() in open_to_others(serving([psutil.Process()]))
+        place = opened.getsockname()
+        assert place in open_to_others(serving([psutil.Process()]))
+        if kind == socket.SOCK_STREAM:
+            assert reached_from_outside([place[1]]) == [
+                (address, place[1]) for address in own_addresses() if ":" not in address
+            ]
 
 
 def test_a_pickle_would_be_noticed(tmp_path: Path) -> None:

@@ -122,7 +122,12 @@ def test_the_report_of_what_is_running_links_to_its_dashboard(folder: Path) -> N
         page = write_report(folder, folder / "report.html").read_text()
     assert "Running when this was written" in page
     assert link in page
-    assert link not in write_report(folder, folder / "report.html").read_text()
+    assert "3, 1 of them valid, 1 running" in page
+    assert '<span class="status running">running</span>' in page
+    assert "1 of 3 trials is left out of every figure and statistic" in page
+    afterwards = write_report(folder, folder / "report.html").read_text()
+    assert link not in afterwards
+    assert "2 of 3 trials are left out of every figure and statistic" in afterwards
 
 
 def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> None:

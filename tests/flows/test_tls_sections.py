@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -20,7 +19,7 @@ from flows.grid import expand
 from flows.kept import settings, trial_from
 from flows.record import EVENTS_FILE, read_record
 from flows.tls_sections import security_of
-from tests.cluster.tls import files_of, said_plainly
+from tests.cluster.tls import files_of, ports_below, said_plainly
 from tests.support import eventually
 
 SMALL: dict[str, Any] = {
@@ -136,14 +135,3 @@ def test_a_whole_trial_over_tls_through_a_kill(tmp_path: Path) -> None:
     assert ended is not None
     assert ended.status == "valid", ended.reason
     assert list(scratch.rglob("*.pem")) == []
-
-
-def ports_below(pid: int) -> set[int]:
-    """The ports on which a process and all that it has started listen."""
-    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    return {
-        connection.laddr.port
-        for process in family
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }

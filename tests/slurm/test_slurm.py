@@ -17,6 +17,7 @@ from dps.cluster.jobs import JobCluster
 from dps.cluster.queues import QUEUES, JobGroup
 from dps.cluster.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
+from tests.cluster.tls import ports_below, said_plainly
 from tests.cluster.training import SECONDS, nodes
 from tests.slurm.there import CLUSTER, skip_without
 from tests.support import eventually
@@ -118,3 +119,13 @@ def test_nothing_is_left_in_the_queue_by_a_driver_that_is_killed(tmp_path: Path)
         eventually(lambda: len(in_queue()) == 5, SECONDS)
         process.kill()
     eventually(lambda: not in_queue(), 60.0)
+
+
+def test_no_process_of_a_job_answers_without_tls() -> None:
+    with open_cluster() as cluster:
+        assert ports_below(*cluster.pids.values()), "its Dask worker listens"
+        answers = {
+            port: said_plainly(port) for port in ports_below(os.getpid(), *cluster.pids.values())
+        }
+    # A TLS server may say by an alert (21) that it was sent something else.
+    assert {answer[:1] for answer in answers.values()} <= {b"", b"\x15"}, answers
