@@ -1,17 +1,19 @@
 """Owns the section of a configuration that says on which kind of cluster trials run.
 
 Sections say what was written; `open` gives the cluster, with the nodes that a trial needs. Each has
-the `patience` with which its nodes are waited for, in seconds.
+the `patience` with which its nodes are waited for, in seconds, and the `ways` in which they can be
+killed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
+from dps.core.faults import Way
 from flows.sections import Section, refuse
 from flows.tls_sections import Tls, security_of
 
@@ -43,6 +45,7 @@ class LocalSection(_AnyCluster):
     """Fresh processes on this machine, for each trial."""
 
     patience: ClassVar[float] = 0.0
+    ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["local"] = "local"
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
@@ -59,6 +62,7 @@ class ExistingSection(_AnyCluster):
     """
 
     patience: ClassVar[float] = 0.0
+    ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["existing"]
     address: str | None = None
 
@@ -130,12 +134,16 @@ class QueueSection(JobSection, _AnyCluster):
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Submit a job for each node, and wait until all have joined."""
         from dps.cluster.jobs import JobCluster
+        from dps.cluster.slurm_jobs import SlurmCluster
 
         groups = {node.resource: self.group(node.resource) for node in nodes}
-        certificates = security_of(self.tls)
-        return JobCluster(
-            self.queueing, groups, nodes, self.interface, certificates, self.patience, tell
-        )
+        rest = groups, nodes, self.interface, security_of(self.tls), self.patience, tell
+        return SlurmCluster(*rest) if self.kind == "slurm" else JobCluster(self.queueing, *rest)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How nodes can be killed."""
+        return get_args(Way) if self.kind == "slurm" else ("signal",)
 
     @property
     def queueing(self) -> Queue:

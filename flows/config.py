@@ -215,7 +215,8 @@ class TrialConfig(_Settings):
         durability = self.recovery.durability
         writes = durability.kind == "checkpoint"
         local = durability.kind == "checkpoint" and is_local(durability.path)
-        return Stage(self.node_names, self.server.shards, self._replicas, writes, local)
+        ways = self.cluster.ways
+        return Stage(self.node_names, self.server.shards, self._replicas, writes, local, ways)
 
 
 class ExperimentConfig(_Settings):

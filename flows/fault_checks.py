@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from dps.core.expansion import Entry, Expanded, Flapping, Recorded, Recurring
 from dps.core.faults import (
@@ -23,6 +24,7 @@ from dps.core.faults import (
     Kill,
     Seat,
     Target,
+    Way,
     kind_of,
 )
 from dps.core.names import original, predecessor, replacement, role_of
@@ -38,7 +40,8 @@ _FOLDER = "expected a folder as recovery.durability.path, or none"
 class Stage:
     """What a plan is carried out on: the nodes by name, the shards, and what the trial writes.
 
-    `checkpoints` tells whether shards write checkpoints, `local` whether to files of this machine.
+    `checkpoints` tells whether shards write checkpoints, `local` whether to files of this machine,
+    and `ways` how nodes of its cluster can be killed.
     """
 
     names: tuple[str, ...]
@@ -46,6 +49,7 @@ class Stage:
     replicas: int
     checkpoints: bool
     local: bool
+    ways: tuple[Way, ...] = get_args(Way)
 
 
 def entry_objections(entries: Sequence[Entry], stage: Stage) -> Iterator[Objection]:
@@ -121,6 +125,12 @@ def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
         return
     for reason in _impossible(fault.target, kind_of(fault), stage):
         yield "target", reason
+    if isinstance(fault, Kill) and fault.by not in stage.ways:
+        yield (
+            "by",
+            f"nodes of this kind of cluster are killed by {' or '.join(stage.ways)}; "
+            f"expected cluster: {{kind: slurm}} for {fault.by!r}",
+        )
     if isinstance(fault, DiskFull):
         yield from _nothing_to_keep(fault.target, stage)
 
@@ -266,6 +276,8 @@ def _may_be_there(name: str, number: int, plan: FaultPlan) -> bool:
 
 
 def _may_hit(fault: Fault, name: str) -> bool:
+    if isinstance(fault, Kill) and fault.by == "host":
+        return True  # it may be on that host
     match fault.target:
         case int():
             return False

@@ -206,15 +206,24 @@ class AimedSection(MomentSection):
 class KillSection(AimedSection):
     """SIGKILL to the process of a node; a fresh one takes its place `back_after` seconds later.
 
-    null: never.
+    null: never. `by: requeue` has its job end and be queued again instead, from where it comes back
+    by itself; `by: host` sets its host down, with all nodes on it, until they are replaced.
     """
 
     kind: Literal["kill"]
     back_after: NonNegativeFloat | None = 1.0
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    by: faults.Way = Field(default="signal", exclude_if=lambda way: way == "signal")
+
+    @model_validator(mode="after")
+    def _comes_back_by_itself(self) -> KillSection:
+        if self.by == "requeue" and self.back_after != 1.0:
+            refuse("a requeued job comes back by itself; leave it out", key="back_after")
+        return self
 
     def build(self, names: Sequence[str]) -> Entry:
         """Return the entry of the plan."""
-        return self.repeated(faults.Kill(self.aim(names), self.moment(), self.back_after))
+        return self.repeated(faults.Kill(self.aim(names), self.moment(), self.back_after, self.by))
 
 
 class PauseSection(AimedSection):

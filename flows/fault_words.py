@@ -10,7 +10,7 @@ FEW = 2
 def line(fault: Fault) -> str:
     """Return a fault in words: what, whom, when."""
     comma = "," if isinstance(fault.when, After) else ""
-    return f"{kind_of(fault)} {told(fault.target)}{comma} {fault.when}"
+    return f"{_done(fault)} {told(fault.target)}{comma} {fault.when}"
 
 
 def late_line(fault: Fault) -> str:
@@ -30,8 +30,20 @@ def full(plan: FaultPlan) -> list[str]:
     return [f"{number}: {line(fault)}{_lasting(fault)}" for number, fault in enumerate(plan)]
 
 
+def _done(fault: Fault) -> str:
+    match fault:
+        case Kill(by="requeue"):
+            return "requeue"
+        case Kill(by="host"):
+            return "take the host of"
+        case _:
+            return kind_of(fault)
+
+
 def _lasting(fault: Fault) -> str:
     match fault:
+        case Kill(by="requeue"):
+            return ", back when the queue lets it"
         case Kill(back_after=None):
             return ", for good"
         case Kill(back_after=back):

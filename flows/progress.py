@@ -302,11 +302,17 @@ def view_for(console: Console) -> PlainView:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
+def _how(event: Killed) -> str:
+    ways = {"requeue": "requeued", "host": "lost with its host"}
+    return ways.get(event.by, "killed")
+
+
 def _told(event: Event) -> str | None:
     match event:
         case Killed():
             proof = "" if event.gone else ", but its process is still there"
-            return f"{event.node} killed after {event.updates} updates{proof}"
+            told = f" ({event.evidence})" if event.evidence else ""
+            return f"{event.node} {_how(event)} after {event.updates} updates{proof}{told}"
         case Paused():
             proof = "" if event.stopped else ", but its process is not stopped"
             return f"{event.node} paused after {event.updates} updates{proof}"

@@ -163,7 +163,7 @@ def _moments(record: Record, fault: Struck) -> FaultTimes:
         source=None,
         first_applied=None,
         ended=ended.t if ended else None,
-        evidence=fault.evidence if isinstance(fault, Disturbed) else None,
+        evidence=None if isinstance(fault, Paused) else fault.evidence or None,
     )
     detected = _detected(record, fault)
     if detected is not None:

@@ -87,7 +87,10 @@ class Acts:
             work = partial(self._disturb, number, fault, names, updates)
             self._beginning[number] = threading.Thread(target=work, name=f"dps-fault-{number}")
             self._beginning[number].start()
-        elif any(at_once(partial(self._hit, number, fault, updates, held), names)):
+            return
+        if isinstance(fault, Kill) and fault.by == "host":
+            names = sorted({other for name in names for other in self._nodes.on_host_of(name)})
+        if any(at_once(partial(self._hit, number, fault, updates, held), names)):
             self._took[number] = self._clock.now()
 
     def miss(self, number: int, target: str, reason: str) -> None:
@@ -112,8 +115,10 @@ class Acts:
 
     def _hit(self, number: int, fault: Kill | Pause, updates: int, held: bool, node: str) -> bool:
         if isinstance(fault, Kill):
-            struck = self._striker.kill(number, node, updates)
-            if struck and fault.back_after is not None:
+            struck = self._striker.kill(number, node, updates, fault.by)
+            if struck and fault.by == "requeue":
+                self._awaited[replacement(node)] = number
+            elif struck and fault.back_after is not None:
                 self._later(fault.back_after, self._bring_back, number, node)
             return struck
         struck = self._striker.pause(number, node, updates, held)

@@ -46,8 +46,8 @@ def obstacles(plan: FaultPlan, cluster: Cluster, names: Sequence[str]) -> Iterat
 
 def _acts(fault: Fault, name: str) -> Iterator[Act]:
     match fault:
-        case Kill():
-            yield "kill"
+        case Kill(by=way):
+            yield "kill" if way == "signal" else way
         case Pause() | Slow():
             yield "pause"
         case DiskFull() if role_of(name) != _KEEPS_IN_MEMORY:

@@ -7,6 +7,8 @@ signal was sent proves nothing.
 from __future__ import annotations
 
 from dps.cluster.kinds import Cluster
+from dps.core.faults import Way
+from dps.errors import ConfigurationError
 from dps.events import FaultMissed, Killed, Paused, Resumed, Sink
 from dps.protocol.transport import Clock
 
@@ -25,15 +27,23 @@ class Striker:
         self._clock = clock
         self._emit = emit
 
-    def kill(self, fault: int, node: str, updates: int) -> bool:
+    def kill(self, fault: int, node: str, updates: int, by: Way = "signal") -> bool:
         """Kill a node's process and see that it is gone."""
         began = self._clock.now()
+        ways = {
+            "signal": self._nodes.kill,
+            "requeue": self._nodes.requeue,
+            "host": self._nodes.take_host,
+        }
         try:
-            pid = self._nodes.kill(node)
+            pid = ways[by](node)
         except (KeyError, ProcessLookupError):
             return self.miss(fault, node, "there is no such process")
+        except ConfigurationError as error:
+            return self.miss(fault, node, str(error))
         gone = self._nodes.gone(node, PROOF_SECONDS)
-        self._emit(Killed(began, fault, node, pid, updates, gone))
+        told = self._nodes.account(node)
+        self._emit(Killed(began, fault, node, pid, updates, gone, by, told))
         return gone or self.miss(
             fault, node, f"process {pid} was still there {PROOF_SECONDS:g} s later"
         )

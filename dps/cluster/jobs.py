@@ -105,6 +105,8 @@ class JobCluster(RemoteNodes):
             check_scheduler(self.client)
             stack.callback(self._cancel)
             self.client.subscribe_topic("all", self._note)
+            # Before the jobs end: the scheduler would complain that nobody hears of their loss.
+            stack.callback(self.client.unsubscribe_topic, "all")
             for node in nodes:
                 self.start(node)
             self._wait(patience, tell)
@@ -139,7 +141,9 @@ class JobCluster(RemoteNodes):
                 raise ConfigurationError(f"there is a node named {node.name!r} already")
             self._lost.discard(node.name)
             self._specs[node.name] = node
-        group = self._groups[node.resource]
+        self._submit(node, self._groups[node.resource])
+
+    def _submit(self, node: NodeSpec, group: JobGroup) -> None:
         head = self._head
         job = job_of(self._queue, group, node, head.address, self._interface, head.security)
         try:
@@ -169,7 +173,7 @@ class JobCluster(RemoteNodes):
 
     def _wait(self, patience: float, tell: Callable[[str], None]) -> None:
         began = told = time.monotonic()
-        while waiting := sorted(self._specs.keys() - self.pids.keys()):
+        while waiting := sorted(self._waiting()):
             now = time.monotonic()
             if now - began > patience:
                 jobs = ", ".join(f"{name} (job {self._jobs[name].job_id})" for name in waiting)
@@ -182,6 +186,10 @@ class JobCluster(RemoteNodes):
                 told = now
                 tell(f"waiting for {len(waiting)} of {len(self._specs)} jobs, {now - began:.0f} s")
             time.sleep(LOOK_SECONDS)
+
+    def _waiting(self) -> set[str]:
+        """The nodes that have not joined yet."""
+        return self._specs.keys() - self.pids.keys()
 
     def _note(self, event: tuple[float, Any]) -> None:
         """Take note of what the scheduler says: a node has joined, or is lost."""
@@ -201,15 +209,20 @@ class JobCluster(RemoteNodes):
                 name = str(workers[at]["name"]) if at in workers else ""
                 if name in self._specs:
                     with self._lock:
+                        self._lost.discard(name)
                         self._nodes[name] = Placed(self._specs[name], at, process)
         except (DpsError, OSError, TimeoutError) as error:
             logger.warning("a job that has started cannot become a node: %s", error)
 
     def _offers(self) -> dict[str, Offer]:
         return {
-            name: Offer(node.address, name, node.process.host, 1, None)
+            name: Offer(node.address, name, self._host_of(name), 1, None)
             for name, node in self._nodes.items()
         }
+
+    def _host_of(self, name: str) -> str:
+        """The host of a node that has joined."""
+        return self._nodes[name].process.host
 
     def _cancel(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):

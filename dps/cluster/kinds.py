@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from dps.errors import ConfigurationError
+
 if TYPE_CHECKING:
     import distributed
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from dps.cluster.seats import Seats
 
 # What is done to the process of a node, besides sending it messages.
-Act = Literal["kill", "pause", "limit"]
+Act = Literal["kill", "requeue", "host", "pause", "limit"]
 
 
 class Cluster(Protocol):
@@ -68,6 +70,30 @@ class Cluster(Protocol):
         """Kill a node's process, so that it can do nothing any more; return its pid."""
         ...
 
+    def requeue(self, name: str) -> int:
+        """End a node's job, which is queued again and becomes the next node in its place.
+
+        That node comes by itself, and is named `dps.core.names.replacement(name)`. Returns the pid
+        of the process that ends. `ConfigurationError`: it cannot be done.
+        """
+        ...
+
+    def take_host(self, name: str) -> int:
+        """Take the host of a node away, with all nodes on it, if that was not done; return its pid.
+
+        It is given back when a node starts in the place of one that was on it, and in any case in
+        the end. `ConfigurationError`: it cannot be done.
+        """
+        ...
+
+    def on_host_of(self, name: str) -> tuple[str, ...]:
+        """The nodes that `take_host` would kill."""
+        ...
+
+    def account(self, name: str) -> str:
+        """What the queueing system says of a node that was killed; "" where there is none."""
+        ...
+
     def pause(self, name: str) -> int:
         """Stop a node's process; return its pid."""
         ...
@@ -95,3 +121,34 @@ class Cluster(Protocol):
     def close(self) -> None:
         """End what was started, and leave the rest as it was."""
         ...
+
+
+class Unqueued:
+    """The part of a cluster whose nodes are no jobs that could be requeued, on hosts to take away.
+
+    Attributes
+    ----------
+    NO_QUEUE
+        Why that cannot be done.
+    """
+
+    NO_QUEUE = (
+        "to requeue a job or take a host away, nodes must be jobs of Slurm, which these are not; "
+        "plan a kill by signal"
+    )
+
+    def requeue(self, name: str) -> int:
+        """Not possible: raises `ConfigurationError`."""
+        raise ConfigurationError(self.NO_QUEUE)
+
+    def take_host(self, name: str) -> int:
+        """Not possible: raises `ConfigurationError`."""
+        raise ConfigurationError(self.NO_QUEUE)
+
+    def on_host_of(self, name: str) -> tuple[str, ...]:
+        """The node alone: no other is lost with it."""
+        return (name,)
+
+    def account(self, name: str) -> str:
+        """Nobody has anything to say."""
+        return ""

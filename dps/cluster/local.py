@@ -31,7 +31,7 @@ import psutil
 from distributed import Client, Scheduler, Worker
 from distributed.security import Security
 
-from dps.cluster.kinds import Act
+from dps.cluster.kinds import Act, Unqueued
 from dps.cluster.lifetime import end_with_parent, without_interrupts
 from dps.cluster.tls import DASHBOARD, dashboard_settings, kept_in
 from dps.errors import CapacityError, ConfigurationError
@@ -74,7 +74,7 @@ class NodeSpec:
     threads: int = 1
 
 
-class LocalCluster:
+class LocalCluster(Unqueued):
     """A Dask scheduler and nodes with roles, each in a process of its own, on this machine.
 
     Parameters
@@ -232,8 +232,8 @@ class LocalCluster:
         return is_running(self._pids[name], deadline)
 
     def obstacle(self, name: str, act: Act) -> str | None:
-        """There is none: the processes are all of this machine, and of this user."""
-        return None
+        """There is none to signals: the processes are all of this machine, and of this user."""
+        return self.NO_QUEUE if act in ("requeue", "host") else None
 
     def close(self) -> None:
         """End every process of the cluster and wait until they are gone."""

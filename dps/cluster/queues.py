@@ -6,6 +6,7 @@ needed, and what it does to a program by being imported is taken back.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -16,14 +17,17 @@ from types import ModuleType
 from typing import Any
 
 import dask
+from dask.utils import parse_bytes
 from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
 from dps.cluster.tls import dashboard_settings
+from dps.core.names import replacement
 from dps.errors import ConfigurationError
 
 SOMEWHERE = "SCHEDULER:PORT"
+LOGS = "job-logs"  # unless `jobqueue.yaml` names a folder for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +42,34 @@ class Queue:
         The class of dask-jobqueue for one job.
     kill
         The command that has a job end at once; the job's number is appended.
+    directives, prologue, again
+        Lines for the head of each job script and for its beginning, and what is appended to the
+        name of a node in it: a job that is started again must become a node of another name.
     """
 
     kind: str
     job: str
     kill: tuple[str, ...]
+    directives: tuple[str, ...] = ()
+    prologue: tuple[str, ...] = ()
+    again: str = ""
 
 
 QUEUES = {
     queue.kind: queue
     for queue in (
-        Queue("slurm", "slurm.SLURMJob", ("scancel", "--signal=KILL", "--full")),
+        Queue(
+            "slurm",
+            "slurm.SLURMJob",
+            ("scancel", "--signal=KILL", "--full"),
+            ("--no-requeue",),  # lost with its host, it is replaced as a fault plan says
+            (
+                "DPS_AGAIN=",
+                "for _ in $(seq ${SLURM_RESTART_COUNT:-0})",
+                f"do DPS_AGAIN={replacement('$DPS_AGAIN')}; done",
+            ),
+            "$DPS_AGAIN",
+        ),
         Queue("pbs", "pbs.PBSJob", ("qsig", "-s", "SIGKILL")),
         Queue("lsf", "lsf.LSFJob", ("bkill", "-s", "KILL")),
         Queue("sge", "sge.SGEJob", ("qdel", "-f")),
@@ -96,7 +117,7 @@ def job_of(
         )
     return cls(
         scheduler=scheduler,
-        name=node.name,
+        name=f"{node.name}{queue.again}",
         job_name=f"dps-{node.name}",
         queue=group.queue,
         cores=cores if cores is not None else node.threads,
@@ -107,9 +128,14 @@ def job_of(
         interface=interface,
         protocol="tls://" if security.require_encryption else None,
         security=security if security.require_encryption else None,
+        log_directory=_default(queue, "log-directory") or LOGS,
         worker_extra_args=[*_lines(queue, "worker-extra-args"), *_worker_options(node)],
-        job_extra_directives=[*_lines(queue, "job-extra-directives"), *group.directives],
-        job_script_prologue=[*_lines(queue, "job-script-prologue"), *_exports(security)],
+        job_extra_directives=[*queue.directives, *directives_of(queue, group)],
+        job_script_prologue=[
+            *_lines(queue, "job-script-prologue"),
+            *_exports(security),
+            *queue.prologue,
+        ],
     )
 
 
@@ -121,7 +147,21 @@ def script_of(
     security = Security(require_encryption=True, **files) if encrypted else Security()
     scheduler = f"{'tls' if encrypted else 'tcp'}://{SOMEWHERE}"
     script: str = job_of(queue, group, node, scheduler, interface, security).job_script()
+    with contextlib.suppress(OSError):  # made for the job, which is not submitted
+        os.rmdir(LOGS)
     return script
+
+
+def directives_of(queue: Queue, group: JobGroup) -> tuple[str, ...]:
+    """The directives that were asked for, in `jobqueue.yaml` and for a group."""
+    return (*_lines(queue, "job-extra-directives"), *group.directives)
+
+
+def room_for(queue: Queue, group: JobGroup, node: NodeSpec) -> tuple[str | None, int, float]:
+    """The queue of a node's job, its cores, and its memory in megabytes."""
+    cores = group.cores or _default(queue, "cores") or node.threads
+    memory = group.memory or _default(queue, "memory") or "0 MB"
+    return group.queue or _default(queue, "queue"), cores, parse_bytes(memory) / 2**20
 
 
 def interface_of(queue: Queue) -> str | None:

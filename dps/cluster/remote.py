@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dps.cluster.kinds import Act
+from dps.cluster.kinds import Act, Unqueued
 from dps.cluster.local import NodeSpec, is_gone, is_running, is_stopped
 from dps.cluster.processes import Process
 from dps.errors import ConfigurationError
@@ -28,7 +28,7 @@ class Placed:
     process: Process
 
 
-class RemoteNodes:
+class RemoteNodes(Unqueued):
     """The part of a cluster (`dps.cluster.kinds`) that looks after its nodes' processes."""
 
     def __init__(self) -> None:
@@ -73,6 +73,8 @@ class RemoteNodes:
 
     def obstacle(self, name: str, act: Act) -> str | None:
         """Why something cannot be done to a node's process; None: it can."""
+        if act in ("requeue", "host"):
+            return self.NO_QUEUE
         process = self._nodes[name].process
         if process.here or act == "kill":
             return None

@@ -120,14 +120,18 @@ def failing_together(taken: Mapping[str, Offer]) -> list[str]:
     hosts: defaultdict[str, set[str]] = defaultdict(set)
     for name, offer in taken.items():
         for other, there in taken.items():
-            bound = _same_chain(name, other) or _store_and_server(name, other)
-            if name < other and bound and offer.host == there.host:
+            if name < other and bound(name, other) and offer.host == there.host:
                 hosts[offer.host] |= {name, other}
     return [
         f"{', '.join(sorted(names))} share a host, for there are too few hosts: recovery from the "
         "loss of that host as a whole is not possible"
         for names in hosts.values()
     ]
+
+
+def bound(one: str, other: str) -> bool:
+    """Whether two nodes must not fail together, by their names."""
+    return _same_chain(one, other) or _store_and_server(one, other)
 
 
 def eligible(offers: Collection[Offer]) -> list[Offer]:

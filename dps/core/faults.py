@@ -16,6 +16,7 @@ from dps.errors import ConfigurationError
 Phase = Literal["checkpoint", "recovery"]
 Direction = Literal["both", "in", "out"]
 Position = Literal["head", "middle", "tail"]
+Way = Literal["signal", "requeue", "host"]
 
 
 # -- whom -------------------------------------------------------------------------------------
@@ -142,21 +143,30 @@ When = AtUpdates | AtSeconds | During | After
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill the process of a node with SIGKILL.
+    """Kill the process of a node.
 
     Parameters
     ----------
     target, when
         Whom, and at which moment.
     back_after
-        Seconds until a fresh, empty node takes its place; None: never.
+        Seconds until a fresh, empty node takes its place; None: never. What is requeued comes back
+        by itself, when the queueing system lets it.
+    by
+        How: SIGKILL to it ("signal"); its job is ended and queued again ("requeue"); its host is
+        taken away with all nodes on it, until they come back or the plan ends ("host"). The last
+        two only where nodes are jobs of a queueing system that can.
     """
 
     target: Target
     when: When
     back_after: float | None = 1.0
+    by: Way = "signal"
 
     def __post_init__(self) -> None:
+        _require(
+            self.by in get_args(Way), f"kill of {told(self.target)}: by={self.by!r} is unknown"
+        )
         _require(
             self.back_after is None or 0 <= self.back_after < math.inf,
             f"kill of {told(self.target)}: back_after={self.back_after}, expected 0 s or more",

@@ -13,10 +13,12 @@ from dps.events.base import Event, recorded
 @recorded
 @dataclass(frozen=True, slots=True)
 class Killed(Event):
-    """A fault plan sent SIGKILL to a node's process.
+    """A fault plan killed a node's process.
 
     `gone` tells whether the process was seen to be gone afterwards (the proof that the fault
-    happened), `updates` is the number of updates applied when it was sent.
+    happened), `updates` is the number of updates applied when it was killed. `by` says how: with
+    SIGKILL ("signal"), its job was requeued, or its host was taken away ("host"); then every node
+    on that host has such an event. `evidence` is what a queueing system said of it, if any did.
     """
 
     fault: int
@@ -24,6 +26,8 @@ class Killed(Event):
     pid: int
     updates: int
     gone: bool
+    by: str = "signal"
+    evidence: str = ""
 
 
 @recorded

@@ -13,10 +13,10 @@ import pytest
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
 from dps.cluster.existing import ExistingCluster
-from dps.cluster.jobs import JobCluster
 from dps.cluster.kinds import Act, Cluster
 from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.queues import QUEUES, JobGroup
+from dps.cluster.queues import JobGroup
+from dps.cluster.slurm_jobs import SlurmCluster
 from dps.cluster.transport import SystemClock
 from dps.core.faults import AtUpdates, InChain, Kill
 from dps.errors import ConfigurationError
@@ -40,6 +40,7 @@ from tests.support import eventually
 pytestmark = pytest.mark.cluster
 
 Open = Callable[[Sequence[NodeSpec]], AbstractContextManager[Cluster]]
+QUEUED: tuple[Act, ...] = ("requeue", "host")
 MEMBERS = nodes(1, replicas=1, store=True, workers=1)
 
 
@@ -56,9 +57,11 @@ def opened(
     if request.param == "slurm":
         skip_without()
         groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
-        yield lambda members: JobCluster(
-            QUEUES["slurm"], groups, members, "lo", None, SECONDS, lambda line: None
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path_factory.mktemp("jobs"))  # where their logs go
+            yield lambda members: SlurmCluster(
+                groups, members, "lo", None, SECONDS, lambda line: None
+            )
         return
     folder = tmp_path_factory.mktemp("deployment")
     with deployed(folder, workers(len(MEMBERS) + 1)) as address:
@@ -116,7 +119,21 @@ def test_nothing_is_in_the_way_of_what_is_done_to_processes_of_this_machine(
     cluster: Cluster,
 ) -> None:
     for act in get_args(Act):
-        assert cluster.obstacle("server-0", act) is None
+        if act not in QUEUED:
+            assert cluster.obstacle("server-0", act) is None
+
+
+def test_what_only_a_queueing_system_can_do_is_possible_or_refused_with_a_reason(
+    cluster: Cluster,
+) -> None:
+    asked = {"requeue": cluster.requeue, "host": cluster.take_host}
+    for act in QUEUED:
+        obstacle = cluster.obstacle("worker-0", act)
+        assert (obstacle is None) == isinstance(cluster, SlurmCluster)
+        if obstacle is not None:
+            with pytest.raises(ConfigurationError, match="jobs of Slurm"):
+                asked[act]("worker-0")
+    assert "worker-0" in cluster.on_host_of("worker-0")
 
 
 def test_there_is_no_node_of_another_name(cluster: Cluster) -> None:

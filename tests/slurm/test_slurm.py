@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.cluster.jobs import JobCluster
-from dps.cluster.queues import QUEUES, JobGroup
+from dps.cluster.queues import JobGroup
+from dps.cluster.slurm_jobs import SlurmCluster
 from dps.cluster.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
 from tests.cluster.tls import ports_below, said_plainly
@@ -24,7 +24,6 @@ from tests.support import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
 
-SLURM = QUEUES["slurm"]
 GROUP = JobGroup(queue="ps", cores=1, memory="500MB")
 CONFIG: dict[str, Any] = {
     "experiment": "jobs",
@@ -40,15 +39,15 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _slurm() -> None:
+def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without()
+    monkeypatch.chdir(tmp_path)  # where the jobs' logs go
 
 
-def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> JobCluster:
+def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> SlurmCluster:
     members = nodes(1, workers=0)
-    return JobCluster(
-        SLURM, {"server": group}, members, "lo", temporary(), patience, lambda line: None
-    )
+    groups = {"server": group}
+    return SlurmCluster(groups, members, "lo", temporary(), patience, lambda line: None)
 
 
 def in_queue() -> list[str]:
@@ -70,19 +69,6 @@ def test_jobs_run_in_the_partition_of_their_group_and_end_with_the_cluster() -> 
         assert cluster.pids.keys() == {"server-0"}
     eventually(lambda: not in_queue(), SECONDS)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_node_that_is_set_down_is_lost() -> None:
-    def set_node(state: str) -> None:
-        change = ["update", "nodename=a", f"state={state}", "reason=test"]
-        subprocess.run(["scontrol", *change], check=True)
-
-    with open_cluster() as cluster:
-        set_node("down")
-        try:
-            assert cluster.gone("server-0", SECONDS)
-        finally:
-            set_node("idle")
 
 
 def test_jobs_that_wait_for_too_long_are_told_and_cancelled() -> None:
