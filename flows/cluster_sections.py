@@ -42,12 +42,13 @@ class LocalSection(Section):
 class ExistingSection(Section):
     """Dask workers of a deployment that is there already, by the address of its scheduler.
 
-    null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS.
+    null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS. Those that
+    other trials have are waited for, for `patience` seconds.
     """
 
-    patience: ClassVar[float] = 0.0
     kind: Literal["existing"]
     address: str | None = None
+    patience: PositiveFloat = 600.0
     tls: Tls = "off"
 
     @field_validator("address")
@@ -73,7 +74,7 @@ class ExistingSection(Section):
         """Find a Dask worker for each node; they import what they need when they need it."""
         from dps.cluster.existing import ExistingCluster
 
-        return ExistingCluster(self.address, nodes, security_of(self.tls))
+        return ExistingCluster(self.address, nodes, security_of(self.tls), self.patience, tell)
 
 
 class JobSection(Section):
