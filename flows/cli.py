@@ -157,16 +157,16 @@ def _run_experiment(
     from flows.verdicts import print_verdicts
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
-    check_deployments(experiment, parallel)
+    at_once = check_deployments(experiment, parallel)
     console = _console()
-    if parallel > 1:
+    if at_once > 1:
         print(
-            f"dps: warning: {parallel} trials at once disturb each other's timings: compare times "
+            f"dps: warning: {at_once} trials at once disturb each other's timings: compare times "
             "and costs only between trials that ran alone",
             file=sys.stderr,
         )
     try:
-        with Drivers(parallel) as drivers:
+        with Drivers(at_once) as drivers:
             done = run_experiment(
                 experiment,
                 Path.cwd(),

@@ -58,13 +58,14 @@ class LocalSection(_AnyCluster):
 class ExistingSection(_AnyCluster):
     """Dask workers of a deployment that is there already, by the address of its scheduler.
 
-    null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS.
+    null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS. Those that
+    other trials have are waited for, for `patience` seconds.
     """
 
-    patience: ClassVar[float] = 0.0
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["existing"]
     address: str | None = None
+    patience: PositiveFloat = 600.0
 
     @field_validator("address")
     @classmethod
@@ -89,7 +90,7 @@ class ExistingSection(_AnyCluster):
         """Find a Dask worker for each node; they import what they need when they need it."""
         from dps.cluster.existing import ExistingCluster
 
-        return ExistingCluster(self.address, nodes, security_of(self.tls))
+        return ExistingCluster(self.address, nodes, security_of(self.tls), self.patience, tell)
 
 
 class JobSection(Section):

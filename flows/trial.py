@@ -12,6 +12,7 @@ import logging
 import math
 import time
 import traceback
+import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -211,7 +212,10 @@ def _make_ready(client: Client, ps: ParameterServer, config: TrialConfig) -> Non
     It takes seconds of large data, and more of them for whoever comes first on a machine.
     """
     at = [node.address for node in ps.nodes if node.role == "worker"]
-    client.gather([client.submit(warm_up, config, workers=[a], pure=False) for a in at])
+    keys = [f"dps-warm-up-{uuid.uuid4().hex[:8]}" for _ in at]
+    client.gather(
+        [client.submit(warm_up, config, key=k, workers=[a]) for k, a in zip(keys, at, strict=True)]
+    )
 
 
 def _server(

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from distributed import get_worker
 
+from dps.cluster.leftovers import finish_when_let_go
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.metrics import publish
@@ -34,6 +35,9 @@ class HostActor:
         keep_memory()
         dask_worker = get_worker()
         clock = SystemClock()
+        self._dask_worker = dask_worker
+        self._key = key
+        self._finished = False
         self._node = node
         self._role = role
         self._flush_seconds = group.timings.flush
@@ -61,6 +65,9 @@ class HostActor:
 
     async def finish(self) -> None:
         """Stop serving and send the last events; the actor is of no use afterwards."""
+        if self._finished:
+            return
+        self._finished = True
         self._withdraw_metrics()
         self._recording.cancel()
         await self._host.close()
@@ -69,6 +76,9 @@ class HostActor:
 
     def _start(self) -> None:
         self._host.start()
+        self._watching = asyncio.ensure_future(
+            finish_when_let_go(self._dask_worker, self._key, self.finish)
+        )
         self._recording = asyncio.ensure_future(
             record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from distributed import get_worker
 
+from dps.cluster.leftovers import finish_when_let_go
 from dps.cluster.links import links_of
 from dps.cluster.recorder import record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
@@ -40,8 +41,11 @@ class EvaluatorActor:
         Seconds from one evaluation to the next, and how long it tries to read a snapshot.
     """
 
-    def __init__(self, group: Group, score: Score, every: float, node: str) -> None:
+    def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
         dask_worker = get_worker()
+        self._dask_worker = dask_worker
+        self._key = key
+        self._finished = False
         self._group = group
         self._score = score
         self._every = every
@@ -57,6 +61,9 @@ class EvaluatorActor:
 
     async def finish(self) -> None:
         """Score once more, send the last events and stop."""
+        if self._finished:
+            return
+        self._finished = True
         self._last.set()
         await self._evaluating
         await self._client.close()
@@ -67,6 +74,9 @@ class EvaluatorActor:
     def _start(self) -> None:
         self._last = asyncio.Event()
         self._evaluating = asyncio.ensure_future(self._evaluate_forever())
+        self._watching = asyncio.ensure_future(
+            finish_when_let_go(self._dask_worker, self._key, self.finish)
+        )
         self._recording = asyncio.ensure_future(
             record_forever(self._recorder, self._group.timings.flush, lambda: None, self._sample)
         )

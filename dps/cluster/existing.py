@@ -10,35 +10,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dask
-from distributed import Client, Scheduler
+from distributed import Client
 from distributed.comm.addressing import parse_address
 from distributed.comm.registry import get_backend
 from distributed.security import Security
 
+from dps.cluster import reservations
+from dps.cluster.leftovers import occupied, tidy
 from dps.cluster.local import DASK_SETTINGS, NodeSpec
 from dps.cluster.processes import ANSWER_SECONDS, Process, check_scheduler, look_at
 from dps.cluster.remote import Placed, RemoteNodes
-from dps.cluster.roles import resource_in
-from dps.cluster.seats import Offer, Seats, best, eligible, failing_together, seated
+from dps.cluster.reservations import Found, look, take
+from dps.cluster.seats import (
+    Offer,
+    Seats,
+    best,
+    eligible,
+    failing_together,
+    placed,
+    rooms,
+    seated,
+)
 from dps.errors import CapacityError, ConfigurationError, DpsError
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 JOIN_SECONDS = 20.0
-LOOK_SECONDS = 0.05
 WITH_TLS = ("tls", "wss")
+WAIT_SECONDS = 0.2
+TELL_SECONDS = 10.0
 
 
 class ExistingCluster(RemoteNodes):
-    """Nodes on a Dask deployment that is there already.
+    """Nodes on a Dask deployment that is there already, which others may use as well.
 
     Parameters
     ----------
@@ -49,6 +63,10 @@ class ExistingCluster(RemoteNodes):
         any worker has one; else dps chooses, with replicas on different hosts where it can.
     security
         The certificates of the deployment; None: what Dask's own configuration says.
+    patience
+        For how many seconds Dask workers are waited for that others have.
+    tell
+        Is told when they are waited for.
 
     Attributes
     ----------
@@ -58,30 +76,42 @@ class ExistingCluster(RemoteNodes):
         Which Dask worker is which node.
     notes
         What should be known about where the nodes are.
+    room
+        For how many such clusters at once the deployment has Dask workers.
 
     Raises
     ------
     CapacityError
-        No scheduler answers, or it has too few Dask workers.
+        No scheduler answers, or it has too few Dask workers, or others have had them for too long.
     ConfigurationError
         dps is not installed there, or another version is; or address and certificates do not go
         together.
 
     Notes
     -----
-    While it is open, the scheduler does not start tasks of lost workers again by itself
-    (`allowed-failures`). Nodes of one deployment must not be used by two clusters at a time.
+    While it is open, its Dask workers are nobody else's (`dps.cluster.reservations`), and the
+    scheduler does not start tasks of lost workers again by itself (`allowed-failures`).
     """
 
     def __init__(
-        self, address: str | None, nodes: Sequence[NodeSpec], security: Security | None = None
+        self,
+        address: str | None,
+        nodes: Sequence[NodeSpec],
+        security: Security | None = None,
+        patience: float = 0.0,
+        tell: Callable[[str], None] = logger.info,
     ) -> None:
         super().__init__()
+        self.room = 0
+        self._patience = patience
+        self._tell = tell
         self.seats = Seats()
         self._offers: dict[str, Offer] = {}
         self._processes: dict[str, Process] = {}
         self._open: list[NodeSpec] = []
-        self._welcoming: set[asyncio.Task[None]] = set()
+        self._deaf: set[str] = set()
+        self._filling = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
@@ -89,11 +119,11 @@ class ExistingCluster(RemoteNodes):
             check_scheduler(self.client)
             self.client.subscribe_topic("all", self._note)
             stack.callback(self.client.unsubscribe_topic, "all")
+            stack.callback(self._leave)
+            self.client.run_on_scheduler(reservations.enter, self.client.id)
             taken = self._places(nodes)
             for node in nodes:
                 self._seat(node, taken[node.name])
-            before = self.client.run_on_scheduler(_allow_failures, 0)
-            stack.callback(self._put_back, before)
             self._stack = stack.pop_all()
         self.notes = tuple(failing_together(self._named(taken)))
 
@@ -124,7 +154,7 @@ class ExistingCluster(RemoteNodes):
             if node.name in self._nodes.keys() - self._lost or node in self._open:
                 raise ConfigurationError(f"there is a node named {node.name!r} already")
             self._open.append(node)
-        self._fill()
+        self.client.loop.add_callback(self._fill_soon)
 
     def kill(self, name: str) -> int:
         """Have SIGKILL sent to a node's process, by itself if it is on another host."""
@@ -142,77 +172,104 @@ class ExistingCluster(RemoteNodes):
     # -- which Dask worker is which node ---------------------------------------------------------
 
     def _places(self, nodes: Sequence[NodeSpec]) -> dict[str, Offer]:
-        """Find a Dask worker for each node; wait a little for those that are still to join."""
-        until = time.monotonic() + JOIN_SECONDS
+        """Take a Dask worker for each node, as soon as there are enough that nobody else has."""
+        waiting = _Waiting(len(nodes), self._patience, self._tell)
         while True:
-            try:
-                return seated(nodes, self._present())
-            except CapacityError:
-                if time.monotonic() > until:
-                    raise
-            time.sleep(LOOK_SECONDS)
+            found = self.client.sync(self._look)
+            self.room = rooms(nodes, found.offers)
+            free = self.client.sync(self._usable, found)
+            places = placed(nodes, free)
+            if len(places) == len(nodes):
+                if self.client.sync(self._take, [offer.address for offer in places.values()]):
+                    return places
+                continue
+            if not waiting.of_use(self.room > 0, len(nodes) - len(places)):
+                seated(nodes, found.offers)
+            time.sleep(WAIT_SECONDS)
 
-    def _present(self) -> list[Offer]:
-        workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
+    async def _look(self) -> Found:
+        """See which Dask workers there are; those that do not answer are left out."""
+        found: Found = await self.client.run_on_scheduler(look, self.client.id)
+        there = tuple(offer for offer in found.offers if offer.address not in self._deaf)
+        return Found(there, found.free)
+
+    async def _usable(self, found: Found) -> list[Offer]:
+        """Which of the free Dask workers can become nodes now, and on which machines they run."""
+        able = [offer for offer in eligible(found.offers) if offer.address in found.free]
+        answers = await asyncio.gather(*(self._ask(offer) for offer in able))
+        return [offer for offer in answers if offer is not None]
+
+    async def _ask(self, offer: Offer) -> Offer | None:
+        """Find out where a Dask worker runs, and whether what ran there before is over."""
+        address = offer.address
         try:
-            self.client.sync(self._look_at, workers)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if address not in self._processes:
+                    self._know(offer, await look_at(self.client, [address]))
+                answers = await self.client.run(occupied, workers=[address], on_error="ignore")
         except TimeoutError:
-            raise CapacityError(
-                f"some Dask workers did not answer within {ANSWER_SECONDS:g} s; look at what keeps "
-                "them busy, and at their logs"
-            ) from None
+            self._deaf.add(address)
+            self._tell(
+                f"warning: the Dask worker at {address} does not answer within "
+                f"{ANSWER_SECONDS:g} s and is left out; look at what keeps it busy"
+            )
+            return None
+        return self._offers.get(address) if answers.get(address) is False else None
+
+    def _know(self, offer: Offer, processes: Mapping[str, Process]) -> None:
         with self._lock:
-            return list(self._offers.values())
+            for address, process in processes.items():
+                self._processes[address] = process
+                self._offers[address] = replace(offer, host=process.machine)
+
+    async def _take(self, addresses: Sequence[str]) -> bool:
+        """Take Dask workers, unless somebody was faster, and rid them of what faults have left."""
+        taken: bool = await self.client.run_on_scheduler(take, self.client.id, addresses)
+        if taken:
+            await self.client.run(tidy, workers=addresses, on_error="ignore")
+        return taken
 
     def _note(self, event: tuple[float, Any]) -> None:
-        """Take note of what the scheduler says: a Dask worker has joined, or is lost."""
+        """Take note of what the scheduler says: a Dask worker has joined, is lost, or is free."""
         match event[1]:
             case {"action": "remove-worker", "worker": str(address)}:
                 self._forget(address)
-            case {"action": "add-worker", "worker": str(address)}:
-                task = asyncio.ensure_future(self._welcome(address))
-                self._welcoming.add(task)
-                task.add_done_callback(self._welcoming.discard)
-
-    async def _welcome(self, address: str) -> None:
-        try:
-            workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
-            if address in workers:
-                await self._look_at({address: workers[address]})
-                self._fill()
-        except (DpsError, OSError, TimeoutError) as error:
-            logger.warning("a Dask worker that joined cannot become a node: %s", error)
+            case {"action": "add-worker" | reservations.FREED}:
+                self._fill_soon()
 
     def _forget(self, address: str) -> None:
         with self._lock:
             self._offers.pop(address, None)
             self._processes.pop(address, None)
+            self._deaf.discard(address)
             self._lost |= {name for name, node in self._nodes.items() if node.address == address}
             self.seats.leave(address)
 
-    async def _look_at(self, workers: dict[str, dict[str, Any]]) -> None:
-        """Find out where Dask workers run that are not known yet."""
-        new = [address for address in workers if address not in self._processes]
-        if not new:
-            return
-        for address, process in (await look_at(self.client, new)).items():
-            info = workers[address]
-            with self._lock:
-                self._processes[address] = process
-                self._offers[address] = Offer(
-                    address, str(info["name"]), process.machine, info["nthreads"], resource_in(info)
-                )
+    def _fill_soon(self) -> None:
+        """Look who can take the places that are open; called in the client's event loop."""
+        task = asyncio.ensure_future(self._fill())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _fill(self) -> None:
-        """Give the places that are open to whom is free."""
-        with self._lock:
-            for node in list(self._open):
-                able = eligible(self._offers.values())
-                free = [offer for offer in able if self.seats.of(offer.address) is None]
-                offer = best(node, free, self._living_places())
-                if offer is not None:
+    async def _fill(self) -> None:
+        try:
+            async with self._filling:
+                while self._open and await self._fill_one():
+                    pass
+        except (DpsError, OSError, TimeoutError) as error:
+            logger.warning("a place could not be given to another Dask worker: %s", error)
+
+    async def _fill_one(self) -> bool:
+        """Give a place that is open to whom is free; False: there is nobody for any of them."""
+        free = await self._usable(await self._look())
+        for node in list(self._open):
+            offer = best(node, free, self._living_places())
+            if offer is not None:
+                if await self._take([offer.address]):
                     self._open.remove(node)
                     self._seat(node, offer)
+                return True
+        return False
 
     def _seat(self, node: NodeSpec, offer: Offer) -> None:
         with self._lock:
@@ -229,13 +286,47 @@ class ExistingCluster(RemoteNodes):
     def _named(self, taken: dict[str, Offer]) -> dict[str, Offer]:
         """The same with hosts as people call them."""
         return {
-            name: Offer(o.address, o.name, self._processes[o.address].host, o.threads, o.resource)
-            for name, o in taken.items()
+            name: replace(offer, host=self._processes[offer.address].host)
+            for name, offer in taken.items()
         }
 
-    def _put_back(self, allowed_failures: int) -> None:
+    def _leave(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be gone
-            self.client.run_on_scheduler(_allow_failures, allowed_failures)
+            self.client.run_on_scheduler(reservations.leave, self.client.id)
+
+
+class _Waiting:
+    """How long nodes have been waited for, and for what; says so, and when it is of no use."""
+
+    def __init__(self, nodes: int, patience: float, tell: Callable[[str], None]) -> None:
+        self._nodes = nodes
+        self._patience = patience
+        self._tell = tell
+        self._began = self._enough = time.monotonic()
+        self._told = -math.inf
+
+    def of_use(self, enough: bool, missing: int) -> bool:
+        """Whether to wait on; False: there have been too few Dask workers for too long.
+
+        Raises
+        ------
+        CapacityError
+            There are enough, but others have had them for too long.
+        """
+        now = time.monotonic()
+        if not enough:
+            return now - self._enough <= JOIN_SECONDS
+        self._enough = now
+        short = f"{missing} of {self._nodes} nodes that other trials have, or wait for"
+        if now - self._began > self._patience:
+            raise CapacityError(
+                f"after {self._patience:g} s of waiting there are still {short}; start more Dask "
+                "workers, run less at a time, or have cluster.patience longer"
+            )
+        if now - self._told > TELL_SECONDS:
+            self._told = now
+            self._tell(f"waiting for {short}, {now - self._began:.0f} s")
+        return True
 
 
 def _connected(address: str | None, security: Security | None) -> Client:
@@ -295,10 +386,3 @@ def _of_certificates(address: str) -> str:
 
 async def _end_at_once() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _allow_failures(number: int, dask_scheduler: Scheduler) -> int:
-    """Say how often a task may lose its worker and is started again; return what it was."""
-    before: int = dask_scheduler.allowed_failures
-    dask_scheduler.allowed_failures = number
-    return before

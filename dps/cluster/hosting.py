@@ -108,6 +108,7 @@ class Hosting:
             score,
             every,
             node.name,
+            key,
             key=key,
             actor=True,
             workers=[node.address],
@@ -138,6 +139,11 @@ class Hosting:
         """End the hosts; the group is of no use afterwards."""
         await self._finish(list(self._hosts.values()))
         self._hosts.clear()
+
+    @property
+    def seated(self) -> list[str] | None:
+        """The Dask workers that are nodes, if some of the cluster may be others'; None: all are."""
+        return self._seats.addresses if self._seats is not None else None
 
     @property
     def hosts(self) -> list[Hosted]:

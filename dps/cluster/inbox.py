@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,19 @@ class Inbox:
         """Begin to receive."""
         self._client.subscribe_topic(self._topic, weakly(self._receive))
 
-    async def close(self) -> None:
+    async def close(self, nodes: Sequence[str] | None = None) -> None:
         """Stop receiving, once everything that live nodes have sent has arrived.
 
         Each node, and the scheduler, sends a marker after its events, over the same connection.
+
+        Parameters
+        ----------
+        nodes
+            The addresses of the group's nodes; None: all of the cluster.
         """
         marker = uuid.uuid4().hex
         send = partial(_send_marker, self._topic, marker)
-        sent = await self._client.run(send, on_error="ignore")
+        sent = await self._client.run(send, workers=nodes, on_error="ignore")
         await self._client.log_event(self._topic, [{"marker": marker}])
         try:
             async with asyncio.timeout(DRAIN_SECONDS):

@@ -84,6 +84,11 @@ class Links:
             current.over.set()
         self.disturbed = bool(self._current)
 
+    def lift_all(self) -> None:
+        """End every condition."""
+        for number in list(self._current):
+            self.lift(number)
+
     def affected(self, number: int) -> int:
         """How many messages were held back, delayed or refused by a condition."""
         current = self._current.get(number)

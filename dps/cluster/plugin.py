@@ -22,6 +22,7 @@ from dps.cluster.weak import weakly
 from dps.events import ResourceSampled
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Group
+from dps.protocol.messages import CloseGroup
 
 
 def node_topic(group: str) -> str:
@@ -30,13 +31,20 @@ def node_topic(group: str) -> str:
 
 
 class CoordinatorPlugin(SchedulerPlugin):
-    """Runs a group's `Coordinator` in the scheduler and tells it of nodes that are lost."""
+    """Runs a group's `Coordinator` in the scheduler and tells it of nodes that are lost.
+
+    Parameters
+    ----------
+    driver
+        The id of the Dask client that the group belongs to, and ends with.
+    """
 
     idempotent = True
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, driver: str) -> None:
         self.name = COORDINATOR_PREFIX + group.name
         self._group = group
+        self._driver = driver
 
     async def start(self, scheduler: Scheduler) -> None:
         """Begin to coordinate; called by Dask in the scheduler's event loop."""
@@ -70,9 +78,20 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._losses.add(loss)
         loss.add_done_callback(self._losses.discard)
 
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Close the group if its driver is gone and has not done so."""
+        if client == self._driver:
+            self._ending = asyncio.create_task(self._end())
+
     async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
         """Carry out one message for the coordinator; called by whoever calls the scheduler."""
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
+
+    async def _end(self) -> None:
+        await self._coordinator.handle(CloseGroup())
+        await asyncio.sleep(self._group.timings.call)  # until its workers have heard of it
+        await take_out(self.name, self._scheduler)
+        await forget(self._group.name, self._scheduler)
 
     def _sample(self) -> ResourceSampled:
         return sample("scheduler", "scheduler", self._meter)

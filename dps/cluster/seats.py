@@ -43,6 +43,12 @@ class Seats:
         """Which node a Dask worker is; None: it is none."""
         return self._specs.get(address)
 
+    @property
+    def addresses(self) -> list[str]:
+        """The Dask workers that are nodes."""
+        with self._lock:
+            return list(self._specs)
+
     def take(self, address: str, spec: NodeSpec) -> None:
         """Make a Dask worker a node, and tell who listens."""
         with self._lock:
@@ -79,13 +85,29 @@ def seated(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Of
         There are too few; the message says what is needed and what there is.
     """
     able = eligible(offers)
+    taken = placed(specs, able)
+    if len(taken) < len(specs):
+        raise CapacityError(_too_few(specs, able))
+    return taken
+
+
+def placed(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
+    """Return the Dask worker of each node that there is one for, by the node's name."""
     taken: dict[str, Offer] = {}
     for spec in sorted(specs, key=_order):
         offer = best(spec, [o for o in able if o not in taken.values()], taken)
-        if offer is None:
-            raise CapacityError(_too_few(specs, able))
-        taken[spec.name] = offer
+        if offer is not None:
+            taken[spec.name] = offer
     return taken
+
+
+def rooms(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
+    """How many times all of these nodes find a place beside each other."""
+    able, times = eligible(offers), 0
+    while len(taken := placed(specs, able)) == len(specs):
+        able = [offer for offer in able if offer not in taken.values()]
+        times += 1
+    return times
 
 
 def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) -> Offer | None:

@@ -381,7 +381,7 @@ class ParameterServer(Readable, Elastic):
         client, name = self._client, self.group.name
         self._inbox.open()
         client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
-        await client.register_plugin(CoordinatorPlugin(self.group))
+        await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description()
         seeder = Seeder(self.group, start.initial, self._transport, self._router, start.states)
@@ -416,7 +416,7 @@ class ParameterServer(Readable, Elastic):
         await self._hosting.finish_hosts()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
-        await self._inbox.close()
+        await self._inbox.close(self._hosting.seated)
         await self._client.run_on_scheduler(forget, self.group.name)
 
     async def _end_workers(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,13 +14,18 @@ import yaml
 
 from dps.cluster.tls import temporary
 from dps.errors import ConfigurationError
+from dps.events import NodeJoined, TrialEnded, TrialStarted
 from flows.config import ExperimentConfig, load_experiment
 from flows.grid import expand
+from flows.prices import load_prices
 from flows.record import EVENTS_FILE, read_record
+from flows.results import read_finished
+from flows.trial import run_trial
 from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
 from tests.cluster.tls import files_of
 
 NODES = 4  # a server, its replica, a worker and the evaluator
+ROOM = 2  # for so many trials at once
 CONFIG: dict[str, Any] = {
     "experiment": "there",
     "workload": {"kind": "softmax"},
@@ -56,7 +60,8 @@ def test_where_a_trial_runs_is_kept_only_if_it_is_not_this_machine() -> None:
     local = {key: value for key, value in CONFIG.items() if key != "cluster"}
     (plain,) = expand(ExperimentConfig.model_validate(local))
     assert digest(cluster={"kind": "local"}) == (plain.digest, None)
-    assert digest() == (digest()[0], {"tls": "off", "kind": "existing", "address": None})
+    kept = {"tls": "off", "kind": "existing", "address": None, "patience": 600.0}
+    assert digest() == (digest()[0], kept)
     assert digest()[0] != plain.digest
 
 
@@ -85,26 +90,43 @@ def test_without_an_address_nothing_begins(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with deployed(tmp_path_factory.mktemp("deployment"), workers(NODES)) as address:
+    some = workers(ROOM * NODES + 1)  # one takes the place of a node that is killed
+    with deployed(tmp_path_factory.mktemp("deployment"), some) as address:
         yield address
 
 
+def story(folder: Path) -> tuple[list[str], set[str], set[str]]:
+    """What a record says of a trial that does not depend on how long anything took."""
+    events = read_record(folder / EVENTS_FILE).events
+    kinds = [type(event).__name__ for event in events]
+    told = ("TrialStarted", "TrainingStarted", "Killed", "CapacityRestored", "TrialEnded")
+    nodes = {event.node for event in events if isinstance(event, NodeJoined)}
+    return [kind for kind in kinds if kind in told], nodes, set(kinds) - {"EvaluationMissed"}
+
+
 @pytest.mark.cluster
-def test_an_experiment_runs_on_a_deployment_from_yaml(tmp_path: Path, deployment: str) -> None:
+@pytest.mark.timeout(300)  # each process of the deployment imports what it needs for the first time
+def test_trials_at_once_run_as_one_alone_on_a_deployment(tmp_path: Path, deployment: str) -> None:
     faults = [KILL, {**PAUSE, "target": "worker-0", "at_updates": 80, "seconds": 0.2}]
-    done = dps(tmp_path, deployment, "run", "there.yaml", faults=faults)
+    axes = {"faults": {"kill": faults, "none": []}}
+    done = dps(
+        *(tmp_path, deployment, "run", "there.yaml", "--parallel", str(ROOM + 1)),
+        axes=axes,
+        cluster={"kind": "existing", "address": deployment},
+    )
     assert done.returncode == 0, done.stderr
+    assert f"has room for {ROOM} at once" in done.stderr
     assert "share a host" in done.stdout
-    shown = dps(tmp_path, deployment, "results", "there", "--format", "json", faults=faults)
-    (row,) = json.loads(shown.stdout)
-    assert (row["status"], row["updates_lost"]) == ("valid", 0)
-
-
-@pytest.mark.cluster
-def test_trials_at_once_are_refused(tmp_path: Path, deployment: str) -> None:
-    done = dps(tmp_path, deployment, "run", "there.yaml", "--parallel", "2")
-    assert done.returncode == 2
-    assert "one after the other" in done.stderr
+    records = [tmp_path / "results" / "there" / f"{name}.seed-0" for name in ("kill", "none")]
+    done_with = [read_finished(record / EVENTS_FILE, load_prices()) for record in records]
+    assert [each.outcome.status for each in done_with] == ["valid", "valid"]
+    assert [each.outcome.row()["updates_lost"] for each in done_with] == [0, 0]
+    began = [event.t for each in done_with for event in each.record.of(TrialStarted)]
+    ended = [event.t for each in done_with for event in each.record.of(TrialEnded)]
+    assert max(began) < min(ended)
+    kill, _ = expand(load_experiment(str(tmp_path / "there.yaml")))
+    run_trial(kill, tmp_path / "alone", lambda event: None)
+    assert story(records[0]) == story(tmp_path / "alone")
 
 
 @pytest.fixture(scope="module")
