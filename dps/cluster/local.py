@@ -67,11 +67,13 @@ class NodeSpec:
     """A node to be started: its name, and the Dask resource that its role is known by.
 
     It has `threads` threads and as many of the resource: so many workers can run on it at once.
+    `lifetime` is for how many seconds its process may run, if that is limited.
     """
 
     name: str
     resource: str
     threads: int = 1
+    lifetime: float | None = None
 
 
 class LocalCluster:
@@ -416,5 +418,6 @@ async def _run_node(address: str, node: NodeSpec, scratch: str, security: Securi
         memory_limit=0,
         dashboard=False,
         local_directory=scratch,
+        lifetime=node.lifetime,
     ) as worker:
         await worker.finished()
