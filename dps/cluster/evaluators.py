@@ -37,6 +37,7 @@ class Evaluators:
         self._group = group
         self._running: list[tuple[Evaluation, Hosted]] = []
         self._waiting: list[Evaluation] = []
+        self._left: set[str] = set()
 
     async def begin(self, score: Score, every: float, nodes: Sequence[Node]) -> None:
         """Have one more; raises `CapacityError` if none of the nodes is left for it."""
@@ -47,6 +48,7 @@ class Evaluators:
 
     async def leave(self, address: str, nodes: Sequence[Node]) -> None:
         """Have those on a node end there and go on elsewhere: on one of `nodes`, or a later one."""
+        self._left.add(address)
         for evaluation, hosted in self._take_out(address):
             await hosted.finish(self._client, self._group.timings.call)
             self._waiting.append(evaluation)
@@ -100,6 +102,8 @@ class Evaluators:
             return
         endpoint = Endpoint(node.address, key)
         self._running.append((evaluation, Hosted(node, endpoint, future)))
+        if node.address in self._left:  # it was told to leave meanwhile
+            await self.leave(node.address, ())
 
 
 def _best(nodes: Sequence[Node], role: str) -> Node | None:

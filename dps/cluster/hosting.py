@@ -70,7 +70,10 @@ class Hosting:
         hosting = [node for node in nodes if node.role in roles.HOSTING]
         if hosting:
             made = await asyncio.gather(*(self._make_host(node) for node in hosting))
-            await self._router.ask(AddHosts(tuple(hosted.info for hosted in made)))
+            try:
+                await self._router.ask(AddHosts(tuple(hosted.info for hosted in made)))
+            finally:
+                self._hosts |= {hosted.endpoint.address: hosted for hosted in made}
 
     async def evaluate(self, score: Score, every: float) -> None:
         """Make an evaluator; raises `CapacityError` if no node is left for one."""
@@ -141,8 +144,7 @@ class Hosting:
             resources={node.resource: 1} if node.resource else None,
         )
         await future
-        hosted = self._hosts[node.address] = Hosted(node, Endpoint(node.address, key), future)
-        return hosted
+        return Hosted(node, Endpoint(node.address, key), future)
 
     async def _adopt(self, address: str) -> None:
         """Give a node that joined later its role, and make its host."""

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ class LocalCluster:
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
+        self._starting = threading.Lock()
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
@@ -184,12 +186,13 @@ class LocalCluster:
         ConfigurationError
             A node of this name is running.
         """
-        running = self._processes.get(node.name)
-        if running is not None and running.is_alive():
-            raise ConfigurationError(f"there is a node named {node.name!r} already")
-        self._specs[node.name] = node
-        arguments = (self.address, node, self._scratch, self.security)
-        self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
+        with self._starting:
+            running = self._processes.get(node.name)
+            if running is not None and running.is_alive():
+                raise ConfigurationError(f"there is a node named {node.name!r} already")
+            self._specs[node.name] = node
+            arguments = (self.address, node, self._scratch, self.security)
+            self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
 
     def kill(self, name: str) -> int:
         """Send SIGKILL to a node's process; return its pid.

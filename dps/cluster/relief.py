@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.leaving import leaving_topic
+from dps.cluster.roles import HOSTING
 from dps.cluster.transport import SystemClock
 from dps.cluster.weak import weakly
 from dps.errors import CapacityError, ConfigurationError, NotServing, ShardUnavailable
@@ -41,6 +42,11 @@ class Relief:
         Moves away what a node of this name holds.
     sink
         Called with the events of nodes that leave; None: nobody wants them.
+
+    Attributes
+    ----------
+    names
+        The names of all nodes that were told to leave.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Relief:
         self._sink = sink
         self._clock = SystemClock()
         self._leaving: dict[str, list[Node]] = {}
+        self.names: set[str] = set()
         self._emptying: set[asyncio.Task[None]] = set()
 
     @property
@@ -81,6 +88,7 @@ class Relief:
         elif address not in self._leaving:
             here = [node for node in self._hosting.nodes if node.address == address]
             self._leaving[address] = here
+            self.names |= {node.name for node in here}
             for node in here:
                 self._emit(NodeLeaving(self._clock.now(), node.name, node.role, what))
             task = asyncio.create_task(self._empty(address, here))
@@ -90,23 +98,24 @@ class Relief:
     async def _empty(self, address: str, nodes: list[Node]) -> None:
         began = self._clock.monotonic()
         await self._hosting.close_to_workers(address)
-        hosts = {hosted.node.name for hosted in self._hosting.hosts}
         for node in nodes:
-            if node.name in hosts and await self._drained(node.name):
+            if node.role in HOSTING and await self._drained(node):
                 seconds = self._clock.monotonic() - began
                 self._emit(NodeDrained(self._clock.now(), node.name, seconds))
 
-    async def _drained(self, name: str) -> bool:
+    async def _drained(self, node: Node) -> bool:
         """Drain a node, however long it takes until there is room for what it has."""
+        while not any(hosted.node == node for hosted in self._hosting.hosts):
+            await asyncio.sleep(AGAIN_SECONDS)  # its host is being made
         while True:
             try:
-                await self._drain(name)
+                await self._drain(node.name)
                 return True
             except PASSING as error:
-                logger.info("%s is to leave, and waits: %s", name, str(error))
+                logger.info("%s is to leave, and waits: %s", node.name, str(error))
                 await asyncio.sleep(AGAIN_SECONDS)
             except ConfigurationError as error:
-                logger.warning("%s is to leave, but cannot be drained: %s", name, error)
+                logger.warning("%s is to leave, but cannot be drained: %s", node.name, error)
                 return False
 
     def _emit(self, event: Event) -> None:

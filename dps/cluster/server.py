@@ -209,6 +209,11 @@ class ParameterServer(Readable, Elastic):
         """The nodes of the cluster, each with its role."""
         return self._hosting.nodes
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The names of the nodes that were told to leave, or have left after that."""
+        return frozenset(self._relief.names)
+
     def __enter__(self) -> ParameterServer:
         return self
 
