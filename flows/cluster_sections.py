@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, field_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
 from flows.sections import Section, refuse
 from flows.tls_sections import Tls, security_of
@@ -25,12 +25,25 @@ _AMOUNT = re.compile(r"\d+(\.\d+)? ?[kKMGT]i?B")
 _ADDRESS = re.compile(r"[a-z]+://\S+:\d+")
 
 
-class LocalSection(Section):
+class _AnyCluster(Section):
+    """What clusters of all kinds have in common."""
+
+    tls: Tls = "off"
+
+    def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
+        """Return what of the section, as it is recorded, a trial's results depend on.
+
+        That is not for how long jobs may wait, nor where the certificates are.
+        """
+        kept = {key: value for key, value in written.items() if key != "patience"}
+        return {**kept, "tls": self.tls if isinstance(self.tls, str) else "own"}
+
+
+class LocalSection(_AnyCluster):
     """Fresh processes on this machine, for each trial."""
 
     patience: ClassVar[float] = 0.0
     kind: Literal["local"] = "local"
-    tls: Tls = "off"
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Start the nodes; `preload` are the modules that they need."""
@@ -39,7 +52,7 @@ class LocalSection(Section):
         return LocalCluster(nodes, preload, dashboard=True, security=security_of(self.tls))
 
 
-class ExistingSection(Section):
+class ExistingSection(_AnyCluster):
     """Dask workers of a deployment that is there already, by the address of its scheduler.
 
     null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS.
@@ -48,7 +61,6 @@ class ExistingSection(Section):
     patience: ClassVar[float] = 0.0
     kind: Literal["existing"]
     address: str | None = None
-    tls: Tls = "off"
 
     @field_validator("address")
     @classmethod
@@ -101,7 +113,7 @@ class JobSection(Section):
         return {name: value for name, value in known.items() if value is not None}
 
 
-class QueueSection(JobSection):
+class QueueSection(JobSection, _AnyCluster):
     """A job for each node; `groups` are by role, and say what is different from the rest.
 
     Jobs may wait in the queue for `patience` seconds.
@@ -151,17 +163,11 @@ class QueueSection(JobSection):
         }
 
 
-_QUEUES = ("slurm", "pbs", "lsf", "sge")
-
-
-def _form_of(cluster: Any) -> str:
-    kind = cluster.get("kind", "local") if isinstance(cluster, dict) else cluster.kind
-    return "queue" if kind in _QUEUES else str(kind)
+def _here_if_nothing_is_said(cluster: Any) -> Any:
+    return {"kind": "local", **cluster} if isinstance(cluster, dict) else cluster
 
 
 ClusterSection = Annotated[
-    Annotated[LocalSection, Tag("local")]
-    | Annotated[ExistingSection, Tag("existing")]
-    | Annotated[QueueSection, Tag("queue")],
-    Discriminator(_form_of),
+    Annotated[LocalSection | ExistingSection | QueueSection, Field(discriminator="kind")],
+    BeforeValidator(_here_if_nothing_is_said),
 ]

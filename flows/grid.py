@@ -94,8 +94,11 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 
 
 def digest(config: TrialConfig) -> str:
-    """Return a short SHA-256 of a trial's resolved configuration."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
+    written = config.model_dump(mode="json")
+    if "cluster" in written:
+        written["cluster"] = config.cluster.decisive(written["cluster"])
+    text = json.dumps(written, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 

@@ -15,6 +15,7 @@ from dps.errors import ConfigurationError
 from flows.complaints import key_of, sentence
 from flows.config import TrialConfig
 from flows.grid import Trial
+from flows.sections import OF_RECORD
 
 
 def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def trial_from(kept: Mapping[str, Any], place: str) -> Trial:
 
 def _config_from(written: Any, place: str) -> TrialConfig:
     try:
-        return TrialConfig.model_validate(written)
+        return TrialConfig.model_validate(written, context=OF_RECORD)
     except ValidationError as error:
         found = error.errors(include_url=False)
         lines = [f"{place}: config.{key_of(e, written)}: {sentence(e)}" for e in found]

@@ -18,6 +18,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     computed_field,
     field_validator,
     model_validator,
@@ -38,6 +39,15 @@ def refuse(reason: str, key: str = "") -> NoReturn:
     # The reason goes in as context, for a brace in it is no placeholder.
     context = {"reason": reason, **({"key": key} if key else {})}
     raise PydanticCustomError("refused", "{reason}", context)
+
+
+# With this as context, what was recorded is read: files that it names were there then.
+OF_RECORD = {"of_record": True}
+
+
+def is_of_record(info: ValidationInfo) -> bool:
+    """Whether a section is read from a record; then only who uses what it names looks for it."""
+    return info.context == OF_RECORD
 
 
 def _safe(name: str) -> str:

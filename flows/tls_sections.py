@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Tag, ValidationInfo, model_validator
 
 from dps.errors import ConfigurationError
-from flows.sections import Section, refuse
+from flows.sections import Section, is_of_record, refuse
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -26,7 +26,9 @@ class CertificateSection(Section):
     key: str | None = None
 
     @model_validator(mode="after")
-    def _go_together(self) -> CertificateSection:
+    def _go_together(self, info: ValidationInfo) -> CertificateSection:
+        if is_of_record(info):
+            return self
         try:
             self.build()
         except ConfigurationError as error:
@@ -41,10 +43,11 @@ class CertificateSection(Section):
         return from_files(self.ca_file, self.cert, self.key)
 
 
-def _some_form(tls: Any) -> Any:
+def _some_form(tls: Any, info: ValidationInfo) -> Any:
     if tls is False:  # how YAML reads an off without quotes
         return "off"
-    if tls == "temporary" and find_spec("cryptography") is None:
+    missing = find_spec("cryptography") is None
+    if tls == "temporary" and missing and not is_of_record(info):
         refuse("making certificates needs the package cryptography: pip install 'dps[tls]'")
     if tls not in ("off", "temporary") and not isinstance(tls, dict | CertificateSection):
         refuse(f"expected off, temporary, or {{ca_file: …, cert: …, key: …}}; got {tls!r}")

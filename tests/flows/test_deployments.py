@@ -53,7 +53,7 @@ def test_where_a_trial_runs_is_kept_only_if_it_is_not_this_machine() -> None:
     local = {key: value for key, value in CONFIG.items() if key != "cluster"}
     (plain,) = expand(ExperimentConfig.model_validate(local))
     assert digest(cluster={"kind": "local"}) == (plain.digest, None)
-    assert digest() == (digest()[0], {"kind": "existing", "address": None})
+    assert digest() == (digest()[0], {"tls": "off", "kind": "existing", "address": None})
     assert digest()[0] != plain.digest
 
 

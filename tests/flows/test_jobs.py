@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError
-from flows.config import load_experiment
+from flows.config import ExperimentConfig, load_experiment
+from flows.grid import expand
 
 needs_jobqueue = pytest.mark.skipif(
     find_spec("dask_jobqueue") is None, reason="the extra `jobqueue` is not installed"
@@ -66,13 +67,10 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     assert "#SBATCH --constraint=fast\n" in found["server"]
     assert "#SBATCH -p compute\n" in found["worker"]
     assert "--constraint" not in found["worker"]
-    assert "tcp://SCHEDULER:PORT --name server-0" in found["server"]
-    assert (
-        found["server"]
-        .rstrip()
-        .endswith("--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1")
-    )
-    assert found["worker"].rstrip().endswith("--resources worker=2")
+    assert "tls://SCHEDULER:PORT --name server-0" in found["server"]
+    assert "--tls-key FOLDER/worker_key" in found["server"]
+    assert "--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1" in found["server"]
+    assert "--nthreads 2 --memory-limit 0 --no-dashboard --resources worker=2" in found["worker"]
     assert "export OMP_NUM_THREADS=1\n" in found["worker"]
     assert "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=2s\n" in found["worker"]
 
@@ -97,6 +95,15 @@ def test_a_job_needs_memory(tmp_path: Path) -> None:
     done = scripts(tmp_path, {"kind": "slurm"})
     assert done.returncode == 2
     assert "cluster.memory" in done.stderr
+
+
+def test_how_long_jobs_may_wait_makes_no_other_trial(tmp_path: Path) -> None:
+    def digest(**changes: Any) -> str:
+        cluster = {"kind": "slurm", "memory": "1GB", **changes}
+        (trial,) = expand(ExperimentConfig.model_validate({**CONFIG, "cluster": cluster}))
+        return trial.digest
+
+    assert digest(patience=5.0) == digest() != digest(cores=2)
 
 
 def test_there_are_no_job_scripts_on_this_machine(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dps.cluster.tls import temporary
 from dps.errors import ConfigurationError
 from flows.config import load_experiment
 from flows.grid import expand
+from flows.kept import settings, trial_from
 from flows.record import EVENTS_FILE, read_record
 from flows.tls_sections import security_of
 from tests.cluster.tls import files_of, said_plainly
@@ -52,6 +53,30 @@ def test_without_tls_a_trial_is_the_one_that_it_always_was(config: Path) -> None
         == before
     )
     assert digest(config, "cluster={kind: local, tls: temporary}") != before
+
+
+def test_tls_alone_is_that_of_this_machine(config: Path) -> None:
+    whole = digest(config, "cluster={kind: local, tls: temporary}")
+    assert digest(config, "cluster.tls=temporary") == whole
+
+
+def test_a_trial_is_the_same_with_certificates_that_were_made_anew(
+    config: Path, tmp_path: Path
+) -> None:
+    old, new = (files_of(temporary(), tmp_path / name) for name in ("old", "new"))
+    with_old, with_new = (digest(config, f"cluster.tls={json.dumps(own)}") for own in (old, new))
+    assert with_old == with_new != digest(config)
+
+
+def test_a_record_can_be_read_when_its_certificates_are_gone(config: Path, tmp_path: Path) -> None:
+    own = files_of(temporary(), tmp_path / "own")
+    (trial,) = expand(load_experiment(str(config), [f"cluster.tls={json.dumps(own)}"]))
+    for path in own.values():
+        Path(path).unlink()
+    read = trial_from(settings(trial, {}), "here")
+    assert read == trial
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        security_of(read.config.cluster.tls)
 
 
 def test_certificates_are_looked_at_before_anything_runs(config: Path, tmp_path: Path) -> None:
