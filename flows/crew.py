@@ -1,9 +1,9 @@
-"""Owns who computes which gradients of a trial, also after a worker is lost with its node.
+"""Owns who computes which gradients of a trial, also after a worker or its node is gone.
 
-Every worker has a share: a span of its own order of batches. When a worker is lost, a fresh node
-that joins goes on with its share where the shards have it; if none does, the workers that are left
-divide what is missing, once they are done, and each goes on in its own order. So every trial that
-ends has had all of its gradients computed.
+Every worker has a share: a span of its own order of batches. When a worker is gone before its share
+is done, a fresh node that joins goes on with it where the shards have it; if none does, the workers
+that are left divide what is missing, once they are done, and each goes on in its own order. So
+every trial that ends has had all of its gradients computed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Crew:
         self._train = train
         self._shares = dict(shares)
         self._running: dict[str, Future] = {}
-        self._lost: list[str] = []
+        self._gone: list[str] = []
         self._places: dict[str, str] = {}
         self._first: set[str] = set()
 
@@ -67,25 +67,25 @@ class Crew:
         train = partial(self._train, dict(self._shares))
         futures = self._ps.run(train, workers=len(self._shares))
         self._running = dict(zip(self._shares, futures, strict=True))
-        while self._running or self._lost:
+        while self._running or self._gone:
             if time.monotonic() > until:
                 return f"the training did not end within the time limit of {limit:g} s{self._rest}"
             self._wait(until)
             if (failure := self._look()) is not None:
                 return failure
-            if self._lost:
+            if self._gone:
                 self._hand_over()
         return None
 
     @property
     def _rest(self) -> str:
-        lost = ", ".join(sorted(self._lost))
+        lost = ", ".join(sorted(self._gone))
         return f"; nobody was left to go on for {lost}" if lost else ""
 
     def _wait(self, until: float) -> None:
-        """Wait for a worker that ends; while one is lost, only until it is time to look again."""
+        """Wait for a worker that ends; while one is gone, only until it is time to look again."""
         left = max(0.0, until - time.monotonic())
-        if self._lost:
+        if self._gone:
             left = min(left, LOOK_SECONDS)
         if not self._running:
             time.sleep(left)
@@ -101,26 +101,28 @@ class Crew:
             del self._running[name]
             error = future.exception() if future.status == "error" else None
             if isinstance(error, KilledWorker):
-                self._lost.append(name)
+                self._gone.append(name)
             elif error is not None:
                 return f"{type(error).__name__}: {error}"
+            elif self._places[name] in self._ps.leaving:
+                self._gone.append(name)  # though it may have been done just then
         return None
 
     def _hand_over(self) -> None:
-        """Give the shares of lost workers to who is free for them."""
+        """Give the shares of workers that are gone to who is free for them."""
         done = self._applied()
         if done is None:
             return  # a shard is down: what it holds is known when it is back
-        for name in list(self._lost):
+        for name in list(self._gone):
             share = self._shares[name]
             self._shares[name] = range(max(share.start, done.get(name, 0)), share.stop)
             if not self._shares[name]:
-                self._lost.remove(name)
+                self._gone.remove(name)
         present = self._nodes()
-        for name, node in zip(list(self._lost), self._free(present), strict=False):
-            self._lost.remove(name)
+        for name, node in zip(list(self._gone), self._free(present), strict=False):
+            self._gone.remove(name)
             self._start(name, node)
-        if self._lost and not self._running:
+        if self._gone and not self._running:
             self._divide(present.keys())
 
     def _free(self, present: Mapping[str, int]) -> list[str]:
@@ -132,11 +134,11 @@ class Crew:
     def _divide(self, present: Collection[str]) -> None:
         """Have the workers that are left compute what is missing, each in its own order."""
         left = [name for name, node in self._places.items() if node in present]
-        left = sorted(set(left) - set(self._lost))
+        left = sorted(set(left) - set(self._gone))
         if not left:
             return
-        missing = sum(len(self._shares.pop(name)) for name in self._lost)
-        self._lost.clear()
+        missing = sum(len(self._shares.pop(name)) for name in self._gone)
+        self._gone.clear()
         each, rest = divmod(missing, len(left))
         for index, name in enumerate(left[:missing]):
             end = self._shares[name].stop
@@ -160,4 +162,5 @@ class Crew:
         """The nodes for workers that are there now, each with its number of threads."""
         alive = self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"]
         nodes = [node for node in self._ps.nodes if node.role == "worker"]
-        return {node.name: node.threads for node in nodes if node.address in alive}
+        there = [node for node in nodes if node.name not in self._ps.leaving]
+        return {node.name: node.threads for node in there if node.address in alive}

@@ -28,6 +28,9 @@ from dps.events import (
     FaultMissed,
     Killed,
     Moved,
+    NodeDrained,
+    NodeLeaving,
+    NodeLeft,
     Paused,
     PhaseMet,
     Promoted,
@@ -349,6 +352,13 @@ def _told(event: Event) -> str | None:
                 f"shard {event.shard} moved from {event.source} to {event.target}, with a pause of "
                 f"{1e3 * event.pause_seconds:.0f} ms"
             )
+        case NodeLeaving():
+            why = "its time is nearly over" if event.why == "lifetime" else "it was sent SIGTERM"
+            return f"{event.node} is to leave: {why}"
+        case NodeDrained():
+            return f"{event.node} was emptied in {event.seconds:.1f} s"
+        case NodeLeft():
+            return f"{event.node} left, and nothing was lost"
         case Replayed():
             return f"shard {event.shard}: {event.count} buffered gradients applied"
         case TrialResumed():

@@ -57,6 +57,7 @@ from flows.grid import Trial
 from flows.kept import settings
 from flows.logs import LOG_FILE, TrialLog
 from flows.record import EVENTS_FILE, EventWriter
+from flows.replacing import Replacing
 from flows.resume import CHECKPOINTS
 from flows.workload_sections import DatasetSection, workload_of
 from flows.workloads import (
@@ -159,20 +160,21 @@ def _train(
         if cluster.dashboard is not None:
             record(DashboardServed(clock.now(), cluster.dashboard))
         _tell_about(cluster, say)
-        notify: list[Sink] = []
+        replacing = Replacing(cluster, say)
+        notify: list[Sink] = [replacing.note]
 
         def on_event(event: Event) -> None:
             record(event)
             for note in notify:
                 note(event)
 
-        with _server(trial, cluster, folder, on_event, path) as ps:
+        with replacing, _server(trial, cluster, folder, on_event, path) as ps:
             _make_ready(cluster.client, ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = _crew(cluster.client, ps, config, record)
             faults = _faults(ps, config) if plan is None else plan
             _must_be_feasible(faults, cluster, config)
-            injector = Injector(faults, cluster, ps, clock, record, config.seed)
+            injector = Injector(faults, cluster, ps, clock, on_event, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
                 TrainingStarted(

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from distributed import get_worker
 
+from dps.cluster.leaving import leave_of
 from dps.cluster.leftovers import finish_when_let_go
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
@@ -44,6 +45,8 @@ class HostActor:
         self._meter = Meter()
         self._recorder = recorder_of(group, dask_worker.log_event)
         self._links = links_of(dask_worker)
+        self._dask_worker = dask_worker
+        self._group = group.name
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
         self._host = Host(group, node, me, transport, clock, self._recorder)
@@ -73,8 +76,10 @@ class HostActor:
         await self._host.close()
         self._recorder(self._sample())
         self._recorder.send()
+        leave_of(self._dask_worker).exit(self._group)
 
     def _start(self) -> None:
+        leave_of(self._dask_worker).enter(self._group)
         self._host.start()
         self._watching = asyncio.ensure_future(
             finish_when_let_go(self._dask_worker, self._key, self.finish)

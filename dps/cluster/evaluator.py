@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from distributed import get_worker
 
+from dps.cluster.leaving import leave_of
 from dps.cluster.leftovers import finish_when_let_go
 from dps.cluster.links import links_of
 from dps.cluster.recorder import record_forever, recorder_of, sample
@@ -70,8 +71,10 @@ class EvaluatorActor:
         self._recording.cancel()
         self._recorder(self._sample())
         self._recorder.send()
+        leave_of(self._dask_worker).exit(self._group.name)
 
     def _start(self) -> None:
+        leave_of(self._dask_worker).enter(self._group.name)
         self._last = asyncio.Event()
         self._evaluating = asyncio.ensure_future(self._evaluate_forever())
         self._watching = asyncio.ensure_future(

@@ -1,21 +1,20 @@
-"""Owns the nodes of a group: their roles, and the hosts and evaluators that are made on them."""
+"""Owns the nodes of a group: their roles, and the hosts that are made on them."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster import roles
 from dps.cluster.actor import HostActor
-from dps.cluster.evaluator import EvaluatorActor, Score
+from dps.cluster.evaluator import Score
+from dps.cluster.evaluators import Evaluators
+from dps.cluster.hosted import Hosted
 from dps.cluster.roles import Node
-from dps.errors import CapacityError
 from dps.protocol.group import Group
-from dps.protocol.messages import AddHosts, HostInfo
+from dps.protocol.messages import AddHosts
 from dps.protocol.router import Router
 from dps.protocol.transport import Endpoint
 
@@ -23,28 +22,6 @@ if TYPE_CHECKING:
     import distributed
 
     from dps.cluster.seats import Seats
-
-
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """An actor that the driver made; the future keeps it alive."""
-
-    node: Node
-    endpoint: Endpoint
-    future: Any
-
-    @property
-    def info(self) -> HostInfo:
-        """What the coordinator is to know of a host."""
-        node = self.node
-        return HostInfo(self.endpoint, node.name, node.role, node.home, node.machine)
-
-    async def finish(self, client: distributed.Client, deadline: float) -> None:
-        """Have the actor end; if it was lost before, there is nothing to end."""
-        with suppress(OSError, TimeoutError, KeyError):
-            async with asyncio.timeout(deadline):
-                peer = client.rpc(self.endpoint.address)
-                await peer.actor_execute(actor=self.endpoint.key, function="finish", args=[])
 
 
 class Hosting:
@@ -68,7 +45,7 @@ class Hosting:
         self._seats = seats
         self.group = group
         self._hosts: dict[str, Hosted] = {}
-        self._evaluators: list[Hosted] = []
+        self._evaluators = Evaluators(client, group)
         self._adopting: set[asyncio.Task[None]] = set()
 
     async def assign(self, router: Router) -> None:
@@ -93,34 +70,26 @@ class Hosting:
         hosting = [node for node in nodes if node.role in roles.HOSTING]
         if hosting:
             made = await asyncio.gather(*(self._make_host(node) for node in hosting))
-            await self._router.ask(AddHosts(tuple(hosted.info for hosted in made)))
+            try:
+                await self._router.ask(AddHosts(tuple(hosted.info for hosted in made)))
+            finally:
+                self._hosts |= {hosted.endpoint.address: hosted for hosted in made}
 
     async def evaluate(self, score: Score, every: float) -> None:
         """Make an evaluator; raises `CapacityError` if no node is left for one."""
-        able = [n for n in self.nodes if n.role == "evaluator"]
-        able += [n for n in reversed(self.nodes) if n.role == "worker"]
-        if not able:
-            raise CapacityError("no node is left for an evaluator; start more Dask workers")
-        node, key = able[0], f"dps-evaluator-{self.group.name}-{uuid.uuid4().hex[:8]}"
-        future = self._client.submit(
-            EvaluatorActor,
-            self.group,
-            score,
-            every,
-            node.name,
-            key,
-            key=key,
-            actor=True,
-            workers=[node.address],
-        )
-        await future
-        self._evaluators.append(Hosted(node, Endpoint(node.address, key), future))
+        await self._evaluators.begin(score, every, self.nodes)
 
     async def node_joined(self, event: tuple[float, Any]) -> None:
         """Have a node taken in that joined the cluster: the event names its address."""
         task = asyncio.create_task(self._adopt(str(event[1])))
         self._adopting.add(task)
         task.add_done_callback(self._adopting.discard)
+
+    async def close_to_workers(self, address: str) -> None:
+        """Start nothing more on a node that holds nothing; evaluators there go on elsewhere."""
+        kept = roles.HOSTING
+        self.nodes = [n for n in self.nodes if n.address != address or n.role in kept]
+        await self._evaluators.leave(address, self.nodes)
 
     async def stop(self) -> None:
         """Take no further nodes in."""
@@ -132,12 +101,15 @@ class Hosting:
 
     async def finish_evaluators(self) -> None:
         """End the evaluators."""
-        await self._finish(self._evaluators)
-        self._evaluators.clear()
+        await self._evaluators.finish(await self._workers())
 
     async def finish_hosts(self) -> None:
         """End the hosts; the group is of no use afterwards."""
-        await self._finish(list(self._hosts.values()))
+        alive = await self._workers()
+        present = [hosted for hosted in self.hosts if hosted.endpoint.address in alive]
+        await asyncio.gather(
+            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
+        )
         self._hosts.clear()
 
     @property
@@ -177,8 +149,7 @@ class Hosting:
             resources={node.resource: 1} if node.resource else None,
         )
         await future
-        hosted = self._hosts[node.address] = Hosted(node, Endpoint(node.address, key), future)
-        return hosted
+        return Hosted(node, Endpoint(node.address, key), future)
 
     async def _adopt(self, address: str) -> None:
         """Give a node that joined later its role, and make its host."""
@@ -193,6 +164,8 @@ class Hosting:
         else:
             self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
         await self.make_hosts([node for node in self.nodes if node.address == address])
+        self._evaluators.look(workers)
+        await self._evaluators.place(self.nodes)
 
     def _is_known(self, address: str) -> bool:
         """Whether a Dask worker is a node of the group already, and not one in a lost one's place.
@@ -204,13 +177,6 @@ class Hosting:
             return bool(here)
         seat = self._seats.of(address)
         return seat is None or seat.name in here
-
-    async def _finish(self, actors: Sequence[Hosted]) -> None:
-        alive = await self._workers()
-        present = [hosted for hosted in actors if hosted.endpoint.address in alive]
-        await asyncio.gather(
-            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
-        )
 
     async def _workers(self) -> Mapping[str, Mapping[str, Any]]:
         """The cluster's Dask workers by address, as its scheduler describes them."""

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,11 +68,13 @@ class NodeSpec:
     """A node to be started: its name, and the Dask resource that its role is known by.
 
     It has `threads` threads and as many of the resource: so many workers can run on it at once.
+    `lifetime` is for how many seconds its process may run, if that is limited.
     """
 
     name: str
     resource: str
     threads: int = 1
+    lifetime: float | None = None
 
 
 class LocalCluster(Unqueued):
@@ -127,6 +130,7 @@ class LocalCluster(Unqueued):
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
+        self._starting = threading.Lock()
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
@@ -182,12 +186,13 @@ class LocalCluster(Unqueued):
         ConfigurationError
             A node of this name is running.
         """
-        running = self._processes.get(node.name)
-        if running is not None and running.is_alive():
-            raise ConfigurationError(f"there is a node named {node.name!r} already")
-        self._specs[node.name] = node
-        arguments = (self.address, node, self._scratch, self.security)
-        self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
+        with self._starting:
+            running = self._processes.get(node.name)
+            if running is not None and running.is_alive():
+                raise ConfigurationError(f"there is a node named {node.name!r} already")
+            self._specs[node.name] = node
+            arguments = (self.address, node, self._scratch, self.security)
+            self._start_process(node.name, _run_in_group, (self.pids["scheduler"], arguments))
 
     def kill(self, name: str) -> int:
         """Send SIGKILL to a node's process; return its pid.
@@ -416,5 +421,6 @@ async def _run_node(address: str, node: NodeSpec, scratch: str, security: Securi
         memory_limit=0,
         dashboard=False,
         local_directory=scratch,
+        lifetime=node.lifetime,
     ) as worker:
         await worker.finished()

@@ -8,6 +8,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dps.cluster.leaving import leaving_topic
 from dps.cluster.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.transport import (
     COORDINATOR_PREFIX,
@@ -99,7 +100,7 @@ class CoordinatorPlugin(SchedulerPlugin):
 
 async def forget(group: str, dask_scheduler: Scheduler) -> None:
     """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
-    for name in (topic(group), node_topic(group)):
+    for name in (topic(group), node_topic(group), leaving_topic(group)):
         dask_scheduler._broker._topics.pop(name, None)
 
 

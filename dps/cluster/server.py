@@ -22,6 +22,7 @@ from dps.cluster.evaluator import Score
 from dps.cluster.hosting import Hosting
 from dps.cluster.inbox import Inbox
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
+from dps.cluster.relief import Relief
 from dps.cluster.roles import Node
 from dps.cluster.starting import Start, afresh, from_path
 from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter
@@ -195,6 +196,7 @@ class ParameterServer(Readable, Elastic):
         self._start_with = start
         self._inbox = Inbox(client, start.group.name, on_event)
         self._hosting = Hosting(client, group, seats)
+        self._relief = Relief(client, self._hosting, self._drain, on_event)
         self._caller: Caller | None = None
         self._started_workers = 0
         self._futures: set[Any] = set()
@@ -206,6 +208,11 @@ class ParameterServer(Readable, Elastic):
     def nodes(self) -> list[Node]:
         """The nodes of the cluster, each with its role."""
         return self._hosting.nodes
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The names of the nodes that were told to leave, or have left after that."""
+        return frozenset(self._relief.names)
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -381,6 +388,7 @@ class ParameterServer(Readable, Elastic):
         client, name = self._client, self.group.name
         self._inbox.open()
         client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
+        self._relief.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description()
@@ -408,7 +416,8 @@ class ParameterServer(Readable, Elastic):
         tasks = [self._seeding] if hasattr(self, "_seeding") else []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, self._hosting.stop(), return_exceptions=True)
+        ends = (self._relief.close(), self._hosting.stop())
+        await asyncio.gather(*tasks, *ends, return_exceptions=True)
         await self._hosting.finish_evaluators()
         await self._end_workers()
         if self._caller is not None:

@@ -21,6 +21,7 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.audit import audit
+from dps.cluster.leaving import Leave, leave_of
 from dps.cluster.links import links_of
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, recorder_of, sample
@@ -121,6 +122,7 @@ class Worker:
         client: Client,
         loop: asyncio.AbstractEventLoop,
         reports: ReportColumns,
+        leave: Leave,
         index: int,
         workers: int,
     ) -> None:
@@ -130,6 +132,7 @@ class Worker:
         self._client = client
         self._loop = loop
         self._reports = reports
+        self._leave = leave
 
     @property
     def dropped(self) -> int:
@@ -142,8 +145,8 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        """Whether this worker has been asked to leave: its function should return soon."""
-        return self._client.leaving
+        """Whether this worker, or its node, is asked to leave: its function should return soon."""
+        return self._client.leaving or self._leave.why is not None
 
     def pull(self) -> dict[str, np.ndarray]:
         """Return the weights: name → array with the shape and dtype of the parameters.
@@ -354,6 +357,7 @@ def run_worker(
         return sample(node, node_role, meter)
 
     async def begin() -> asyncio.Task[None]:
+        leave_of(dask_worker).enter(group.name)
         now = SystemClock().now()
         recorder(NodeJoined(now, node, node_role, os.getpid(), socket.gethostname()))
         return asyncio.create_task(record_forever(recorder, group.timings.flush, flush, measure))
@@ -373,6 +377,7 @@ def run_worker(
             flush()
             recorder(measure())
             recorder.send()
+            leave_of(dask_worker).exit(group.name)
 
     def on_loop(request: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(request, loop).result()
@@ -381,7 +386,7 @@ def run_worker(
     reason = "failed"
     try:
         on_loop(enter())
-        result = train(Worker(client, loop, reports, index, len(peers)))
+        result = train(Worker(client, loop, reports, leave_of(dask_worker), index, len(peers)))
         reason = "finished"
         return result
     finally:

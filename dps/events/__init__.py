@@ -25,6 +25,9 @@ from dps.events.faults import Paused as Paused
 from dps.events.faults import PhaseMet as PhaseMet
 from dps.events.faults import Resumed as Resumed
 from dps.events.faults import Undisturbed as Undisturbed
+from dps.events.leaving import NodeDrained as NodeDrained
+from dps.events.leaving import NodeLeaving as NodeLeaving
+from dps.events.leaving import NodeLeft as NodeLeft
 
 # -- updates ---------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Scaling:
         self._members = members
         self._tenders = tenders
         self._keepers = keepers
-        self._drained: set[Endpoint] = set()
+        self._drained: dict[Endpoint, int] = {}
 
     # -- what is asked for -----------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Scaling:
             self._check_server(info)
             if self.servers is None:
                 self.servers = sum(load > 0 for load in self._loads().values())
-        self._drained.add(host)
+        self._drained[host] = len(self._drained)
 
     def _check_server(self, info: HostInfo) -> None:
         others = [other for other in self._able() if other.host != info.host]
@@ -227,4 +227,10 @@ class Scaling:
             return []
         chains = [tender.view.chain for tender in self._tenders]
         found = moves(chains, self._in_use(), self._group.replicas)
-        return [move for move in found if move.source is not None]
+        ready = [move for move in found if move.source is not None]
+        return sorted(ready, key=self._urgency)
+
+    def _urgency(self, move: Move[Endpoint]) -> int:
+        """Whom to empty first: who was asked to leave first has the least time left."""
+        last = len(self._drained)
+        return last if move.source is None else self._drained.get(move.source, last)

@@ -1,0 +1,142 @@
+"""Whole trials in which nodes are told to leave: they are replaced, and every update is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dps.events import (
+    Applied,
+    Audited,
+    Evaluated,
+    Event,
+    NodeDrained,
+    NodeJoined,
+    NodeLeaving,
+    NodeLeft,
+    TrialEnded,
+    WorkerJoined,
+    WorkerLeft,
+)
+from flows.config import load_experiment
+from flows.grid import expand
+from flows.record import Record, read_record
+from flows.trial import run_trial
+from flows.unplanned import evaluator_lost, first_unplanned
+
+pytestmark = pytest.mark.cluster
+
+UPDATES = 200
+MOMENT = 40
+RUN = """
+from pathlib import Path
+from flows.config import load_experiment
+from flows.grid import expand
+from flows.trial import run_trial
+
+if __name__ == "__main__":
+    for trial in expand(load_experiment("all.yaml")):
+        folder = Path(trial.name)
+        folder.mkdir()
+        run_trial(trial, folder, lambda event: None)
+"""
+
+
+def config(**changes: Any) -> str:
+    return yaml.safe_dump(
+        {
+            "experiment": "leaving",
+            "workload": {"kind": "softmax"},
+            "dataset": {"kind": "digits"},
+            "training": {"workers": 2, "updates": UPDATES, "compute_seconds": 0.03},
+            "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+            "server": {"shards": 2, "lease": 10.0},
+            "evaluation": {"every_seconds": 0.5},
+            "time_limit": 60.0,
+            **changes,
+        }
+    )
+
+
+class Teller:
+    """Sends signals to nodes once there are so many updates."""
+
+    def __init__(self, number: int, *nodes: str) -> None:
+        self._number = number
+        self._nodes = nodes
+        self._pids: dict[str, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, NodeJoined):
+            self._pids[event.node] = event.pid
+        elif isinstance(event, Applied) and event.versions[-1] >= MOMENT:
+            for node in self._nodes:
+                os.kill(self._pids[node], self._number)
+            self._nodes = ()
+
+
+def trained(folder: Path, teller: Teller, **changes: Any) -> Record:
+    (folder / "leaving.yaml").write_text(config(**changes))
+    (trial,) = expand(load_experiment(folder / "leaving.yaml"))
+    run_trial(trial, folder, teller)
+    return read_record(folder / "events.jsonl")
+
+
+def check_whole(record: Record, most: int = 0) -> None:
+    """The trial is valid, and has every update once; lost workers may have `most` under way."""
+    (ended,) = record.of(TrialEnded)
+    assert (ended.status, ended.reason) == ("valid", "")
+    audits = record.of(Audited)
+    assert len(audits) == 2
+    for audited in audits:
+        assert UPDATES <= audited.version <= UPDATES + most
+        assert audited.version == sum(audited.applied.values())
+
+
+def test_nodes_of_every_role_are_replaced_and_it_is_no_loss(tmp_path: Path) -> None:
+    told = ("server-0", "store-0", "worker-1", "evaluator-0")
+    record = trained(tmp_path, Teller(signal.SIGTERM, *told), recovery="stateless")
+    check_whole(record)
+    assert first_unplanned(record) is None
+    assert not evaluator_lost(record)
+    assert {event.node for event in record.of(NodeLeaving)} == set(told)
+    assert {event.node for event in record.of(NodeDrained)} == {"server-0", "store-0"}
+    assert {event.node for event in record.of(NodeLeft)} == set(told)
+    joined = {event.node for event in record.of(NodeJoined)}
+    assert joined >= {f"{name}-b" for name in told}
+    assert {event.reason for event in record.of(WorkerLeft)} == {"finished"}
+    assert [e.node for e in record.of(WorkerJoined) if e.incarnation == 2] == ["worker-1-b"]
+    left = max(event.t for event in record.of(NodeLeft))
+    assert any(event.t > left for event in record.of(Evaluated))
+
+
+def test_what_is_killed_by_no_fault_is_replaced_so_that_the_training_ends(tmp_path: Path) -> None:
+    teller = Teller(signal.SIGKILL, "server-1", "worker-0", "worker-1")
+    record = trained(tmp_path, teller, recovery="chain")
+    check_whole(record, most=2)
+    assert {event.node for event in record.of(NodeJoined)} & {"worker-0-b", "worker-1-b"}
+    assert first_unplanned(record) is not None
+
+
+def test_a_trial_outlives_all_of_its_nodes(tmp_path: Path) -> None:
+    """Each may run for some 16 seconds only, and so may whoever takes its place."""
+    training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.1}
+    (tmp_path / "run.py").write_text(RUN)
+    (tmp_path / "all.yaml").write_text(config(training=training, recovery="none"))
+    lifetime = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
+    settings = {f"{lifetime}DURATION": "16s", f"{lifetime}STAGGER": "3s"}
+    command = [sys.executable, "run.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, **settings})
+    record = read_record(tmp_path / "seed-0" / "events.jsonl")
+    check_whole(record)
+    assert first_unplanned(record) is None
+    left = {event.node for event in record.of(NodeLeft)}
+    assert left >= {"server-0", "server-1", "worker-0", "worker-1", "evaluator-0"}
+    assert {event.why for event in record.of(NodeLeaving)} == {"lifetime"}
