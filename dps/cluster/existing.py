@@ -210,7 +210,7 @@ class ExistingCluster(RemoteNodes):
         except TimeoutError:
             self._deaf.add(address)
             self._tell(
-                f"warning: the Dask worker at {address} does not answer within "
+                f"the Dask worker at {address} does not answer within "
                 f"{ANSWER_SECONDS:g} s and is left out; look at what keeps it busy"
             )
             return None

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from distributed import Client
+
 from tests.cluster.training import SECONDS
 from tests.support import eventually
 
@@ -54,6 +56,12 @@ def deployed(
             own = "--memory-limit", "0", "--local-directory", folder
             _start(stack, folder, "dask_worker", address, *common, *own, *group, before=before)
         yield address
+
+
+def wait_for(address: str, number: int) -> None:
+    """Wait until so many Dask workers have joined a deployment."""
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(number, timeout=SECONDS)
 
 
 def _address(file: Path) -> str | None:

@@ -20,7 +20,7 @@ from dps.cluster.existing import ExistingCluster
 from dps.cluster.links import links_of
 from dps.cluster.local import NodeSpec, is_running
 from dps.errors import CapacityError
-from tests.cluster.deployment import ROOT, deployed, workers
+from tests.cluster.deployment import ROOT, deployed, wait_for, workers
 from tests.cluster.driver import MEMBERS
 from tests.cluster.training import COUNTING, SECONDS, count, counts, nodes, params, results
 from tests.support import eventually
@@ -34,6 +34,7 @@ PAIR = nodes(1, workers=1)
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A deployment with room for `MEMBERS` and `PAIR`."""
     with deployed(tmp_path_factory.mktemp("deployment"), workers(5)) as address:
+        wait_for(address, 5)
         yield address
 
 

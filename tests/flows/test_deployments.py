@@ -21,7 +21,7 @@ from flows.prices import load_prices
 from flows.record import EVENTS_FILE, read_record
 from flows.results import read_finished
 from flows.trial import run_trial
-from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
+from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, wait_for, workers
 from tests.cluster.tls import files_of
 
 NODES = 4  # a server, its replica, a worker and the evaluator
@@ -90,8 +90,9 @@ def test_without_an_address_nothing_begins(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    some = workers(ROOM * NODES + 1)  # one takes the place of a node that is killed
-    with deployed(tmp_path_factory.mktemp("deployment"), some) as address:
+    number = ROOM * NODES + 1  # one takes the place of a node that is killed
+    with deployed(tmp_path_factory.mktemp("deployment"), workers(number)) as address:
+        wait_for(address, number)
         yield address
 
 
