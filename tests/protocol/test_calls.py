@@ -17,7 +17,7 @@ from dps.events import WorkerLeft
 from dps.protocol.runs import Saved, describe
 from dps.sim.audit import settled
 from dps.sim.network import Weather
-from tests.protocol.worlds import Setting, in_world
+from tests.protocol.worlds import Setting, happened, in_world, until
 
 Parts = Mapping[str, Part]
 ONES = {"w": np.ones(40)}
@@ -169,8 +169,7 @@ def test_results_go_with_their_callers_and_stay_for_one_that_is_only_silent() ->
             process, client = await s.enter(f"worker-{i}")
             await process.run(client.apply("total", []))
             await process.run(client.leave("finished" if i else "failed"))
-        while not any(isinstance(e, WorkerLeft) and e.was_lost for _, e in s.world.events):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(event.was_lost for event in happened(s, WorkerLeft)))
         table = await settled(s.world, 5.0)
         for state in (state for view in table.views for state in s.world.states(view)):
             assert state.results.keys() == {"silent/calls"}

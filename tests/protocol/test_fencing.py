@@ -34,8 +34,8 @@ from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock
 from dps.sim.world import COORDINATOR
-from tests.protocol.test_membership import STORED, cut_off, happened, until, view_of
-from tests.protocol.worlds import TIMINGS, Setting, in_world
+from tests.protocol.test_membership import STORED, cut_off, view_of
+from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 
 LEASE = TIMINGS.lease
 ONES = {"w": np.ones(40)}

@@ -15,7 +15,7 @@ from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.events import RolledBack, WorkerLeft
 from dps.protocol.lane import Outcome
 from dps.sim.process import Process
-from tests.protocol.worlds import TIMINGS, Setting, in_world
+from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 
 PARAMS = {"w": np.zeros(300, np.float32), "b": np.zeros(20)}
 FEW = {"*": [dps.TopK(0.1), dps.Quantise("bf16")]}
@@ -70,8 +70,7 @@ def test_workers_that_leave_in_order_have_sent_everything(
 async def given_up(s: Setting, process: Process) -> None:
     """Pause a worker until it is given up, and go on."""
     s.network.pause(process)
-    while not any(isinstance(event, WorkerLeft) for _, event in s.world.events):
-        await asyncio.sleep(0.01)
+    await until(lambda: happened(s, WorkerLeft))
     await asyncio.sleep(0.1)
     s.network.resume(process)
 
@@ -195,8 +194,7 @@ def test_a_gradient_is_corrected_to_the_same_weights_when_it_is_sent_again() -> 
         await process.run(client.pull())
         s.world.crash("server-1")
         pushing = process.run(client.push(TWOS, pull=True))
-        while client.versions()[0] < 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: client.versions()[0] >= 1)
         await s.world.bring_back_missing()
         await s.all_of(pushing, within=20)
         found = await weights(s)

@@ -14,12 +14,12 @@ import pytest
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.recovery import Chain, Continue, Recovery, SharedStore
 from dps.errors import LeaseExpired, StaleEpoch
-from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
+from dps.events import Detected, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.lane import Outcome
 from dps.protocol.messages import Pull, Replicate, View
 from dps.protocol.transport import Endpoint
-from tests.protocol.worlds import TIMINGS, Setting, in_world
+from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 LEASE = TIMINGS.lease
@@ -33,18 +33,8 @@ def cut_off(s: Setting, name: str, others: tuple[str, ...] = ("scheduler",)) -> 
         s.network.cut(other, name)
 
 
-def happened(s: Setting, kind: type[Event]) -> list[Any]:
-    return [event for _, event in s.world.events if isinstance(event, kind)]
-
-
 async def view_of(s: Setting, shard: int = 0) -> View:
     return (await s.world.complete()).views[shard]
-
-
-async def until(holds: Any, within: float) -> None:
-    async with asyncio.timeout(within):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def read(s: Setting, view: View, host: Endpoint) -> Any:

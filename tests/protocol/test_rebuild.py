@@ -21,7 +21,7 @@ from dps.protocol.messages import Install, Weights
 from dps.protocol.rebuild import Offer
 from dps.sim.network import Process, Weather
 from tests.core.builders import same_state
-from tests.protocol.worlds import Setting, in_world
+from tests.protocol.worlds import Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 CACHE = Recovery(WorkerCache())
@@ -43,7 +43,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> States:
 
 
 def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
-    return [e for _, e in s.world.events if isinstance(e, kind) and e.shard == shard]  # type: ignore[attr-defined]
+    return [event for event in happened(s, kind) if event.shard == shard]
 
 
 async def enter(s: Setting, *names: str) -> list[tuple[Process, Client]]:
@@ -54,8 +54,7 @@ async def back(s: Setting, name: str = "server-0") -> Rebuilt:
     """Lose a server and wait until its shard is rebuilt; return what was recorded."""
     before = len(events(s, Rebuilt))
     s.world.crash(name, back_after=0.1)
-    while len(events(s, Rebuilt)) == before:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(events(s, Rebuilt)) > before)
     rebuilt: Rebuilt = events(s, Rebuilt)[-1]
     return rebuilt
 
@@ -157,8 +156,7 @@ def test_if_the_donor_dies_the_next_one_is_asked() -> None:
         await asyncio.sleep(0.5)
         assert not events(s, Rebuilt)
         s.world.crash("b")
-        while not events(s, Rebuilt):
-            await asyncio.sleep(0.01)
+        await until(lambda: events(s, Rebuilt))
         assert [(e.donor, e.version) for e in events(s, Rebuilt)] == [("a/1", 0)]
 
     in_world(scenario, shards=1, recovery=CACHE)
@@ -207,8 +205,7 @@ def test_two_shards_are_rebuilt_at_the_same_time() -> None:
         await a.push(ONES, pull=True)
         s.world.crash("server-0", back_after=0.1)
         s.world.crash("server-1", back_after=0.1)
-        while not (events(s, Rebuilt, 0) and events(s, Rebuilt, 1)):
-            await asyncio.sleep(0.01)
+        await until(lambda: events(s, Rebuilt, 0) and events(s, Rebuilt, 1))
         assert [state.version for state in await s.states()] == [1, 1]
 
     in_world(scenario, recovery=CACHE)

@@ -15,7 +15,7 @@ from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import StoreUnavailable
 from dps.events import CheckpointFailed, CheckpointWritten, Event, Restored
 from dps.protocol.checkpoint import CheckpointFiles
-from tests.protocol.worlds import Setting, in_world
+from tests.protocol.worlds import Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 _numbers = count()
@@ -26,7 +26,7 @@ def saved(**choices: Any) -> Recovery:
 
 
 def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
-    return [e for _, e in s.world.events if isinstance(e, kind) and e.shard == shard]  # type: ignore[attr-defined]
+    return [event for event in happened(s, kind) if event.shard == shard]
 
 
 @contextmanager
@@ -47,8 +47,7 @@ def test_what_is_unsaved_is_written_in_time_though_nothing_follows() -> None:
         await client.push(ONES)
         loop = asyncio.get_running_loop()
         acked = loop.time()
-        while not events(s, CheckpointWritten)[-1].version:
-            await asyncio.sleep(0.01)
+        await until(lambda: events(s, CheckpointWritten)[-1].version)
         assert 0.3 < loop.time() - acked < 1.0
         written = len(events(s, CheckpointWritten))
         await asyncio.sleep(30)
@@ -79,8 +78,7 @@ def test_no_more_is_lost_than_was_acked_in_the_interval(mode: str, every: int | 
         await asyncio.sleep(s.random.uniform(0.2, 1.5))
         crashed = loop.time()
         s.world.crash("server-0", back_after=0.1)
-        while len(events(s, Restored)) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(events(s, Restored)) == 2)
         pushing.cancel()
         version = events(s, Restored)[-1].version
         gone = [at for at in acked if at <= crashed][version:]

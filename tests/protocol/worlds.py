@@ -20,6 +20,7 @@ from dps.core.recovery import Recovery
 from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.sparse import SparseSpec
+from dps.events import Event
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.lane import OnAck
@@ -87,6 +88,18 @@ class Setting:
         """Wait until everything is done; it must be within so many virtual seconds."""
         async with asyncio.timeout(within):
             return await asyncio.gather(*work)
+
+
+async def until(holds: Callable[[], object], within: float = HORIZON) -> None:
+    """Wait until something is so; it must be within so many virtual seconds."""
+    async with asyncio.timeout(within):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def happened(s: Setting, kind: type[Event]) -> list[Any]:
+    """The events of a kind, in the order in which they came."""
+    return [event for _, event in s.world.events if isinstance(event, kind)]
 
 
 def in_world(
