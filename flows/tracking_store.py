@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dps.core.credentials import masked, masked_for
-from dps.errors import StoreUnavailable
+from dps.errors import DpsError, StoreUnavailable
 from flows.schema import refuse_other_schema
 
 CONNECT_SECONDS = 5.0
@@ -30,6 +31,14 @@ MOVE_AWAY = (
     "Move the file away (`dps run` makes a new one and enters the recorded trials of its "
     "experiment)"
 )
+
+# Answers to what the store was given, which it would repeat; others are of who asks, or when.
+REFUSALS = frozenset({400, 409, 411, 413, 414, 415, 422, 431})
+_ANSWERED = re.compile(r"failed with error code (\d{3})")  # MLflow has no names for some of them
+
+
+class Refused(DpsError):
+    """The tracking store is well, but does not take one thing, such as a trial."""
 
 
 def default_uri(folder: Path) -> str:
@@ -125,13 +134,23 @@ def is_damaged(error: Exception) -> bool:
 @contextmanager
 def store_errors(uri: str) -> Iterator[None]:
     """Turn what the store raises into one error that says which store and what to do."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+    except DpsError:
+        raise
+    except Exception as error:  # the libraries of stores have no root in common but this
         raise unavailable(uri, error) from error
+
+
+def refuses(error: Exception) -> bool:
+    """Whether an error is the answer to what the store was given, rather than a failure of it."""
+    return not is_damaged(error) and _status(error) in REFUSALS
+
+
+def refused(uri: str, what: str, error: Exception) -> Refused:
+    """Return the error that names what a store did not take, and why."""
+    why = masked_for(uri, _first_line(error))
+    return Refused(f"the tracking store {masked(uri)} refuses {what}: {why}.")
 
 
 def unavailable(uri: str, error: Exception) -> StoreUnavailable:
@@ -160,6 +179,26 @@ def _require_writable_sqlite(path: Path) -> None:
         raise unavailable(f"sqlite:///{path}", error) from error
 
 
+def _status(error: Exception) -> object:
+    """The HTTP status that an error stands for; None if it stands for none."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        found = _ANSWERED.search(str(error))
+        return int(found[1]) if found else error.get_http_status_code()
+    answer = getattr(error, "response", None)  # of requests, or of botocore
+    if isinstance(answer, Mapping):
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return getattr(answer, "status_code", None)
+
+
 def _first_line(error: Exception) -> str:
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    name = type(error).__name__
+    if not lines:
+        return name
+    told = isinstance(error, (MlflowException, SQLAlchemyError, OSError, sqlite3.Error, ValueError))
+    return lines[0].rstrip(".") if told else f"{name}: {lines[0].rstrip('.')}"
