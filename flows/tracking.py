@@ -27,6 +27,7 @@ from flows.tracking_store import (
     Refused,
     create_database,
     default_uri,
+    directory_id,
     prepare_mlflow,
     refused,
     refuses,
@@ -45,6 +46,7 @@ KIND_TAG = "dps.kind"
 DIGEST_TAG = "dps.digest"
 EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
+DIRECTORY_TAG = "dps.directory"
 RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
@@ -63,7 +65,8 @@ class Tracker:
     experiment
         Name of the experiment; in MLflow it is "dps/<experiment>".
     folder
-        Where `mlruns/` is or will be: the working directory of the command.
+        Where `mlruns/` is or will be: the working directory of the command. Runs that others have
+        entered from elsewhere are none of its, whatever their experiment's name.
     uri
         Another tracking store, such as the value of MLFLOW_TRACKING_URI. None:
         `mlruns/mlflow.db` in `folder`, with artifacts beside it.
@@ -92,6 +95,7 @@ class Tracker:
         with store_errors(self.uri):
             if uri is None:
                 create_database(folder.resolve() / "mlruns" / "mlflow.db")
+            self._directory = directory_id(folder)
             self._client = MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._enter_experiment(None if uri else _artifacts(folder))
             self.parent_id = self._enter_parent()
@@ -197,10 +201,16 @@ class Tracker:
         return str(known.experiment_id)
 
     def _enter_parent(self) -> str:
-        for run in self._search(f"tags.`{KIND_TAG}` = 'experiment'"):
+        own = f"tags.`{KIND_TAG}` = 'experiment' and tags.`{DIRECTORY_TAG}` = '{self._directory}'"
+        for run in self._search(own):
             self._client.update_run(run.info.run_id, status="RUNNING")
             return str(run.info.run_id)
-        tags = {KIND_TAG: "experiment", "dps.experiment": self._name, "mlflow.source.name": "dps"}
+        tags = {
+            KIND_TAG: "experiment",
+            DIRECTORY_TAG: self._directory,
+            "dps.experiment": self._name,
+            "mlflow.source.name": "dps",
+        }
         run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
         return str(run.info.run_id)
 
@@ -234,6 +244,7 @@ class Tracker:
             "mlflow.parentRunId": self.parent_id,
             "mlflow.source.name": "dps",
             KIND_TAG: "trial",
+            DIRECTORY_TAG: self._directory,
             DIGEST_TAG: identity.digest,
             "dps.experiment": self._name,
             "dps.trial": identity.trial,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import socket
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -18,12 +19,14 @@ from urllib.parse import urlsplit
 
 from dps.core.credentials import masked, masked_for
 from dps.errors import DpsError, StoreUnavailable
+from flows.files import write_whole
 from flows.schema import refuse_other_schema
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 15  # whole ones only, says MLflow
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
+DIRECTORY_FILE = ".directory"
 NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
 
 SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
@@ -54,8 +57,9 @@ def scheme(uri: str) -> str:
 def prepare_mlflow() -> None:
     """Keep MLflow quiet, from reporting its use to anyone, and from waiting for minutes.
 
-    What the environment says already stays. MLflow must not repeat a request by itself: the answer
-    may be all that was lost, and the run that it asked for would be there twice.
+    MLflow must not repeat a request by itself, whatever the environment says: the answer may be all
+    that was lost, and the run that it asked for would be there twice. What else the environment
+    says stays.
 
     This must come before MLflow is first imported, for some of it is read only then.
     """
@@ -63,7 +67,7 @@ def prepare_mlflow() -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     # It prints the address of every run that ends, with the password that is in the store's.
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_SECONDS))
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
@@ -124,6 +128,26 @@ def create_database(path: Path) -> None:
             os.link(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def directory_id(folder: Path) -> str:
+    """Return what a working directory is known by in a store that others write to as well.
+
+    It is drawn once, and kept in `mlruns/`: no other has it, wherever it lies and whoever's it is.
+
+    Raises
+    ------
+    StoreUnavailable
+        It cannot be kept.
+    """
+    path = folder / "mlruns" / DIRECTORY_FILE
+    if not path.exists():
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
+        write_whole(scratch, secrets.token_hex(8), "the id of the working directory")
+        with suppress(FileExistsError):  # another process was quicker: its id is that of both
+            os.link(scratch, path)
+        scratch.unlink(missing_ok=True)
+    return path.read_text(encoding="utf-8").strip()
 
 
 def is_damaged(error: Exception) -> bool:
