@@ -2,7 +2,8 @@
 
 The records on disk are the truth; here is kept only which trials the store may lack. A store that
 fails does not hold up the experiment: that is told once, and what it lacks is delivered when it is
-back, at the latest when the experiment ends.
+back, at the latest when the experiment ends. What it refuses while it is well holds up nothing: it
+is told, and not tried again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flows.outcome import Outcome
 from flows.record import Record
 from flows.results import Finished
 from flows.tracking import Tracker
+from flows.tracking_store import Refused
 
 # How many times as long as the last attempt took the store is left alone after it: one that does
 # not answer at all makes an experiment a tenth longer at most.
@@ -37,9 +39,14 @@ class Delivery:
     connect
         Connects to the store; called again after each outage.
     say
-        Is told when an outage begins, and when it is over.
+        Is told when an outage begins, when it is over, and what is refused.
     now
         A clock in seconds that never goes back.
+
+    Attributes
+    ----------
+    refused
+        What the store does not take: names of trials, or the report.
 
     Raises
     ------
@@ -59,6 +66,7 @@ class Delivery:
         self._tracker: Tracker | None = connect()
         self._known: dict[str, _Entry] = {}
         self._lacking: dict[str, _Entry] = {}
+        self.refused: list[str] = []
         self._out = False
         self._rests_until = now()
 
@@ -72,8 +80,18 @@ class Delivery:
     def experiment(
         self, trials: Sequence[tuple[Record, Outcome]], report: Path, figures: Path
     ) -> bool:
-        """Deliver what is left, and the experiment as a whole; return whether the store has all."""
-        return self._attempt(lambda tracker: tracker.track_experiment(trials, report, figures))
+        """Deliver what is left, and the experiment as a whole.
+
+        Return whether the store has all of it, but for what it refuses.
+        """
+
+        def finish(tracker: Tracker) -> None:
+            try:
+                tracker.track_experiment(trials, report, figures)
+            except Refused as error:
+                self._leave_out("the report", error)
+
+        return self._attempt(finish)
 
     def _attempt(self, finish: Callable[[Tracker], None]) -> bool:
         began = self._now()
@@ -104,11 +122,22 @@ class Delivery:
         if self._tracker is None:
             self._tracker = self._connect()
             # Nobody knows what has become of the store: whatever is there whole stays as it is.
-            self._lacking = dict(self._known)
+            self._lacking = {n: e for n, e in self._known.items() if n not in self.refused}
         for name, entry in list(self._lacking.items()):
-            done = entry.done
-            self._tracker.track_trial(
-                done.record, done.outcome, done.events_file, entry.dataset_digest
-            )
+            # Whichever fails is the last to be tried again: it keeps no other from the store.
+            del self._lacking[name], self._known[name]
+            self._lacking[name] = self._known[name] = entry
+            self._enter(self._tracker, name, entry)
             del self._lacking[name]
         finish(self._tracker)
+
+    def _enter(self, tracker: Tracker, name: str, entry: _Entry) -> None:
+        done = entry.done
+        try:
+            tracker.track_trial(done.record, done.outcome, done.events_file, entry.dataset_digest)
+        except Refused as error:
+            self._leave_out(name, error)
+
+    def _leave_out(self, what: str, error: Refused) -> None:
+        self.refused.append(what)
+        self._say(f"{error} It is kept on disk.")

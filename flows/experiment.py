@@ -50,12 +50,14 @@ class Runner(Protocol):
 class Ran:
     """What `run_experiment` leaves behind: an outcome for every trial of the grid, and a report.
 
-    `tracked` tells that the tracking store has all of it.
+    `tracked` tells that the tracking store has all of it, but for what it has `refused`: names of
+    trials, or the report.
     """
 
     outcomes: tuple[Outcome, ...]
     report: Path
     tracked: bool
+    refused: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
@@ -146,6 +148,11 @@ def run_experiment(
                 "the tracking store does not have all of it; when it is back: "
                 f"dps sync {experiment.experiment}"
             )
+        if ran.refused:
+            view.say(
+                f"the tracking store has refused {', '.join(ran.refused)}; when it takes what it "
+                f"named above, such as larger files: dps sync {experiment.experiment}"
+            )
         return ran
 
 
@@ -183,7 +190,8 @@ class _Books:
         report = write_report(self._folder, self._folder / REPORT, figures=figures)
         trials = [(each.record, each.outcome) for each in done]
         tracked = self._delivery.experiment(trials, report, figures)
-        return Ran(tuple(each.outcome for each in done), report, tracked)
+        refused = tuple(self._delivery.refused)
+        return Ran(tuple(each.outcome for each in done), report, tracked, refused)
 
 
 def _attempts(

@@ -11,11 +11,12 @@ import json
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
+from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
 from flows.files import write_whole
@@ -98,6 +99,17 @@ class EventWriter:
             f"the events cannot be written to {self._path}: {error.strerror or error}. "
             "Make the folder writable, or run in another one."
         )
+
+
+def without_secrets(event: Event) -> Event:
+    """Return an event whose texts, such as reasons, show no password that an address holds.
+
+    Settings stay as they are: they are read back, and were refused if they held one.
+    """
+    values = ((field.name, getattr(event, field.name)) for field in fields(event))
+    texts = {name: (value, masked(value)) for name, value in values if isinstance(value, str)}
+    changed = {name: shown for name, (value, shown) in texts.items() if shown != value}
+    return replace(event, **changed) if changed else event
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from flows.results import (
     recorded_experiments,
 )
 from flows.tracking import Tracker
+from flows.tracking_store import Refused
 
 Tell = Callable[[str], None]
 
@@ -53,38 +54,54 @@ def sync(
         command is writing to it.
     StoreUnavailable
         The store cannot be used; what it has already stays, and the same again goes on from there.
+    Refused
+        The store is well, and does not take some of it; it has all the rest.
     """
+    refused: list[Refused] = []
     for name in names or recorded_experiments(here):
         try:
-            _sync_one(experiment_folder(name, here), here, store, say, warn)
+            refused += _sync_one(experiment_folder(name, here), here, store, say, warn)
         except ConfigurationError as error:
             if names:
                 raise
             warn(f"{name} is left out: {error}")
+    if refused:
+        todo = "The rest is in the store. When it takes this, such as larger files: `dps sync`"
+        raise Refused("\n".join([*map(str, refused), todo]))
 
 
-def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell) -> None:
-    name = folder.name
+def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell) -> list[Refused]:
+    """Deliver one experiment; return what the store did not take."""
+    name, refused = folder.name, list[Refused]()
     with exclusive(folder):
         found = [each for each in read_experiment(folder, load_prices(), warn) if _counts(each)]
         if not found:
             say(f"{name}: no trial that is over and belongs in the tracking store")
-            return
+            return []
         trials = [_trial_of(each) for each in found]
         digests = dataset_digests(trials)
         tracker = Tracker(name, here, store)
         for each, trial in zip(found, trials, strict=True):
             digest = digests[trial.config.dataset.model_dump_json()]
-            tracker.track_trial(each.record, each.outcome, each.events_file, digest)
-        say(f"{name}: {trials_told(tracker.written)} delivered, {len(found)} in the store")
+            try:
+                tracker.track_trial(each.record, each.outcome, each.events_file, digest)
+            except Refused as error:
+                refused.append(error)
+        there = len(found) - len(refused)
+        say(f"{name}: {trials_told(tracker.written)} delivered, {there} in the store")
         missing = (grid_of(folder) or frozenset()) - {trial.name for trial in trials}
         if missing:
             # The experiment is not over: `dps run` ends it, in the store as well.
             say(f"{name}: {trials_told(len(missing))} not recorded yet: no report is delivered")
-            return
+            return refused
         figures = folder / FIGURES
         report = write_report(folder, folder / REPORT, figures=figures)
-        tracker.track_experiment([(each.record, each.outcome) for each in found], report, figures)
+        try:
+            trials_found = [(each.record, each.outcome) for each in found]
+            tracker.track_experiment(trials_found, report, figures)
+        except Refused as error:
+            refused.append(error)
+        return refused
 
 
 def _counts(done: Finished) -> bool:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +24,13 @@ from flows.series import Point, series
 from flows.steps import Steps
 from flows.system import system_metrics
 from flows.tracking_store import (
+    Refused,
     create_database,
     default_uri,
+    directory_id,
     prepare_mlflow,
+    refused,
+    refuses,
     require_reachable,
     scheme,
     store_errors,
@@ -41,6 +46,7 @@ KIND_TAG = "dps.kind"
 DIGEST_TAG = "dps.digest"
 EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
+DIRECTORY_TAG = "dps.directory"
 RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
@@ -59,7 +65,8 @@ class Tracker:
     experiment
         Name of the experiment; in MLflow it is "dps/<experiment>".
     folder
-        Where `mlruns/` is or will be: the working directory of the command.
+        Where `mlruns/` is or will be: the working directory of the command. Runs that others have
+        entered from elsewhere are none of its, whatever their experiment's name.
     uri
         Another tracking store, such as the value of MLFLOW_TRACKING_URI. None:
         `mlruns/mlflow.db` in `folder`, with artifacts beside it.
@@ -88,6 +95,7 @@ class Tracker:
         with store_errors(self.uri):
             if uri is None:
                 create_database(folder.resolve() / "mlruns" / "mlflow.db")
+            self._directory = directory_id(folder)
             self._client = MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._enter_experiment(None if uri else _artifacts(folder))
             self.parent_id = self._enter_parent()
@@ -103,15 +111,30 @@ class Tracker:
 
         The child of an earlier run of the same trial is replaced, as is one that was left half
         written; if it holds the same record, it is left as it is.
+
+        Raises
+        ------
+        Refused
+            The store is well and does not take this trial; nothing of it is left there.
+        StoreUnavailable
+            The store cannot be used.
         """
-        with store_errors(self.uri):
+        try:
+            return self._enter_trial(record, outcome, events_file, dataset_digest)
+        except Refused:
+            with store_errors(self.uri):
+                self._delete(run for run in self._children(outcome) if not _is_whole(run))
+            raise
+
+    def _enter_trial(
+        self, record: Record, outcome: Outcome, events_file: Path, dataset_digest: str | None
+    ) -> str:
+        with self._errors(f"the trial {outcome.identity.trial}"):
             fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
             known = self._children(outcome)
             same = (run for run in known if run.data.tags.get(RECORD_TAG) == fingerprint)
             whole = next((str(run.info.run_id) for run in same), None)
-            for run in known:
-                if run.info.run_id != whole:
-                    self._client.delete_run(run.info.run_id)
+            self._delete(run for run in known if run.info.run_id != whole)
             if whole is not None:
                 return whole
             run_id = self._start_child(record, outcome)
@@ -135,10 +158,17 @@ class Tracker:
 
         Means are in the report only: as metrics of the parent they would be charts of their own
         beside every comparison of the trials.
+
+        Raises
+        ------
+        Refused
+            The store is well and does not take the report.
+        StoreUnavailable
+            The store cannot be used.
         """
         outcomes = [outcome for _, outcome in trials]
         now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
-        with store_errors(self.uri):
+        with self._errors("the report"):
             scalars = _counts(outcomes)
             self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
             self._client.log_artifact(self.parent_id, str(report))
@@ -146,6 +176,17 @@ class Tracker:
             self._tag_experiment(outcomes)
             failed = not any(outcome.valid for outcome in outcomes)
             self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """As `store_errors`; but what the store does not take is refused, if it is well."""
+        with store_errors(self.uri):
+            try:
+                yield
+            except Exception as error:
+                if refuses(error) and self._has_its_runs():
+                    raise refused(self.uri, what, error) from error
+                raise
 
     # -- finding runs --------------------------------------------------------------------------
 
@@ -160,10 +201,16 @@ class Tracker:
         return str(known.experiment_id)
 
     def _enter_parent(self) -> str:
-        for run in self._search(f"tags.`{KIND_TAG}` = 'experiment'"):
+        own = f"tags.`{KIND_TAG}` = 'experiment' and tags.`{DIRECTORY_TAG}` = '{self._directory}'"
+        for run in self._search(own):
             self._client.update_run(run.info.run_id, status="RUNNING")
             return str(run.info.run_id)
-        tags = {KIND_TAG: "experiment", "dps.experiment": self._name, "mlflow.source.name": "dps"}
+        tags = {
+            KIND_TAG: "experiment",
+            DIRECTORY_TAG: self._directory,
+            "dps.experiment": self._name,
+            "mlflow.source.name": "dps",
+        }
         run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
         return str(run.info.run_id)
 
@@ -176,6 +223,16 @@ class Tracker:
         }
         return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
 
+    def _has_its_runs(self) -> bool:
+        """Whether experiment and parent are still there, without which nothing is taken."""
+        experiment = self._client.get_experiment(self._experiment_id)
+        parent = self._client.get_run(self.parent_id).info
+        return bool(experiment.lifecycle_stage == parent.lifecycle_stage == "active")
+
+    def _delete(self, runs: Iterable[Any]) -> None:
+        for run in runs:
+            self._client.delete_run(run.info.run_id)
+
     def _search(self, query: str) -> list[Any]:
         return list(self._client.search_runs([self._experiment_id], query))
 
@@ -187,6 +244,7 @@ class Tracker:
             "mlflow.parentRunId": self.parent_id,
             "mlflow.source.name": "dps",
             KIND_TAG: "trial",
+            DIRECTORY_TAG: self._directory,
             DIGEST_TAG: identity.digest,
             "dps.experiment": self._name,
             "dps.trial": identity.trial,
@@ -329,6 +387,10 @@ def _circumstances(record: Record) -> dict[str, str]:
     """How the trial was run: as tags, for it is no part of what it depends on."""
     settings = record.started.settings if record.started else {}
     return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
+
+
+def _is_whole(run: Any) -> bool:
+    return RECORD_TAG in run.data.tags
 
 
 def _milliseconds(seconds: float) -> int:

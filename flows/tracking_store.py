@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import secrets
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dps.core.credentials import masked, masked_for
-from dps.errors import StoreUnavailable
+from dps.errors import DpsError, StoreUnavailable
+from flows.files import write_whole
 from flows.schema import refuse_other_schema
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 15  # whole ones only, says MLflow
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
+DIRECTORY_FILE = ".directory"
 NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
 
 SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
@@ -30,6 +34,14 @@ MOVE_AWAY = (
     "Move the file away (`dps run` makes a new one and enters the recorded trials of its "
     "experiment)"
 )
+
+# Answers to what the store was given, which it would repeat; others are of who asks, or when.
+REFUSALS = frozenset({400, 409, 411, 413, 414, 415, 422, 431})
+_ANSWERED = re.compile(r"failed with error code (\d{3})")  # MLflow has no names for some of them
+
+
+class Refused(DpsError):
+    """The tracking store is well, but does not take one thing, such as a trial."""
 
 
 def default_uri(folder: Path) -> str:
@@ -45,8 +57,9 @@ def scheme(uri: str) -> str:
 def prepare_mlflow() -> None:
     """Keep MLflow quiet, from reporting its use to anyone, and from waiting for minutes.
 
-    What the environment says already stays. MLflow must not repeat a request by itself: the answer
-    may be all that was lost, and the run that it asked for would be there twice.
+    MLflow must not repeat a request by itself, whatever the environment says: the answer may be all
+    that was lost, and the run that it asked for would be there twice. What else the environment
+    says stays.
 
     This must come before MLflow is first imported, for some of it is read only then.
     """
@@ -54,7 +67,7 @@ def prepare_mlflow() -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     # It prints the address of every run that ends, with the password that is in the store's.
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_SECONDS))
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
@@ -117,6 +130,26 @@ def create_database(path: Path) -> None:
         scratch.unlink(missing_ok=True)
 
 
+def directory_id(folder: Path) -> str:
+    """Return what a working directory is known by in a store that others write to as well.
+
+    It is drawn once, and kept in `mlruns/`: no other has it, wherever it lies and whoever's it is.
+
+    Raises
+    ------
+    StoreUnavailable
+        It cannot be kept.
+    """
+    path = folder / "mlruns" / DIRECTORY_FILE
+    if not path.exists():
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
+        write_whole(scratch, secrets.token_hex(8), "the id of the working directory")
+        with suppress(FileExistsError):  # another process was quicker: its id is that of both
+            os.link(scratch, path)
+        scratch.unlink(missing_ok=True)
+    return path.read_text(encoding="utf-8").strip()
+
+
 def is_damaged(error: Exception) -> bool:
     """Whether an error says that a database's file is none, or no whole one."""
     return any(sign in str(error) for sign in SIGNS_OF_DAMAGE)
@@ -125,13 +158,23 @@ def is_damaged(error: Exception) -> bool:
 @contextmanager
 def store_errors(uri: str) -> Iterator[None]:
     """Turn what the store raises into one error that says which store and what to do."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+    except DpsError:
+        raise
+    except Exception as error:  # the libraries of stores have no root in common but this
         raise unavailable(uri, error) from error
+
+
+def refuses(error: Exception) -> bool:
+    """Whether an error is the answer to what the store was given, rather than a failure of it."""
+    return not is_damaged(error) and _status(error) in REFUSALS
+
+
+def refused(uri: str, what: str, error: Exception) -> Refused:
+    """Return the error that names what a store did not take, and why."""
+    why = masked_for(uri, _first_line(error))
+    return Refused(f"the tracking store {masked(uri)} refuses {what}: {why}.")
 
 
 def unavailable(uri: str, error: Exception) -> StoreUnavailable:
@@ -160,6 +203,26 @@ def _require_writable_sqlite(path: Path) -> None:
         raise unavailable(f"sqlite:///{path}", error) from error
 
 
+def _status(error: Exception) -> object:
+    """The HTTP status that an error stands for; None if it stands for none."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        found = _ANSWERED.search(str(error))
+        return int(found[1]) if found else error.get_http_status_code()
+    answer = getattr(error, "response", None)  # of requests, or of botocore
+    if isinstance(answer, Mapping):
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return getattr(answer, "status_code", None)
+
+
 def _first_line(error: Exception) -> str:
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    name = type(error).__name__
+    if not lines:
+        return name
+    told = isinstance(error, (MlflowException, SQLAlchemyError, OSError, sqlite3.Error, ValueError))
+    return lines[0].rstrip(".") if told else f"{name}: {lines[0].rstrip('.')}"

@@ -56,7 +56,7 @@ from flows.emulation import durations, part_of
 from flows.grid import Trial
 from flows.kept import settings
 from flows.logs import LOG_FILE, TrialLog
-from flows.record import EVENTS_FILE, EventWriter
+from flows.record import EVENTS_FILE, EventWriter, without_secrets
 from flows.replacing import Replacing
 from flows.resume import CHECKPOINTS
 from flows.workload_sections import DatasetSection, workload_of
@@ -113,6 +113,7 @@ def run_trial(
     with EventWriter(folder / EVENTS_FILE) as write, TrialLog(folder / LOG_FILE, labels) as log:
 
         def record(event: Event) -> None:
+            event = without_secrets(event)
             if isinstance(event, FaultMissed):
                 missed.append(event)
             write(event)
@@ -198,9 +199,9 @@ def _to_nobody(line: str) -> None:
 
 def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:
     if cluster.dashboard is not None:
-        tell(f"Dask dashboard: {cluster.dashboard}")
+        tell(masked(f"Dask dashboard: {cluster.dashboard}"))
     for note in cluster.notes:
-        tell(f"warning: {note}")
+        tell(masked(f"warning: {note}"))
 
 
 def _must_be_feasible(plan: FaultPlan, cluster: Cluster, config: TrialConfig) -> None:

@@ -141,11 +141,15 @@ def without_outage(experiment: ExperimentConfig, folder: Path) -> dict[str, Any]
 
 
 def held(database: Path, artifacts: Path, experiment: str) -> dict[str, Any]:
-    """All that a store holds of an experiment, by the names of runs, but for ids and hours."""
+    """All that a store holds of an experiment, by the names of runs, but for ids and hours.
+
+    They are all of one working directory.
+    """
     client = MlflowClient(f"sqlite:///{database}")
     found = client.get_experiment_by_name(f"dps/{experiment}")
     runs = client.search_runs([found.experiment_id])
     [parent] = [run.info.run_id for run in runs if run.data.tags["dps.kind"] == "experiment"]
+    assert len({run.data.tags.pop("dps.directory") for run in runs}) == 1
     for run in runs:
         if run.info.run_id != parent:
             assert run.data.tags.pop("mlflow.parentRunId") == parent

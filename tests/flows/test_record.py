@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
-from dps.events import Evaluated, Event, Reported, TrialEnded, TrialStarted, to_json
+from dps.events import (
+    CheckpointFailed,
+    DashboardServed,
+    Evaluated,
+    Event,
+    FaultMissed,
+    Reported,
+    TrialEnded,
+    TrialStarted,
+    to_json,
+)
 from flows.record import (
     EVENTS_FILE,
     GRID_FILE,
@@ -16,6 +26,7 @@ from flows.record import (
     event_files,
     read_record,
     read_trial,
+    without_secrets,
     write_grid,
 )
 from tests.flows.synthetic import toy_events, write_events
@@ -42,6 +53,21 @@ def test_events_are_on_disk_before_the_writer_is_closed(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "events.jsonl") as write:
         write(Evaluated(1.0, 2.0, 0.5, 0.9))
         assert read_record(tmp_path / "events.jsonl").events == (Evaluated(1.0, 2.0, 0.5, 0.9),)
+
+
+def test_texts_of_events_show_no_password() -> None:
+    why = "OSError: ftp://ann:pa55word@host/a is away"
+    for event in (
+        CheckpointFailed(1.0, 0, 1, why),
+        FaultMissed(1.0, 0, "server-0", why),
+        TrialEnded(1.0, "failed", why),
+        DashboardServed(1.0, "http://host:8787/status?token=pa55word"),
+    ):
+        shown = to_json(without_secrets(event))
+        assert "pa55word" not in shown
+        assert "***" in shown
+    said = Evaluated(1.0, 2.0, 0.5, 0.9)
+    assert without_secrets(said) is said
 
 
 def test_events_that_come_too_late_are_left_out(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,33 @@ from tests.flows.synthetic import (
 )
 
 TRIALS = 16
+
+
+class LosesAnswers:
+    """A server that carries out what it is asked for, and whose answers are lost on the way.
+
+    `asked` has the first line of each request. Use as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        asked = self.asked
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                if line := self.rfile.readline():
+                    asked.append(line)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> LosesAnswers:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +131,30 @@ def test_a_trial_that_ran_again_replaces_its_child(tracked: Tracked, tmp_path: P
     new = tracked.child("none.no-fault.seed-1")
     assert new.info.run_id != old.info.run_id
     assert len(tracked.children()) == TRIALS
+
+
+def test_runs_of_another_directory_are_left_alone(tracked: Tracked, tmp_path: Path) -> None:
+    before = {run.info.run_id for run in tracked.runs()}
+    events = toy_events("none", "no fault", 1)
+    later = reported(events[-2].t, 401, 0.321)
+    record = read_record(path := write_events(tmp_path, [*events[:-1], later, events[-1]]))
+    theirs = Tracker("demo", tmp_path, default_uri(tracked.here))
+    entered = theirs.track_trial(record, outcome(record, load_prices()), path)
+    assert {run.info.run_id for run in tracked.runs()} == before | {theirs.parent_id, entered}
+    again = Tracker("demo", tmp_path, default_uri(tracked.here))
+    assert again.parent_id == theirs.parent_id
+    assert again.track_trial(record, outcome(record, load_prices()), path) == entered
+    for run_id in (entered, theirs.parent_id):
+        tracked.client.delete_run(run_id)
+
+
+def test_requests_are_not_repeated_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
+    with pytest.raises(StoreUnavailable), LosesAnswers() as server:
+        Tracker("demo", tmp_path, server.uri)
+    assert len(server.asked) == 1
 
 
 def test_tags_say_which_trial_it_is(tracked: Tracked) -> None:
