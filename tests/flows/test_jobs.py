@@ -50,6 +50,7 @@ def scripts(here: Path, cluster: Any, dask: Any = None) -> subprocess.CompletedP
         capture_output=True,
         text=True,
     )
+    assert not (here / "job-logs").exists()
     left = [path.name for path in settings.iterdir()]
     assert left == ([] if dask is None else ["jobqueue.yaml"])
     return done
@@ -67,14 +68,13 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     assert "#SBATCH --constraint=fast\n" in found["server"]
     assert "#SBATCH -p compute\n" in found["worker"]
     assert "--constraint" not in found["worker"]
-    assert "tls://SCHEDULER:PORT --name server-0" in found["server"]
+    assert "tls://SCHEDULER:PORT --name server-0$DPS_AGAIN" in found["server"]
+    assert "#SBATCH --no-requeue\n" in found["server"]
+    assert "#SBATCH -o job-logs/" in found["server"]
     assert "--tls-key FOLDER/worker_key" in found["server"]
-    assert (
-        found["server"]
-        .rstrip()
-        .endswith("--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1")
-    )
-    assert found["worker"].rstrip().endswith("--resources worker=2")
+    own = "--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1"
+    assert own in found["server"]
+    assert "--resources worker=2" in found["worker"]
     assert "export OMP_NUM_THREADS=1\n" in found["worker"]
     assert "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=2s\n" in found["worker"]
 
