@@ -212,7 +212,7 @@ def _exports(security: Security) -> list[str]:
 
 
 def _default(queue: Queue, key: str) -> Any:
-    return dask.config.get(f"jobqueue.{queue.kind}.{key}")
+    return dask.config.get(f"jobqueue.{queue.kind}.{key}", None)
 
 
 def _lines(queue: Queue, key: str) -> Sequence[str]:

@@ -94,7 +94,9 @@ class Hosts:
         with self._lock:
             if host in self._taken:
                 return
-            others = set(_run("squeue", "-h", "-w", host, "-o", "%A").split()) - set(ours)
+            others = set(
+                _run("squeue", "-h", "-t", "running", "-w", host, "-o", "%A").split()
+            ) - set(ours)
             if others:
                 raise ConfigurationError(
                     f"host {host} has jobs of others, who would lose them: "

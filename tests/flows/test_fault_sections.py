@@ -273,3 +273,46 @@ def test_a_fault_after_the_time_limit_is_late(config: Path) -> None:
     found = trial(config, {**PAUSE, "at_seconds": 60}, {**PAUSE, "at_seconds": 59})
     ((fault, end),) = found.late_faults
     assert (fault.when, end) == (AtSeconds(60.0), "the time limit is 60 s")
+
+
+SLURM = {"kind": "slurm", "memory": "1GB"}
+KILL = {"kind": "kill", "target": "server-0", "at_updates": 5}
+
+
+def on_slurm(path: Path, *faults: dict[str, Any]) -> TrialConfig:
+    overrides = [f"faults={json.dumps(faults)}", f"cluster={json.dumps(SLURM)}"]
+    ((_, only),) = load_experiment(str(path), overrides).trial_configs()
+    return only
+
+
+def test_jobs_are_killed_in_three_ways(config: Path) -> None:
+    ways = [KILL, {**KILL, "by": "requeue"}, {**KILL, "by": "host", "back_after": 2.0}]
+    plans = [on_slurm(config, way).build_faults() for way in ways]
+    assert plans == [
+        (Kill("server-0", AtUpdates(5)),),
+        (Kill("server-0", AtUpdates(5), by="requeue"),),
+        (Kill("server-0", AtUpdates(5), 2.0, "host"),),
+    ]
+    # What is killed as ever is recorded as ever.
+    (kill,) = on_slurm(config, {**KILL, "by": "signal"}).model_dump(mode="json")["faults"]
+    assert "by" not in kill
+
+
+@pytest.mark.parametrize("way", ["requeue", "host"])
+def test_what_no_queueing_system_can_do_is_refused_before_anything_runs(
+    config: Path, way: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"faults\.0\.by.*killed by signal; .*slurm"):
+        plan(config, {**KILL, "by": way})
+
+
+def test_a_requeued_job_comes_back_by_itself(config: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"back_after.*comes back by itself"):
+        on_slurm(config, {**KILL, "by": "requeue", "back_after": None})
+
+
+def test_who_may_be_on_the_host_that_is_lost_may_be_hit_when_back(config: Path) -> None:
+    again = {"kind": "pause", "target": "server-1-b", "after": {"fault": 0, "seconds": 2}}
+    assert len(on_slurm(config, {**KILL, "by": "host"}, again).build_faults()) == 2
+    with pytest.raises(ConfigurationError, match="server-1-b"):
+        on_slurm(config, KILL, again)

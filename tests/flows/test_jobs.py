@@ -50,6 +50,7 @@ def scripts(here: Path, cluster: Any, dask: Any = None) -> subprocess.CompletedP
         capture_output=True,
         text=True,
     )
+    assert not (here / "job-logs").exists()
     left = [path.name for path in settings.iterdir()]
     assert left == ([] if dask is None else ["jobqueue.yaml"])
     return done
@@ -67,7 +68,9 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     assert "#SBATCH --constraint=fast\n" in found["server"]
     assert "#SBATCH -p compute\n" in found["worker"]
     assert "--constraint" not in found["worker"]
-    assert "tls://SCHEDULER:PORT --name server-0" in found["server"]
+    assert "tls://SCHEDULER:PORT --name server-0$DPS_AGAIN" in found["server"]
+    assert "#SBATCH --no-requeue\n" in found["server"]
+    assert "#SBATCH -o job-logs/" in found["server"]
     assert "--tls-key FOLDER/worker_key" in found["server"]
     assert "--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1" in found["server"]
     assert "--nthreads 2 --memory-limit 0 --no-dashboard --resources worker=2" in found["worker"]

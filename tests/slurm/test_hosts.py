@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +154,8 @@ def test_a_host_is_given_back_by_a_driver_that_is_killed(tmp_path: Path) -> None
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, env=dict(os.environ)
     ) as process:
-        eventually(lambda: "down" in map(state_of, hosts), SECONDS)
-        process.send_signal(signal.SIGKILL)
+        try:
+            eventually(lambda: "down" in map(state_of, hosts), 60.0)
+        finally:
+            process.kill()
     eventually(lambda: all(state_of(host) == "idle" for host in hosts), SECONDS)

@@ -102,8 +102,10 @@ def test_nothing_is_left_in_the_queue_by_a_driver_that_is_killed(tmp_path: Path)
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, env=dict(os.environ)
     ) as process:
-        eventually(lambda: len(in_queue()) == 5, SECONDS)
-        process.kill()
+        try:
+            eventually(lambda: len(in_queue()) == 5, SECONDS)
+        finally:
+            process.kill()
     eventually(lambda: not in_queue(), 60.0)
 
 
