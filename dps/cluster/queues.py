@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
+from dps.cluster.walltime import lifetime_options
 from dps.errors import ConfigurationError
 
 SOMEWHERE = "SCHEDULER:PORT"
@@ -46,7 +48,8 @@ class Queue:
 QUEUES = {
     queue.kind: queue
     for queue in (
-        Queue("slurm", "slurm.SLURMJob", ("scancel", "--signal=KILL", "--full")),
+        # Of a whole job, SIGKILL is a request to cancel it: it would get SIGTERM first, and time.
+        Queue("slurm", "slurm.SLURMJob", ("scancel", "--signal=KILL", "--batch")),
         Queue("pbs", "pbs.PBSJob", ("qsig", "-s", "SIGKILL")),
         Queue("lsf", "lsf.LSFJob", ("bkill", "-s", "KILL")),
         Queue("sge", "sge.SGEJob", ("qdel", "-f")),
@@ -101,11 +104,13 @@ def job_of(
         memory=memory,
         walltime=group.walltime,
         processes=1,
+        # What is sent to the script reaches the node: in its place, not as its child.
+        python=f"exec {_default(queue, 'python') or sys.executable}",
         nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
         interface=interface,
         protocol="tls://" if security.require_encryption else None,
         security=security if security.require_encryption else None,
-        worker_extra_args=[*_lines(queue, "worker-extra-args"), *_worker_options(node)],
+        worker_extra_args=[*_worker_options(queue, group), *_options_of(node)],
         job_extra_directives=[*_lines(queue, "job-extra-directives"), *group.directives],
         job_script_prologue=[*_lines(queue, "job-script-prologue"), *_exports()],
     )
@@ -150,7 +155,16 @@ def address_on(interface: str | None) -> str:
         raise ConfigurationError(f"cluster.interface: {error}") from error
 
 
-def _worker_options(node: NodeSpec) -> Sequence[str]:
+def _worker_options(queue: Queue, group: JobGroup) -> Sequence[str]:
+    """What all nodes of a group have in common: a lifetime of the user's own is left as it is."""
+    own = _lines(queue, "worker-extra-args")
+    if any(option.startswith("--lifetime") for option in own):
+        return own
+    walltime = group.walltime if group.walltime is not None else _default(queue, "walltime")
+    return (*own, *lifetime_options(queue.kind, walltime))
+
+
+def _options_of(node: NodeSpec) -> Sequence[str]:
     # The last one of an option counts: a node has the threads that its role needs, however many
     # cores its job has, and its memory is the queueing system's to limit.
     return (
