@@ -2,19 +2,22 @@
 
 Nobody has a share of his own: whoever is there computes, until the shards have as many gradients as
 the trial is to have. Then all are asked to leave, which takes a moment, so there may be a few more.
+For each worker that has left because its node does, another one is started as soon as there is a
+node for it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from distributed import Client, Future, KilledWorker, wait
 
 from dps.chaos.progress import Progress
 from dps.cluster.server import ParameterServer
 from dps.cluster.worker import Worker
-from dps.errors import DpsError
+from dps.errors import CapacityError, DpsError
 from dps.events import Event, Rescaled, Sink
 from dps.protocol.transport import Clock
 from flows.elastic_sections import ChangeSection
@@ -60,6 +63,7 @@ class ElasticCrew:
         self._running: dict[str, Future] = {}
         self._going: dict[str, Future] = {}
         self._hired = 0
+        self._owed = 0
         self._began = 0.0
 
     def note(self, event: Event) -> None:
@@ -85,6 +89,7 @@ class ElasticCrew:
                 return f"the training did not end within the time limit of {limit:g} s"
             if (failure := self._look()) is not None:
                 return failure
+            self._make_good()
             if self._left and self._left[0].is_due(updates, seconds):
                 self._carry_out(self._left.pop(0), updates)
             else:
@@ -113,9 +118,20 @@ class ElasticCrew:
             self._ps.remove_worker(name)
         if len(self._running) < workers:
             self._gone(self._ps.group.timings.unavailable)  # their nodes are needed
+        self._owed = 0
         while len(self._running) < workers:
-            self._running[f"worker-{self._hired}"] = self._ps.add_worker(self._train)
-            self._hired += 1
+            self._hire()
+
+    def _hire(self) -> None:
+        self._running[f"worker-{self._hired}"] = self._ps.add_worker(self._train)
+        self._hired += 1
+
+    def _make_good(self) -> None:
+        """Start workers in place of those that have left with their nodes, if there is room."""
+        with suppress(CapacityError):
+            while self._owed:
+                self._hire()
+                self._owed -= 1
 
     def _gone(self, seconds: float) -> bool:
         """Wait until everybody has left who was asked to."""
@@ -136,6 +152,8 @@ class ElasticCrew:
                 error = future.exception() if future.status == "error" else None
                 if error is not None and not isinstance(error, KilledWorker):
                     return f"{type(error).__name__}: {error}"
-        if not self._running and not self._going and self._progress.updates < self._goal:
+                self._owed += error is None and crew is self._running
+        there = self._running or self._going or self._owed
+        if not there and self._progress.updates < self._goal:
             return "no worker is left"
         return None

@@ -15,6 +15,7 @@ from dps.chaos.strike import Striker
 from dps.cluster.kinds import Cluster
 from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
 from dps.core.names import replacement
+from dps.errors import DpsError
 from dps.events import CapacityRestored, Event, NodeJoined, Sink
 from dps.protocol.transport import Clock
 
@@ -146,7 +147,11 @@ class Acts:
         name = replacement(node)
         with self._starting:
             self._awaited[name] = number
-            self._nodes.start(replace(self._nodes.spec(node), name=name))
+            try:
+                self._nodes.start(replace(self._nodes.spec(node), name=name))
+            except (DpsError, OSError) as error:
+                del self._awaited[name]
+                self.miss(number, node, f"nothing takes its place: {error}")
 
     def _resume(self, number: int, node: str) -> None:
         self._paused.discard((number, node))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +88,9 @@ class JobCluster(RemoteNodes):
         self._groups = groups
         self._interface = interface or interface_of(queue)
         self._jobs: dict[str, Any] = {}
+        self._submitted: list[Any] = []
+        self._handing_in: set[asyncio.Future[None]] = set()
+        self._unusable: list[str] = []
         self._specs: dict[str, NodeSpec] = {}
         self._welcoming: set[asyncio.Task[None]] = set()
         self._stack = contextlib.ExitStack()
@@ -146,13 +150,21 @@ class JobCluster(RemoteNodes):
     def _submit(self, node: NodeSpec, group: JobGroup) -> None:
         head = self._head
         job = job_of(self._queue, group, node, head.address, self._interface, head.security)
+        self._submitted.append(job)
         try:
-            self.client.sync(job.start)
+            self.client.sync(self._hand_in, job)
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigurationError(
                 f"the job of {node.name} could not be submitted: {error}"
             ) from error
         self._jobs[node.name] = job
+
+    async def _hand_in(self, job: Any) -> None:
+        # Whoever is interrupted must not lose the number of a job that is submitted all the same.
+        task = asyncio.ensure_future(job.start())
+        self._handing_in.add(task)
+        task.add_done_callback(self._handing_in.discard)
+        await asyncio.shield(task)
 
     def kill(self, name: str) -> int:
         """Have the queueing system send SIGKILL to all processes of a node's job."""
@@ -174,6 +186,8 @@ class JobCluster(RemoteNodes):
     def _wait(self, patience: float, tell: Callable[[str], None]) -> None:
         began = told = time.monotonic()
         while waiting := sorted(self._waiting()):
+            if self._unusable:
+                raise ConfigurationError(self._unusable[0])
             now = time.monotonic()
             if now - began > patience:
                 jobs = ", ".join(f"{name} (job {self._jobs[name].job_id})" for name in waiting)
@@ -204,15 +218,31 @@ class JobCluster(RemoteNodes):
 
     async def _welcome(self, address: str) -> None:
         try:
-            workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
-            for at, process in (await look_at(self.client, [address])).items():
-                name = str(workers[at]["name"]) if at in workers else ""
-                if name in self._specs:
-                    with self._lock:
-                        self._lost.discard(name)
-                        self._nodes[name] = Placed(self._specs[name], at, process)
-        except (DpsError, OSError, TimeoutError) as error:
-            logger.warning("a job that has started cannot become a node: %s", error)
+            while (known := (await self._present()).get(address)) is not None:
+                if await self._join(str(known["name"]), address):
+                    return
+        except DpsError as error:
+            self._unusable.append(f"a job has started, and cannot become a node: {error}")
+            logger.warning("%s", self._unusable[-1])
+        except OSError as error:
+            logger.warning("the scheduler cannot be asked who has joined: %s", error)
+
+    async def _present(self) -> dict[str, Any]:
+        present: dict[str, Any] = (await self.client.scheduler.identity(n_workers=-1))["workers"]
+        return present
+
+    async def _join(self, name: str, address: str) -> bool:
+        """Take a node in that has joined; return whether it has answered."""
+        try:
+            found = await look_at(self.client, [address])
+        except TimeoutError:
+            logger.info("%s has started at %s, and does not answer yet", name, address)
+            return False
+        if name in self._specs and address in found:
+            with self._lock:
+                self._lost.discard(name)
+                self._nodes[name] = Placed(self._specs[name], address, found[address])
+        return True
 
     def _offers(self) -> dict[str, Offer]:
         return {
@@ -225,11 +255,21 @@ class JobCluster(RemoteNodes):
         return self._nodes[name].process.host
 
     def _cancel(self) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
-            self.client.sync(self._close_jobs)
+        """Cancel all jobs by one command, however many there are: there may not be much time."""
+        with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be gone
+            self.client.sync(self._settle)
+        numbers = [job.job_id for job in self._submitted if job.job_id is not None]
+        if not numbers:
+            return
+        try:
+            _call([*shlex.split(self._submitted[0].cancel_command), *numbers])
+        except (OSError, subprocess.SubprocessError) as error:
+            # Most queueing systems complain of jobs that have ended, and cancel the others.
+            logger.info("jobs were cancelled: %s", getattr(error, "stderr", None) or error)
 
-    async def _close_jobs(self) -> None:
-        await asyncio.gather(*(job.close() for job in self._jobs.values()), return_exceptions=True)
+    async def _settle(self) -> None:
+        """Wait for jobs that are being submitted."""
+        await asyncio.gather(*self._handing_in, return_exceptions=True)
 
 
 def _call(command: Sequence[str]) -> None:

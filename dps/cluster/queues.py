@@ -10,6 +10,7 @@ import contextlib
 import os
 import shlex
 import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
 from dps.cluster.tls import dashboard_settings
+from dps.cluster.walltime import lifetime_options
 from dps.core.names import replacement
 from dps.errors import ConfigurationError
 
 SOMEWHERE = "SCHEDULER:PORT"
+AMOUNTS = ("job-cpu", "job-mem", "resource-spec", "ncpus", "mem")
 LOGS = "job-logs"  # unless `jobqueue.yaml` names a folder for them
 
 
@@ -61,7 +64,8 @@ QUEUES = {
         Queue(
             "slurm",
             "slurm.SLURMJob",
-            ("scancel", "--signal=KILL", "--full"),
+            # Of a whole job, SIGKILL is a request to cancel it: SIGTERM would come first, and time.
+            ("scancel", "--signal=KILL", "--batch"),
             ("--no-requeue",),  # lost with its host, it is replaced as a fault plan says
             (
                 "DPS_AGAIN=",
@@ -72,7 +76,7 @@ QUEUES = {
         ),
         Queue("pbs", "pbs.PBSJob", ("qsig", "-s", "SIGKILL")),
         Queue("lsf", "lsf.LSFJob", ("bkill", "-s", "KILL")),
-        Queue("sge", "sge.SGEJob", ("qdel", "-f")),
+        Queue("sge", "sge.SGEJob", ("qdel",)),  # by SIGKILL at once; -f is for managers
     )
 }
 
@@ -115,28 +119,31 @@ def job_of(
             f"how much memory is a job to have? Give cluster.memory, as in 2GB, or "
             f"jobqueue.{queue.kind}.memory in Dask's configuration"
         )
-    return cls(
-        scheduler=scheduler,
-        name=f"{node.name}{queue.again}",
-        job_name=f"dps-{node.name}",
-        queue=group.queue,
-        cores=cores if cores is not None else node.threads,
-        memory=memory,
-        walltime=group.walltime,
-        processes=1,
-        nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
-        interface=interface,
-        protocol="tls://" if security.require_encryption else None,
-        security=security if security.require_encryption else None,
-        log_directory=_default(queue, "log-directory") or LOGS,
-        worker_extra_args=[*_lines(queue, "worker-extra-args"), *_worker_options(node)],
-        job_extra_directives=[*queue.directives, *directives_of(queue, group)],
-        job_script_prologue=[
-            *_lines(queue, "job-script-prologue"),
-            *_exports(security),
-            *queue.prologue,
-        ],
-    )
+    with dask.config.set(_without_amounts(queue, group)):
+        return cls(
+            scheduler=scheduler,
+            name=f"{node.name}{queue.again}",
+            job_name=f"dps-{node.name}",
+            queue=group.queue,
+            cores=cores if cores is not None else node.threads,
+            memory=memory,
+            walltime=group.walltime,
+            processes=1,
+            # What is sent to the script reaches the node: in its place, not as its child.
+            python=f"exec {_default(queue, 'python') or sys.executable}",
+            nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
+            interface=interface,
+            protocol="tls://" if security.require_encryption else None,
+            security=_in_script(security) if security.require_encryption else None,
+            log_directory=_default(queue, "log-directory") or LOGS,
+            worker_extra_args=[*_worker_options(queue, group), *_options_of(node)],
+            job_extra_directives=[*queue.directives, *directives_of(queue, group)],
+            job_script_prologue=[
+                *_lines(queue, "job-script-prologue"),
+                *_exports(security),
+                *queue.prologue,
+            ],
+        )
 
 
 def script_of(
@@ -192,7 +199,32 @@ def address_on(interface: str | None) -> str:
         raise ConfigurationError(f"cluster.interface: {error}") from error
 
 
-def _worker_options(node: NodeSpec) -> Sequence[str]:
+def _without_amounts(queue: Queue, group: JobGroup) -> dict[str, None]:
+    """What of `jobqueue.yaml` would go before the cores and the memory that a group asks for."""
+    if group.cores is None and group.memory is None:
+        return {}
+    return {f"jobqueue.{queue.kind}.{key}": None for key in AMOUNTS}
+
+
+def _in_script(security: Security) -> Security:
+    """The certificates of a node as they are written on a command line."""
+    files = security.get_tls_config_for_role("worker")
+    key = files["key"] or files["cert"]  # it may be in the same file
+    named = {"ca_file": files["ca_file"], "worker_cert": files["cert"], "worker_key": key}
+    quoted = {f"tls_{name}": shlex.quote(path) for name, path in named.items()}
+    return Security(require_encryption=True, **quoted)
+
+
+def _worker_options(queue: Queue, group: JobGroup) -> Sequence[str]:
+    """What all nodes of a group have in common: a lifetime of the user's own is left as it is."""
+    own = _lines(queue, "worker-extra-args")
+    if any(option.startswith("--lifetime") for option in own):
+        return own
+    walltime = group.walltime if group.walltime is not None else _default(queue, "walltime")
+    return (*own, *lifetime_options(queue.kind, walltime))
+
+
+def _options_of(node: NodeSpec) -> Sequence[str]:
     # The last one of an option counts: a node has the threads that its role needs, however many
     # cores its job has, and its memory is the queueing system's to limit.
     return (
@@ -208,7 +240,8 @@ def _exports(security: Security) -> list[str]:
         for key, value in {**DASK_SETTINGS, **dashboard_settings(security, "worker")}.items()
     }
     settings = {**ENVIRONMENT, **dask_settings}
-    return [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
+    exports = [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
+    return ["umask 077", *exports]  # not every queueing system hands it on
 
 
 def _default(queue: Queue, key: str) -> Any:

@@ -125,6 +125,18 @@ def test_what_is_killed_by_no_fault_is_replaced_so_that_the_training_ends(tmp_pa
     assert first_unplanned(record) is not None
 
 
+def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None:
+    record = trained(
+        tmp_path,
+        Teller(signal.SIGTERM, "worker-0"),
+        training={"workers": 1, "updates": UPDATES, "compute_seconds": 0.01},
+        elastic=[{"at_updates": UPDATES // 2, "servers": 1}],
+    )
+    check_whole(record, most=UPDATES)  # it takes a moment to see that it is enough
+    hired = [(event.worker, event.node) for event in record.of(WorkerJoined)]
+    assert hired == [("worker-0", "worker-0"), ("worker-1", "worker-0-b")]
+
+
 def test_a_trial_outlives_all_of_its_nodes(tmp_path: Path) -> None:
     """Each may run for some 16 seconds only, and so may whoever takes its place."""
     training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.1}
