@@ -108,7 +108,9 @@ def without_secrets(event: Event) -> Event:
     """
     values = ((field.name, getattr(event, field.name)) for field in fields(event))
     texts = {name: (value, masked(value)) for name, value in values if isinstance(value, str)}
-    changed: dict[str, Any] = {n: shown for n, (value, shown) in texts.items() if shown != value}
+    changed: dict[str, Any] = {
+        name: shown for name, (value, shown) in texts.items() if shown != value
+    }
     return replace(event, **changed) if changed else event
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from dps.core.credentials import masked, masked_for
 from dps.errors import DpsError, StoreUnavailable
@@ -75,6 +76,8 @@ def prepare_mlflow() -> None:
 def require_reachable(uri: str) -> None:
     """Make sure that a store can be written, if it is a file, or that somebody listens there.
 
+    Where a proxy is between here and there, only the proxy may know the host, and MLflow asks it.
+
     Raises
     ------
     StoreUnavailable
@@ -87,7 +90,8 @@ def require_reachable(uri: str) -> None:
         try:
             parts = urlsplit(uri)
             place = (parts.hostname or "", parts.port or PORTS[kind])
-            socket.create_connection(place, CONNECT_SECONDS).close()
+            if not _is_by_proxy(kind, *place):
+                socket.create_connection(place, CONNECT_SECONDS).close()
         except OSError as error:
             raise unavailable(uri, error) from error
         except ValueError:  # which quotes what it took for the port, and may be of the password
@@ -190,6 +194,11 @@ def unavailable(uri: str, error: Exception) -> StoreUnavailable:
         up = "Make sure that it is up and lets you in"
         todo = "Make it writable" if scheme(uri) == "sqlite" else up
     return StoreUnavailable(f"{told}. {todo}, or name another one with MLFLOW_TRACKING_URI.")
+
+
+def _is_by_proxy(kind: str, host: str, port: int) -> bool:
+    proxies = getproxies().keys() & {kind, "all"} if kind in ("http", "https") else ()
+    return bool(proxies) and not proxy_bypass(f"{host}:{port}")
 
 
 def _require_writable_sqlite(path: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from dps.errors import StoreUnavailable
 from dps.events import Event, TrialStarted
 from flows.config import ExperimentConfig
 from flows.sync import sync
+from flows.tracking import Tracker
 from flows.tracking_store import Refused, create_database, default_uri
 from tests.flows.http_proxy import HttpProxy
 from tests.flows.mlflow_server import MlflowServer
@@ -133,3 +135,22 @@ def test_a_record_larger_than_a_server_takes_is_refused_and_the_others_are_there
         said: list[str] = []
         sync([], tmp_path, proxy.uri, said.append)
     assert said == ["demo: 1 trial delivered, 4 in the store"]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_server_that_only_a_proxy_knows_is_reached_by_it(
+    tmp_path: Path, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beyond = "http://mlflow.invalid:5000"
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HttpProxy(server.port) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.uri)
+        Tracker("beyond", tmp_path, beyond)
+        asked = len(proxy.asked)
+        assert all(address.startswith(f"{beyond}/api/") for address in proxy.asked)
+        monkeypatch.setenv("no_proxy", "mlflow.invalid")
+        with pytest.raises(StoreUnavailable, match=r"mlflow\.invalid:5000 cannot be used"):
+            Tracker("beyond", tmp_path, beyond)
+    assert len(proxy.asked) == asked > 0
