@@ -141,6 +141,15 @@ class QueueSection(JobSection, _AnyCluster):
         rest = groups, nodes, self.interface, security_of(self.tls), self.patience, tell
         return SlurmCluster(*rest) if self.kind == "slurm" else JobCluster(self.queueing, *rest)
 
+    def check(self, nodes: Sequence[NodeSpec]) -> None:
+        """Refuse jobs that could not even be submitted; raises `ConfigurationError`."""
+        from dps.cluster.queues import address_on, check_submits, interface_of
+
+        self.scripts(nodes)
+        check_submits(self.queueing)
+        address_on(self.interface or interface_of(self.queueing))
+        security_of(self.tls)
+
     @property
     def ways(self) -> tuple[Way, ...]:
         """How nodes can be killed."""

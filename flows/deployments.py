@@ -1,14 +1,16 @@
-"""Owns the look at a deployment before an experiment begins: is it there, for how many trials at
-once is it large enough, and can every fault be done on it? What is refused here would else fail
-one trial after the other.
+"""Owns the look at a cluster before an experiment begins: is it there, can jobs be submitted, for
+how many trials at once is it large enough, and can every fault be done on it? What is refused here
+would else fail one trial after the other.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
 from dps.errors import ConfigurationError
+from flows.cluster_sections import QueueSection
 from flows.config import ExperimentConfig
 from flows.fault_words import line
 from flows.grid import Trial, expand
@@ -23,7 +25,7 @@ def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
     Raises
     ------
     ConfigurationError
-        A fault cannot be done there.
+        A fault cannot be done there, or no job can be submitted.
     CapacityError
         There is no such deployment, or it has too few Dask workers.
     """
@@ -34,9 +36,9 @@ def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
     alike: defaultdict[object, list[Trial]] = defaultdict(list)
     for trial in expand(experiment):
         config = trial.config
-        if config.cluster.kind == "existing":
-            nodes = config.node_names, config.training.workers_per_node
-            alike[config.cluster, nodes].append(trial)
+        nodes = config.node_names, config.training.workers_per_node
+        if config.cluster.kind != "local":
+            alike[config.cluster.model_dump_json(), nodes].append(trial)
     at_once = min([parallel, *(_check(trials) for trials in alike.values())])
     if at_once < parallel:
         warn(f"--parallel {parallel}: the deployment has room for {at_once} at once")
@@ -44,12 +46,15 @@ def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
 
 
 def _check(trials: Sequence[Trial]) -> int:
-    """Check trials that need the same nodes of the same deployment; return how many fit on it."""
+    """Check trials that need the same nodes of the same cluster; return how many fit on it."""
     from dps.chaos.feasible import obstacles
     from dps.cluster.existing import ExistingCluster
     from flows.trial import nodes
 
     config = trials[0].config
+    if isinstance(config.cluster, QueueSection):
+        config.cluster.check(nodes(config))
+        return sys.maxsize  # as many as the queue lets in
     with config.cluster.open(nodes(config), (), warn) as cluster:
         assert isinstance(cluster, ExistingCluster)
         for trial in trials:

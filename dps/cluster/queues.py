@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -110,8 +111,7 @@ def job_of(
     ConfigurationError
         dask-jobqueue is not installed, or what a job needs is given nowhere.
     """
-    module, _, name = queue.job.partition(".")
-    cls = getattr(getattr(_jobqueue(), module), name)
+    cls = _class_of(queue)
     cores = group.cores if group.cores is not None else _default(queue, "cores")
     memory = group.memory if group.memory is not None else _default(queue, "memory")
     if memory is None:
@@ -157,6 +157,16 @@ def script_of(
     with contextlib.suppress(OSError):  # made for the job, which is not submitted
         os.rmdir(LOGS)
     return script
+
+
+def check_submits(queue: Queue) -> None:
+    """Refuse a machine on which jobs cannot be submitted; raises `ConfigurationError`."""
+    command = shlex.split(_class_of(queue).submit_command)[0]
+    if shutil.which(command) is None:
+        raise ConfigurationError(
+            f"jobs of {queue.kind} are submitted with {command}, which is not there; run dps on a "
+            "machine from which jobs can be submitted"
+        )
 
 
 def directives_of(queue: Queue, group: JobGroup) -> tuple[str, ...]:
@@ -242,6 +252,11 @@ def _exports(security: Security) -> list[str]:
     settings = {**ENVIRONMENT, **dask_settings}
     exports = [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
     return ["umask 077", *exports]  # not every queueing system hands it on
+
+
+def _class_of(queue: Queue) -> Any:
+    module, _, name = queue.job.partition(".")
+    return getattr(getattr(_jobqueue(), module), name)
 
 
 def _default(queue: Queue, key: str) -> Any:

@@ -7,9 +7,12 @@ submitted again, with the hosts that it must not get.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from distributed.security import Security
@@ -26,6 +29,7 @@ from dps.errors import CapacityError
 LOOK_SECONDS = 0.3
 SPREAD_SECONDS = 20.0  # how long a job that was submitted again is kept from hosts that have room
 ACCOUNT_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 _CHOOSING = ("-x", "--exclude", "-w", "--nodelist")
 
 
@@ -76,6 +80,7 @@ class SlurmCluster(JobCluster):
         again = replace(node.spec, name=replacement(name))
         with self._lock:
             self._specs[again.name], self._jobs[again.name] = again, job
+        self._end_without_notice([name])
         self._hosts.requeue(job.job_id)
         return node.process.pid
 
@@ -90,9 +95,19 @@ class SlurmCluster(JobCluster):
             if not self._hosts.has_taken(host) or name not in lost:
                 self.living(name)
                 lost = set(self.on_host_of(name))
+                self._end_without_notice(lost)
                 self._hosts.take(host, [job.job_id for job in self._jobs.values()])
             self._down[host] = lost - {name}
         return pid
+
+    def _end_without_notice(self, names: Collection[str]) -> None:
+        """Have nodes end by the SIGTERM that Slurm sends first, and take it for no notice."""
+        self.client.sync(self._forgo_notice, [self._nodes[name].address for name in names])
+
+    async def _forgo_notice(self, addresses: list[str]) -> None:
+        with contextlib.suppress(TimeoutError):  # whoever does not answer takes no notice either
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self.client.run(_end_by_sigterm, workers=addresses, on_error="ignore")
 
     def on_host_of(self, name: str) -> tuple[str, ...]:
         """The living nodes on the host of a node, and itself."""
@@ -177,3 +192,8 @@ class SlurmCluster(JobCluster):
         self._again[name] = time.monotonic()
         spec = self._specs[name]
         self._submit(spec, self._groups[spec.resource])
+
+
+async def _end_by_sigterm() -> None:
+    """Runs in a node's process, on its event loop: that is in the main thread there."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from distributed.security import Security
 
+from dps.cluster.local import NodeSpec
+from dps.cluster.queues import QUEUES, JobGroup, job_of
 from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig, load_experiment
 from flows.grid import expand
@@ -100,6 +103,50 @@ def test_what_is_not_given_is_as_the_user_has_configured_dask(
     assert f"{prefix} " in done.stdout
     assert " mine\n" in done.stdout
     assert "module load x\n" in done.stdout
+
+
+@needs_jobqueue
+@pytest.mark.parametrize(
+    ("kind", "own", "asked"),
+    [
+        ("pbs", {"resource-spec": "select=1:ncpus=24:mem=96GB"}, "ncpus=4"),
+        ("slurm", {"job-cpu": 24, "job-mem": "96GB"}, "--cpus-per-task=4"),
+        ("lsf", {"ncpus": 24, "mem": 96_000_000_000}, "-n 4"),
+    ],
+)
+def test_what_a_group_asks_for_goes_before_what_the_site_has(
+    tmp_path: Path, kind: str, own: dict[str, Any], asked: str
+) -> None:
+    cluster = {"kind": kind, "cores": 4, "memory": "8GB"}
+    done = scripts(tmp_path, cluster, {"jobqueue": {kind: own}})
+    assert done.returncode == 0, done.stderr
+    assert asked in done.stdout
+    assert "96" not in done.stdout
+
+
+@needs_jobqueue
+def test_certificates_may_have_their_key_with_them_and_lie_anywhere() -> None:
+    files = {"tls_ca_file": "/our files/ca.pem", "tls_worker_cert": "/our files/own.pem"}
+    security = Security(require_encryption=True, **files)
+    group, node = JobGroup(memory="1GB"), NodeSpec("worker-0", "worker")
+    job = job_of(QUEUES["slurm"], group, node, "tls://10.0.0.1:8786", None, security)
+    assert "--tls-cert '/our files/own.pem' --tls-key '/our files/own.pem'" in job.job_script()
+
+
+@needs_jobqueue
+def test_a_machine_that_cannot_submit_jobs_is_told_before_anything_runs(tmp_path: Path) -> None:
+    cluster = {"kind": "sge", "memory": "1GB"}
+    (tmp_path / "jobs.yaml").write_text(yaml.safe_dump({**CONFIG, "cluster": cluster}))
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", "jobs.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "jobs of sge are submitted with qsub, which is not there" in done.stderr
+    assert not (tmp_path / "results").exists()
 
 
 @needs_jobqueue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ def runs() -> bool:
 
 
 def skip_without() -> None:
-    """Skip the test where there is no Slurm."""
+    """Skip the test where there is no Slurm; fail where one was started for it."""
     if not runs():
+        assert "SLURM_CONF" not in os.environ, "the Slurm that was started does not answer"
         pytest.skip("no Slurm runs here, or dask-jobqueue is not installed: make slurm-test")
