@@ -104,9 +104,14 @@ class Crew:
                 self._gone.append(name)
             elif error is not None:
                 return f"{type(error).__name__}: {error}"
-            elif self._places[name] in self._ps.leaving:
+            elif self._may_have_left(name):
                 self._gone.append(name)  # though it may have been done just then
         return None
+
+    def _may_have_left(self, name: str) -> bool:
+        """Whether a worker may have ended because its node is to leave, if that is known yet."""
+        leaving, place = self._ps.leaving, self._places.get(name)
+        return place in leaving if place is not None else bool(leaving)
 
     def _hand_over(self) -> None:
         """Give the shares of workers that are gone to who is free for them."""
