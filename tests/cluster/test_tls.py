@@ -24,7 +24,7 @@ from dps.cluster.local import LocalCluster, is_gone
 from dps.cluster.tls import from_files, temporary
 from dps.errors import ConfigurationError
 from dps.events import Promoted
-from tests.cluster.tls import NOTHING_SECONDS, REQUEST, files_of, said_plainly
+from tests.cluster.tls import ANSWER_SECONDS, REQUEST, files_of, said_plainly
 from tests.cluster.training import (
     COUNTING,
     PRELOAD,
@@ -102,7 +102,7 @@ async def let_in(address: str, security: Security) -> bool:
     """Whether somebody with these certificates, or none, may talk to a Dask process."""
     known = security.get_connection_args("client")
     try:
-        comm = await connect(address, timeout=NOTHING_SECONDS, **known)
+        comm = await connect(address, timeout=ANSWER_SECONDS, **known)
     except (OSError, TimeoutError):
         return False
     comm.abort()
@@ -132,7 +132,7 @@ def test_a_client_without_the_certificate_is_refused(cluster: LocalCluster) -> N
         (cluster.address, temporary()),  # one of another cluster
     ):
         with pytest.raises((OSError, TimeoutError)):
-            Client(address, security=security, timeout=NOTHING_SECONDS, set_as_default=False)
+            Client(address, security=security, timeout=ANSWER_SECONDS, set_as_default=False)
 
 
 def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
