@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -37,11 +37,14 @@ fashion-data:
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
 # Tests that start clusters watch the clock, and have the machine to themselves.
-test: setup ## run the whole test suite
+test: setup ## run the tests on this machine alone
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -m cluster || failed=1; \
+	$(BIN)/python -m pytest -m "cluster and not deployment" || failed=1; \
 	exit $$failed
+
+deployment-test: setup ## run trials on Dask deployments of their own, and beside tracking servers that end
+	$(BIN)/python -m pytest -m deployment
 
 examples: setup fashion-data ## solve each example problem, and compare with its reference
 	$(BIN)/dps example all

@@ -81,6 +81,7 @@ def test_what_is_no_cluster_is_refused(tmp_path: Path, cluster: Any, told: str) 
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 def test_without_an_address_nothing_begins(tmp_path: Path) -> None:
     done = dps(tmp_path, None, "run", "there.yaml")
     assert (done.returncode, done.stdout) == (2, "")
@@ -106,6 +107,7 @@ def story(folder: Path) -> tuple[list[str], set[str], set[str]]:
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 @pytest.mark.timeout(300)  # each process of the deployment imports what it needs for the first time
 def test_trials_at_once_run_as_one_alone_on_a_deployment(tmp_path: Path, deployment: str) -> None:
     faults = [KILL, {**PAUSE, "target": "worker-0", "at_updates": 80, "seconds": 0.2}]
@@ -144,6 +146,7 @@ def over_tls(tmp_path_factory: pytest.TempPathFactory, own: dict[str, str]) -> I
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 def test_an_experiment_runs_on_a_deployment_over_tls(
     tmp_path: Path, over_tls: str, own: dict[str, str]
 ) -> None:
@@ -157,6 +160,7 @@ def test_an_experiment_runs_on_a_deployment_over_tls(
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 def test_a_deployment_over_tls_lets_nobody_in_without_its_certificate(
     tmp_path: Path, over_tls: str
 ) -> None:
@@ -177,6 +181,7 @@ def test_a_deployment_over_tls_lets_nobody_in_without_its_certificate(
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 def test_a_fault_that_is_not_possible_there_is_refused_before_anything_runs(
     tmp_path: Path,
 ) -> None:

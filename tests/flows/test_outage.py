@@ -34,7 +34,7 @@ from tests.support import eventually
 
 __all__ = ["experiment"]  # the fixture
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.deployment, pytest.mark.timeout(300)]
 
 TRIAL_SECONDS = 60.0
 SHORT: dict[str, Any] = {

@@ -116,6 +116,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 @pytest.mark.timeout(300)
 def test_a_record_larger_than_a_server_takes_is_refused_and_the_others_are_there(
     experiment: ExperimentConfig, tmp_path: Path, server: MlflowServer
@@ -138,6 +139,7 @@ def test_a_record_larger_than_a_server_takes_is_refused_and_the_others_are_there
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 @pytest.mark.timeout(300)
 def test_a_server_that_only_a_proxy_knows_is_reached_by_it(
     tmp_path: Path, server: MlflowServer, monkeypatch: pytest.MonkeyPatch

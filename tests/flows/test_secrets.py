@@ -42,6 +42,7 @@ def command_lines(session_of: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.cluster
+@pytest.mark.deployment
 @pytest.mark.timeout(300)
 def test_the_password_of_a_server_that_dies_is_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
