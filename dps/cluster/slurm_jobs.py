@@ -27,7 +27,7 @@ from dps.core.names import predecessor, replacement
 from dps.errors import CapacityError
 
 LOOK_SECONDS = 0.3
-SPREAD_SECONDS = 20.0  # how long a job that was submitted again is kept from hosts that have room
+SPREAD_SECONDS = 20.0  # how long a job is kept from hosts that have room, if others get none
 ACCOUNT_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
 _CHOOSING = ("-x", "--exclude", "-w", "--nodelist")
@@ -47,7 +47,8 @@ class SlurmCluster(JobCluster):
     ) -> None:
         self._hosts = Hosts()
         self._at: dict[str, str] = {}
-        self._again: dict[str, float] = {}
+        self._again: set[str] = set()
+        self._spreading: list[threading.Timer] = []
         self._down: dict[str, set[str]] = {}
         self._taking = threading.Lock()
         self._looked = 0.0
@@ -55,6 +56,8 @@ class SlurmCluster(JobCluster):
 
     def close(self) -> None:
         """Cancel every job, end the scheduler, and give hosts back that were taken away."""
+        for timer in self._spreading:
+            timer.cancel()
         try:
             super().close()
         finally:
@@ -133,9 +136,15 @@ class SlurmCluster(JobCluster):
         if avoid:
             group = replace(group, directives=(*group.directives, f"--exclude={','.join(avoid)}"))
         super()._submit(node, group)
+        if avoid:
+            job = self._jobs[node.name].job_id
+            timer = threading.Timer(SPREAD_SECONDS, self._hosts.anywhere, [job])
+            timer.daemon = True
+            timer.start()
+            self._spreading.append(timer)
 
     def _to_avoid(self, node: NodeSpec) -> list[str]:
-        """The hosts of nodes that must not fail with this one, if it could start elsewhere now."""
+        """The hosts of nodes that must not fail with this one, if it could start elsewhere."""
         group = self._groups[node.resource]
         if any(line.startswith(_CHOOSING) for line in directives_of(self._queue, group)):
             return []  # whoever says so much knows better
@@ -169,9 +178,9 @@ class SlurmCluster(JobCluster):
                 self._judge(name, job, states[job])
 
     def _judge(self, name: str, job: str, state: JobState) -> None:
-        since = self._again.get(name)
+        again = name in self._again
         if state.over:
-            if since is not None:
+            if again:
                 raise CapacityError(
                     f"the job of {name} (job {job}) has ended, as the one before, before it could "
                     f"become a node: it is {state.state}; look at its log"
@@ -179,17 +188,15 @@ class SlurmCluster(JobCluster):
             self._submit_again(name)
         elif state.state == "RUNNING":
             self._at[name] = state.host
-            if since is None and state.host in self._to_avoid(self._specs[name]):
+            if not again and state.host in self._to_avoid(self._specs[name]):
                 self._hosts.cancel(job)
                 self._submit_again(name)
-        elif since is not None and time.monotonic() - since > SPREAD_SECONDS:
-            self._hosts.anywhere(job)
 
     def _submit_again(self, name: str) -> None:
         with self._lock:
             self._nodes.pop(name, None)
             self._at.pop(name, None)
-        self._again[name] = time.monotonic()
+        self._again.add(name)
         spec = self._specs[name]
         self._submit(spec, self._groups[spec.resource])
 

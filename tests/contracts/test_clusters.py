@@ -34,7 +34,7 @@ from tests.cluster.training import (
     results,
     versions,
 )
-from tests.slurm.there import skip_without
+from tests.slurm.there import go
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
@@ -55,10 +55,9 @@ def opened(
         yield lambda members: LocalCluster(members, PRELOAD)
         return
     if request.param == "slurm":
-        skip_without()
         groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
         with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(tmp_path_factory.mktemp("jobs"))  # where their logs go
+            go(patch, tmp_path_factory.mktemp("jobs"))
             yield lambda members: SlurmCluster(
                 groups, members, "lo", None, SECONDS, lambda line: None
             )

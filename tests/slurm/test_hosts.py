@@ -33,7 +33,7 @@ from tests.cluster.training import (
     results,
 )
 from tests.slurm.test_slurm import CONFIG
-from tests.slurm.there import skip_without
+from tests.slurm.there import go
 from tests.support import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
@@ -47,8 +47,7 @@ PAIR = nodes(1, replicas=1, workers=1)
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without()
-    monkeypatch.chdir(tmp_path)  # where the jobs' logs go
+    go(monkeypatch, tmp_path)
 
 
 def open_cluster(members: list[NodeSpec], groups: dict[str, JobGroup] = GROUPS) -> SlurmCluster:
@@ -98,6 +97,21 @@ def test_replicas_of_a_shard_are_on_different_hosts_where_there_is_a_choice() ->
     with open_cluster(nodes(1, replicas=1, workers=0), {"server": one}) as cluster:
         (note,) = cluster.notes
         assert note.startswith("replica-0-1, server-0 share a host")
+
+
+def test_a_host_on_which_jobs_are_ending_is_a_choice() -> None:
+    stubborn = ["sbatch", "--parsable", "-p", "ps", "-w", "b", "-o", "/dev/null"]
+    job = subprocess.run(
+        [*stubborn, "--wrap", "trap '' TERM; while :; do sleep 0.1; done"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    eventually(lambda: state_of("b") != "idle", SECONDS)
+    subprocess.run(["scancel", job], check=True)
+    eventually(lambda: state_of("b") == "completing", SECONDS)
+    with open_cluster(nodes(1, replicas=1, workers=0)) as cluster:
+        assert cluster.on_host_of("server-0") == ("server-0",)
 
 
 def test_no_update_is_lost_with_a_host_that_the_plan_takes(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from flows.grid import expand
 from flows.record import Record, read_record
 from flows.trial import run_trial
 from flows.unplanned import first_unplanned
-from tests.slurm.there import CLUSTER, skip_without
+from tests.slurm.there import CLUSTER, go
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
 
@@ -33,8 +33,7 @@ MOMENT = 20
 
 @pytest.fixture(autouse=True)
 def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without()
-    monkeypatch.chdir(tmp_path)  # where jobs leave their output
+    go(monkeypatch, tmp_path)
 
 
 class Signaller:

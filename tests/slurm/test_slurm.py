@@ -19,7 +19,7 @@ from dps.cluster.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
 from tests.cluster.tls import ports_below, said_plainly
 from tests.cluster.training import SECONDS, nodes
-from tests.slurm.there import CLUSTER, skip_without
+from tests.slurm.there import CLUSTER, go
 from tests.support import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
@@ -40,8 +40,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without()
-    monkeypatch.chdir(tmp_path)  # where the jobs' logs go
+    go(monkeypatch, tmp_path)
 
 
 def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> SlurmCluster:

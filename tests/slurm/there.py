@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 # The partitions of `slurm.conf.in`: servers in one, the rest in the other.
 CLUSTER: dict[str, Any] = {
     "kind": "slurm",
@@ -28,6 +30,13 @@ def runs() -> bool:
     if shutil.which("sinfo") is None or find_spec("dask_jobqueue") is None:
         return False
     return subprocess.run(["sinfo"], capture_output=True).returncode == 0
+
+
+def go(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have jobs log into a folder, and find the functions of the tests; skipped without Slurm."""
+    skip_without()
+    patch.chdir(folder)
+    patch.setenv("PYTHONPATH", str(ROOT))
 
 
 def skip_without() -> None:
