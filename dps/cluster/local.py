@@ -329,7 +329,14 @@ def _fork_context(preload: Sequence[str]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "distributed", __name__, *preload])
     with _environment(ENVIRONMENT), without_interrupts():
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            # Most often its name is too long for the socket that is opened there.
+            raise ConfigurationError(
+                f"no processes can be started with temporary files in {tempfile.gettempdir()}: "
+                f"{error}. Set TMPDIR to another folder, of a short name."
+            ) from error
     return context
 
 

@@ -24,6 +24,8 @@ from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
@@ -149,10 +151,9 @@ def driver(
     """A script in the middle of a training that never ends; the processes it started; the nodes."""
     script = folder / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
-    root = str(Path(__file__).parents[2])
     with subprocess.Popen(
         [sys.executable, script, folder / "never"],
-        env={**os.environ, "PYTHONPATH": root, "TMPDIR": str(folder)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -168,26 +169,47 @@ def driver(
             process.kill()
 
 
-def test_no_process_survives_the_death_of_the_driver(tmp_path: Path) -> None:
-    with driver(tmp_path) as (process, started, _):
+def test_a_name_that_is_too_long_for_sockets_is_told(tmp_path: Path) -> None:
+    scratch = tmp_path / ("long" * 20)
+    scratch.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dps.cluster.local import LocalCluster\n"
+        "if __name__ == '__main__':\n"
+        "    LocalCluster([])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("dps.errors.ConfigurationError: no processes can be started")
+    assert str(scratch) in told
+    assert told.endswith("Set TMPDIR to another folder, of a short name.")
+
+
+def test_no_process_survives_the_death_of_the_driver(scratch: Path) -> None:
+    with driver(scratch) as (process, started, _):
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS)
         assert [pid for pid in started if not is_gone(pid, 5.0)] == []
-    assert not list(tmp_path.glob("dps-*"))
+    assert not list(scratch.glob("dps-*"))
 
 
-def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(tmp_path: Path) -> None:
-    with driver(tmp_path) as (process, started, pids):
+def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(scratch: Path) -> None:
+    with driver(scratch) as (process, started, pids):
         os.kill(pids["server-0"], signal.SIGSTOP)
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS)
         assert [pid for pid in started if not is_gone(pid, 5.0)] == []
-    assert not list(tmp_path.glob("dps-*"))
+    assert not list(scratch.glob("dps-*"))
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "terminal"])
-def test_no_process_survives_an_interruption(tmp_path: Path, whole_group: bool) -> None:
-    with driver(tmp_path) as (process, started, _):
+def test_no_process_survives_an_interruption(scratch: Path, whole_group: bool) -> None:
+    with driver(scratch) as (process, started, _):
         if whole_group:  # as Ctrl-C in a terminal does
             os.killpg(process.pid, signal.SIGINT)
         else:

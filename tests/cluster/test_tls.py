@@ -148,7 +148,7 @@ def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
     assert list(tmp_path.rglob("*.pem")) == []
 
 
-def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path) -> None:
+def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path, scratch: Path) -> None:
     script = (
         "import sys\n"
         "from dps.cluster.local import LocalCluster\n"
@@ -160,12 +160,11 @@ def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path) -> None:
         "        sys.stdin.read()\n"
     )
     (tmp_path / "script.py").write_text(script)
-    (tmp_path / "scratch").mkdir()
     with subprocess.Popen(
         [sys.executable, tmp_path / "script.py"],
         env={
             **os.environ,
-            "TMPDIR": str(tmp_path / "scratch"),
+            "TMPDIR": str(scratch),
             "PYTHONPATH": os.pathsep.join(sys.path),
         },
         stdin=subprocess.PIPE,
@@ -173,9 +172,9 @@ def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == b"up\n"
-        assert list(tmp_path.rglob("*key.pem"))
+        assert list(scratch.rglob("*key.pem"))
         process.kill()
-    eventually(lambda: not list(tmp_path.rglob("*.pem")), SECONDS)
+    eventually(lambda: not list(scratch.rglob("*.pem")), SECONDS)
 
 
 def test_a_kill_is_recovered_from_over_tls(tmp_path: Path) -> None:

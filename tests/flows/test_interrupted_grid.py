@@ -35,9 +35,9 @@ TRIALS = 24
 RUN = [sys.executable, "-m", "flows.cli", "run", "grid.yaml", "--parallel", "2"]
 
 
-def start(here: Path) -> subprocess.Popen[str]:
+def start(here: Path, scratch: Path) -> subprocess.Popen[str]:
     # No thread pools: the cores are for the trials.
-    environment = {**os.environ, "TMPDIR": str(here / "tmp"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     return subprocess.Popen(
         RUN,
@@ -71,24 +71,23 @@ def children(here: Path) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0])  # of the moments: a failure can be repeated
 def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
-    seed: int, tmp_path: Path
+    seed: int, tmp_path: Path, scratch: Path
 ) -> None:
     chance = random.Random(seed)
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(CONFIG))
-    (tmp_path / "tmp").mkdir()
     for part in range(1, 4):
-        process = start(tmp_path)
+        process = start(tmp_path, scratch)
         eventually(lambda part=part: begun(tmp_path) >= 6 * part, 60)  # type: ignore[misc]
         time.sleep(chance.uniform(0, 0.8))  # a random moment in a trial, between two, or in MLflow
         process.kill()
         process.communicate(timeout=30)  # until its drivers have closed the pipes, too
         eventually(partial(all_gone, process.pid), 30)
 
-    process = start(tmp_path)
+    process = start(tmp_path, scratch)
     assert process.stdout
     while "trials," not in process.stdout.readline():
         assert process.poll() is None
-    second = start(tmp_path)
+    second = start(tmp_path, scratch)
     _, refused = second.communicate()
     assert second.returncode == 2
     assert "another `dps run` or `dps resume` is writing to" in refused
@@ -105,5 +104,5 @@ def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(
     assert sorted(positions) == list(range(1, TRIALS + 1))
     assert {first.settings["circumstances"]["parallel"] for first in starts} == {2}
     assert sorted(children(tmp_path)) == sorted(path.parent.name for path in files)
-    left = {path.name for path in (tmp_path / "tmp").iterdir()}
+    left = {path.name for path in scratch.iterdir()}
     assert [name for name in left if name.startswith(("dps-", "pymp-"))] == []

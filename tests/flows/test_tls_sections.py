@@ -104,7 +104,7 @@ def test_what_cannot_work_is_refused(config: Path, setting: str, told: str) -> N
 
 
 @pytest.mark.cluster
-def test_a_whole_trial_over_tls_through_a_kill(tmp_path: Path) -> None:
+def test_a_whole_trial_over_tls_through_a_kill(tmp_path: Path, scratch: Path) -> None:
     changes = {
         "training": {"workers": 2, "updates": 150, "compute_seconds": 0.02},
         "recovery": "chain",
@@ -112,8 +112,6 @@ def test_a_whole_trial_over_tls_through_a_kill(tmp_path: Path) -> None:
         "cluster": {"kind": "local", "tls": "temporary"},
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({**SMALL, **changes}))
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     record = tmp_path / "results" / "small" / "seed-0" / EVENTS_FILE
     with subprocess.Popen(
         [sys.executable, "-m", "flows.cli", "run", "small.yaml"],
