@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections import Counter
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dps import Chain, ParameterServer, Recovery, Worker
+from dps import Chain, ParameterServer, Recovery
 from dps.cluster.local import LocalCluster, NodeSpec
 from dps.errors import CapacityError, ConfigurationError
 from dps.events import Moved, Sink
@@ -27,8 +26,8 @@ from tests.cluster.training import (
     Events,
     audited,
     count_until,
+    count_while_wanted,
     nodes,
-    ones,
     results,
 )
 from tests.support import eventually
@@ -37,16 +36,6 @@ pytestmark = pytest.mark.cluster
 
 SHARDS = 6
 PARAMS = {f"w{i}": np.zeros(300) for i in range(SHARDS)}
-
-
-def count_while_wanted(worker: Worker) -> int:
-    """Push until asked to leave; return how often."""
-    gradients = ones(worker.pull())
-    for step in itertools.count(1):
-        worker.push(gradients)
-        if worker.leaving:
-            return step
-    raise AssertionError
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dps import Checkpoint, ParameterServer, Recovery, Worker
+from dps import Checkpoint, ParameterServer, Recovery
 from dps.cluster.leaving import margin
 from dps.cluster.local import LocalCluster, NodeSpec
 from dps.events import Evaluated, NodeDrained, NodeJoined, NodeLeaving, NodeLeft
@@ -24,8 +23,8 @@ from tests.cluster.training import (
     Events,
     audited,
     count_until,
+    count_while_wanted,
     nodes,
-    ones,
     results,
     versions,
 )
@@ -35,16 +34,6 @@ pytestmark = pytest.mark.cluster
 
 SHARDS = 3
 PARAMS = {f"w{i}": np.zeros(300) for i in range(SHARDS)}
-
-
-def count_while_wanted(worker: Worker) -> int:
-    """Push until asked to leave; return how often."""
-    gradients = ones(worker.pull())
-    for step in itertools.count(1):
-        worker.push(gradients)
-        if worker.leaving:
-            return step
-    raise AssertionError
 
 
 def counting(

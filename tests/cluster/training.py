@@ -60,6 +60,16 @@ def count_until(flag: str, worker: Worker) -> int:
     raise AssertionError
 
 
+def count_while_wanted(worker: Worker) -> int:
+    """Push until asked to leave; return how often."""
+    gradients = ones(worker.pull())
+    for step in itertools.count(1):
+        worker.push(gradients)
+        if worker.leaving:
+            return step
+    raise AssertionError
+
+
 # -- what became of it ---------------------------------------------------------------------------
 
 
