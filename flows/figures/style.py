@@ -196,6 +196,8 @@ def to_svg(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         # As `savefig` does, but without its first drawing, which is for other kinds of layout.
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    # Other kinds of files have the same layout, and finding it is half of the work.
+    figure.set_layout_engine("none")
     # Hundredths of a point are finer than any screen; as they are, paths fill most of the file.
     text = re.sub(r"(\.\d\d)\d+", r"\1", out.getvalue())
     return re.sub(r" \n([LMCQz])", r" \1", text)
@@ -203,8 +205,12 @@ def to_svg(figure: Figure, name: str) -> str:
 
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG on white."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    figure.set_dpi(200)
+    figure.set_facecolor("white")
+    FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})  # type: ignore[no-untyped-call]
     return out.getvalue()
 
 
