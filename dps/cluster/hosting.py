@@ -100,8 +100,9 @@ class Hosting:
         await asyncio.gather(*self._adopting, return_exceptions=True)
 
     async def finish_evaluators(self) -> None:
-        """End the evaluators."""
-        await self._evaluators.finish(await self._workers())
+        """Have the evaluators score once more, and end."""
+        alive = await self._workers()
+        await self._evaluators.finish([node for node in self.nodes if node.address in alive])
 
     async def finish_hosts(self) -> None:
         """End the hosts; the group is of no use afterwards."""

@@ -22,6 +22,7 @@ from tests.cluster.training import (
     SECONDS,
     Events,
     audited,
+    count,
     count_until,
     count_while_wanted,
     nodes,
@@ -146,6 +147,20 @@ def test_an_evaluator_goes_on_on_the_node_that_takes_its_place() -> None:
         scores_again(events)
     joined = [e.node for e in events.of(NodeJoined) if e.role == "evaluator"]
     assert joined == ["evaluator-0", "evaluator-0-b", "evaluator-0-b-b"]
+
+
+def test_the_last_score_is_there_also_if_the_evaluator_has_just_left() -> None:
+    events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
+    with (
+        LocalCluster([*nodes(servers=1, workers=1), evaluator], PRELOAD) as cluster,
+        counting(cluster.client, events, servers=1) as ps,
+    ):
+        ps.evaluate(lambda weights: (0.0, 1.0), every=0.05)
+        eventually(lambda: events.of(Evaluated), SECONDS)
+        tell_to_leave(cluster, "evaluator-0")
+        assert cluster.gone("evaluator-0", SECONDS)
+        results(ps.run(partial(count, 3)))
+    assert events.of(Evaluated)[-1].updates == 3
 
 
 def test_nodes_leave_before_their_lifetime_is_over(tmp_path: Path) -> None:
