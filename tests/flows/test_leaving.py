@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dps.core.recovery import PRESETS
 from dps.events import (
     Applied,
     Audited,
@@ -27,7 +28,9 @@ from dps.events import (
 )
 from flows.config import load_experiment
 from flows.grid import expand
-from flows.record import Record, read_record
+from flows.outcome import outcome
+from flows.prices import load_prices
+from flows.record import Record, event_files, read_record
 from flows.trial import run_trial
 from flows.unplanned import evaluator_lost, first_unplanned
 
@@ -35,18 +38,6 @@ pytestmark = pytest.mark.cluster
 
 UPDATES = 200
 MOMENT = 40
-RUN = """
-from pathlib import Path
-from flows.config import load_experiment
-from flows.grid import expand
-from flows.trial import run_trial
-
-if __name__ == "__main__":
-    for trial in expand(load_experiment("all.yaml")):
-        folder = Path(trial.name)
-        folder.mkdir()
-        run_trial(trial, folder, lambda event: None)
-"""
 
 
 def config(**changes: Any) -> str:
@@ -137,18 +128,21 @@ def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None
     assert hired == [("worker-0", "worker-0"), ("worker-1", "worker-0-b")]
 
 
-def test_a_trial_outlives_all_of_its_nodes(tmp_path: Path) -> None:
-    """Each may run for some 16 seconds only, and so may whoever takes its place."""
-    training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.1}
-    (tmp_path / "run.py").write_text(RUN)
-    (tmp_path / "all.yaml").write_text(config(training=training, recovery="none"))
+def test_trials_outlive_all_of_their_nodes_under_every_strategy(tmp_path: Path) -> None:
+    """Each node may run for some 24 seconds only, and so may whoever takes its place."""
+    training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.25}
+    axes = {"recovery": list(PRESETS)}
+    (tmp_path / "all.yaml").write_text(config(training=training, axes=axes))
     lifetime = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
-    settings = {f"{lifetime}DURATION": "16s", f"{lifetime}STAGGER": "3s"}
-    command = [sys.executable, "run.py"]
+    settings = {f"{lifetime}DURATION": "24s", f"{lifetime}STAGGER": "4s"}
+    command = [sys.executable, "-m", "flows.cli", "run", "all.yaml", "--parallel", "4"]
     subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, **settings})
-    record = read_record(tmp_path / "seed-0" / "events.jsonl")
-    check_whole(record)
-    assert first_unplanned(record) is None
-    left = {event.node for event in record.of(NodeLeft)}
-    assert left >= {"server-0", "server-1", "worker-0", "worker-1", "evaluator-0"}
-    assert {event.why for event in record.of(NodeLeaving)} == {"lifetime"}
+    records = event_files(tmp_path / "results" / "leaving")
+    assert len(records) == len(PRESETS)
+    for record in map(read_record, records):
+        check_whole(record)
+        assert first_unplanned(record) is None
+        left = {event.node for event in record.of(NodeLeft)}
+        assert left >= {"server-0", "server-1", "worker-0", "worker-1", "evaluator-0"}
+        assert {event.why for event in record.of(NodeLeaving)} == {"lifetime"}
+        assert outcome(record, load_prices()).row()["updates_lost"] == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from dps.core.recovery import PRESETS
 from dps.events import (
     Applied,
     Audited,
@@ -21,7 +23,9 @@ from dps.events import (
 )
 from flows.config import load_experiment
 from flows.grid import expand
-from flows.record import Record, read_record
+from flows.outcome import outcome
+from flows.prices import load_prices
+from flows.record import Record, event_files, read_record
 from flows.trial import run_trial
 from flows.unplanned import first_unplanned
 from tests.slurm.there import CLUSTER, go
@@ -51,7 +55,7 @@ class Signaller:
                 subprocess.run(command, check=True)
 
 
-def trained(folder: Path, updates: int, compute: float, sink: Signaller, **cluster: Any) -> Record:
+def write_config(folder: Path, updates: int, compute: float, cluster: Any, **changes: Any) -> None:
     config = {
         "experiment": "leaving",
         "workload": {"kind": "softmax"},
@@ -61,18 +65,22 @@ def trained(folder: Path, updates: int, compute: float, sink: Signaller, **clust
         "server": {"shards": 2, "lease": 10.0},
         "recovery": "none",
         "time_limit": 180.0,
-        "cluster": {**CLUSTER, **cluster},
+        "cluster": cluster,
+        **changes,
     }
     (folder / "leaving.yaml").write_text(yaml.safe_dump(config))
+
+
+def trained(folder: Path, updates: int, compute: float, sink: Signaller) -> Record:
+    write_config(folder, updates, compute, CLUSTER)
     (trial,) = expand(load_experiment(folder / "leaving.yaml"))
     run_trial(trial, folder, sink)
-    record = read_record(folder / "events.jsonl")
-    (ended,) = record.of(TrialEnded)
-    assert (ended.status, ended.reason) == ("valid", "")
-    return record
+    return read_record(folder / "events.jsonl")
 
 
 def check_counts(record: Record, updates: int, most: int = 0) -> None:
+    (ended,) = record.of(TrialEnded)
+    assert (ended.status, ended.reason) == ("valid", "")
     audits = record.of(Audited)
     assert len(audits) == 2
     for audited in audits:
@@ -80,13 +88,21 @@ def check_counts(record: Record, updates: int, most: int = 0) -> None:
         assert audited.version == sum(audited.applied.values())
 
 
-def test_a_training_outlives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
-    record = trained(tmp_path, 260, 0.5, Signaller(), walltime="00:01:00")
-    check_counts(record, 260)
-    assert first_unplanned(record) is None
-    left = {event.node for event in record.of(NodeLeft)}
-    assert left >= {"server-0", "server-1", "worker-0", "worker-1", "evaluator-0"}
-    assert {event.why for event in record.of(NodeLeaving)} == {"lifetime"}
+@pytest.mark.timeout(400)
+def test_trainings_outlive_the_walltime_of_their_jobs_under_every_strategy(tmp_path: Path) -> None:
+    cluster = {**CLUSTER, "walltime": "00:01:00"}
+    write_config(tmp_path, 260, 0.5, cluster, axes={"recovery": list(PRESETS)})
+    command = [sys.executable, "-m", "flows.cli", "run", "leaving.yaml", "--parallel", "2"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    records = event_files(tmp_path / "results" / "leaving")
+    assert len(records) == len(PRESETS)
+    for record in map(read_record, records):
+        check_counts(record, 260)
+        assert first_unplanned(record) is None
+        assert outcome(record, load_prices()).row()["updates_lost"] == 0
+        left = {event.node for event in record.of(NodeLeft)}
+        assert left >= {"server-0", "server-1", "worker-0", "worker-1", "evaluator-0"}
+        assert {event.why for event in record.of(NodeLeaving)} == {"lifetime"}
 
 
 def test_a_preemption_notice_moves_everything_away_in_time(tmp_path: Path) -> None:
