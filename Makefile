@@ -36,11 +36,11 @@ fashion-data:
 	@test -d /usr/share/datasets/fashion-mnist || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
-# Tests that start clusters watch the clock, and have the machine to themselves.
+# Those that start clusters wait for processes more than they compute.
 test: setup ## run the tests on this machine alone
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -m "cluster and not deployment" || failed=1; \
+	$(BIN)/python -m pytest -m "cluster and not deployment" -n 3 --dist loadfile || failed=1; \
 	exit $$failed
 
 deployment-test: setup ## run trials on Dask deployments of their own, and beside tracking servers that end

@@ -20,7 +20,7 @@ from tests.cluster.tls import files_of
 from tests.cluster.training import SECONDS, nodes
 from tests.support import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.deployment]
+pytestmark = pytest.mark.cluster
 
 MEMBERS = nodes(1, replicas=1, workers=1)
 

@@ -25,7 +25,7 @@ from tests.cluster.driver import MEMBERS
 from tests.cluster.training import COUNTING, SECONDS, count, counts, nodes, params, results
 from tests.support import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.deployment]
+pytestmark = pytest.mark.cluster
 
 PAIR = nodes(1, workers=1)
 

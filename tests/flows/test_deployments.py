@@ -23,6 +23,7 @@ from flows.results import read_finished
 from flows.trial import run_trial
 from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, wait_for, workers
 from tests.cluster.tls import files_of
+from tests.flows.stores import with_store
 
 NODES = 4  # a server, its replica, a worker and the evaluator
 ROOM = 2  # for so many trials at once
@@ -44,7 +45,7 @@ def dps(here: Path, address: str | None, *arguments: str, **changes: Any) -> Any
     (here / "there.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
     return subprocess.run(
         [sys.executable, "-m", "flows.cli", *arguments],
-        cwd=here,
+        cwd=with_store(here),
         env={**os.environ, **({"DASK_SCHEDULER_ADDRESS": address} if address else {})},
         capture_output=True,
         text=True,

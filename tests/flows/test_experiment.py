@@ -20,6 +20,7 @@ from flows.progress import PlainView
 from flows.record import EARLIER, EVENTS_FILE, event_files
 from flows.results import print_comparison
 from flows.tracking_store import default_uri
+from tests.flows.stores import with_store
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
 Edit = Callable[[list[Event]], list[Event]]
@@ -87,6 +88,8 @@ def go(
 ) -> tuple[Ran, str]:
     out = io.StringIO()
     view = PlainView(Console(file=out))
+    if store is None:
+        with_store(here)
     done = run_experiment(
         experiment, here, view, run, store, retry_invalid=retry_invalid, resume=resume
     )

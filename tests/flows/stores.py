@@ -1,0 +1,27 @@
+"""Owns a tracking store that is there already: MLflow takes seconds to make the tables of one."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from flows.tracking_store import create_database, prepare_mlflow
+
+
+def with_store(here: Path) -> Path:
+    """Leave an empty store in a working directory, as after an experiment that was removed."""
+    folder = here / "mlruns"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / "mlflow.db").write_bytes(_empty())
+    return here
+
+
+@cache
+def _empty() -> bytes:
+    prepare_mlflow()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mlflow.db"
+        create_database(path)
+        return path.read_bytes()
