@@ -40,10 +40,10 @@ fashion-data:
 test: setup ## run the tests on this machine alone
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -m "cluster and not deployment" -n 3 --dist loadfile || failed=1; \
+	$(BIN)/python -m pytest -m "cluster and not deployment" -n 2 --dist loadfile || failed=1; \
 	exit $$failed
 
-deployment-test: setup ## run trials on Dask deployments of their own, and beside tracking servers that end
+deployment-test: setup ## run trials on Dask deployments, beside tracking servers that end, and for longer than their nodes may live
 	$(BIN)/python -m pytest -m deployment
 
 examples: setup fashion-data ## solve each example problem, and compare with its reference

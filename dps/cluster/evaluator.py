@@ -47,6 +47,7 @@ class EvaluatorActor:
         self._dask_worker = dask_worker
         self._key = key
         self._finished = False
+        self._has_read = asyncio.Event()
         self._group = group
         self._score = score
         self._every = every
@@ -59,6 +60,10 @@ class EvaluatorActor:
         now = self._clock.now()
         self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))
         dask_worker.loop.add_callback(self._start)
+
+    async def read(self) -> None:
+        """Wait until the first snapshot is read: what is applied later is not in it."""
+        await self._has_read.wait()
 
     async def finish(self) -> None:
         """Score once more, send the last events and stop."""
@@ -104,6 +109,8 @@ class EvaluatorActor:
         except (TimeoutError, DpsError):
             self._recorder(EvaluationMissed(self._clock.now(), "a shard is down"))
             return
+        finally:
+            self._has_read.set()
         read = self._clock.now()
         versions = self._client.versions()
         weights = self._client.weights()

@@ -42,12 +42,20 @@ class Evaluators:
         self._changing = asyncio.Lock()  # one that is being made is neither running nor waiting
 
     async def begin(self, score: Score, every: float, nodes: Sequence[Node]) -> None:
-        """Have one more; raises `CapacityError` if none of the nodes is left for it."""
+        """Have one more, and wait until it has read the weights that it scores first.
+
+        Raises
+        ------
+        CapacityError
+            None of the nodes is left for it.
+        """
         node = _best(nodes, "evaluator") or _best(nodes, "worker")
         if node is None:
             raise CapacityError("no node is left for an evaluator; start more Dask workers")
         async with self._changing:
             await self._make(Evaluation(score, every, node.role), node)
+            for _, hosted in self._running[-1:]:
+                await hosted.have(self._client, "read", self._group.timings.call)
 
     async def leave(self, address: str, nodes: Sequence[Node]) -> None:
         """Have those on a node end there and go on elsewhere: on one of `nodes`, or a later one."""

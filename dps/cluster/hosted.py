@@ -31,8 +31,12 @@ class Hosted:
 
     async def finish(self, client: distributed.Client, deadline: float) -> None:
         """Have the actor end, and its node forget it; one that was lost before has ended."""
+        await self.have(client, "finish", deadline)
+        self.future.release()
+
+    async def have(self, client: distributed.Client, function: str, deadline: float) -> None:
+        """Have the actor do something, and wait for it; not if it is lost, nor for longer."""
         with suppress(OSError, TimeoutError, KeyError):
             async with asyncio.timeout(deadline):
                 peer = client.rpc(self.endpoint.address)
-                await peer.actor_execute(actor=self.endpoint.key, function="finish", args=[])
-        self.future.release()
+                await peer.actor_execute(actor=self.endpoint.key, function=function, args=[])

@@ -80,14 +80,14 @@ def trained(folder: Path, teller: Teller, **changes: Any) -> Record:
     return read_record(folder / "events.jsonl")
 
 
-def check_whole(record: Record, most: int = 0) -> None:
+def check_whole(record: Record, updates: int = UPDATES, most: int = 0) -> None:
     """The trial is valid, and has every update once; lost workers may have `most` under way."""
     (ended,) = record.of(TrialEnded)
     assert (ended.status, ended.reason) == ("valid", "")
     audits = record.of(Audited)
     assert len(audits) == 2
     for audited in audits:
-        assert UPDATES <= audited.version <= UPDATES + most
+        assert updates <= audited.version <= updates + most
         assert audited.version == sum(audited.applied.values())
 
 
@@ -128,6 +128,7 @@ def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None
     assert hired == [("worker-0", "worker-0"), ("worker-1", "worker-0-b")]
 
 
+@pytest.mark.deployment
 def test_trials_outlive_all_of_their_nodes_under_every_strategy(tmp_path: Path) -> None:
     """Each node may run for some 24 seconds only, and so may whoever takes its place."""
     training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.25}

@@ -21,7 +21,6 @@ from dps.events import Audited, TrialResumed
 from dps.protocol.runs import find_saved
 from flows.record import read_record
 from flows.tracking_store import default_uri
-from tests.flows.stores import with_store
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +36,7 @@ CONFIG: dict[str, Any] = {
 
 
 def command(here: Path, *arguments: str, **changes: Any) -> list[str]:
-    (with_store(here) / "small.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
+    (here / "small.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
     return [sys.executable, "-m", "flows.cli", *arguments]
 
 

@@ -13,12 +13,10 @@ import yaml
 from dps.core.recovery import PRESETS
 from dps.events import (
     Applied,
-    Audited,
     Event,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
-    TrialEnded,
     WorkerLeft,
 )
 from flows.config import load_experiment
@@ -28,6 +26,7 @@ from flows.prices import load_prices
 from flows.record import Record, event_files, read_record
 from flows.trial import run_trial
 from flows.unplanned import first_unplanned
+from tests.flows.test_leaving import check_whole
 from tests.slurm.there import CLUSTER, go
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
@@ -78,16 +77,6 @@ def trained(folder: Path, updates: int, compute: float, sink: Signaller) -> Reco
     return read_record(folder / "events.jsonl")
 
 
-def check_counts(record: Record, updates: int, most: int = 0) -> None:
-    (ended,) = record.of(TrialEnded)
-    assert (ended.status, ended.reason) == ("valid", "")
-    audits = record.of(Audited)
-    assert len(audits) == 2
-    for audited in audits:
-        assert updates <= audited.version <= updates + most
-        assert audited.version == sum(audited.applied.values())
-
-
 @pytest.mark.timeout(400)
 def test_trainings_outlive_the_walltime_of_their_jobs_under_every_strategy(tmp_path: Path) -> None:
     cluster = {**CLUSTER, "walltime": "00:01:00"}
@@ -97,7 +86,7 @@ def test_trainings_outlive_the_walltime_of_their_jobs_under_every_strategy(tmp_p
     records = event_files(tmp_path / "results" / "leaving")
     assert len(records) == len(PRESETS)
     for record in map(read_record, records):
-        check_counts(record, 260)
+        check_whole(record, 260)
         assert first_unplanned(record) is None
         assert outcome(record, load_prices()).row()["updates_lost"] == 0
         left = {event.node for event in record.of(NodeLeft)}
@@ -107,7 +96,7 @@ def test_trainings_outlive_the_walltime_of_their_jobs_under_every_strategy(tmp_p
 
 def test_a_preemption_notice_moves_everything_away_in_time(tmp_path: Path) -> None:
     record = trained(tmp_path, 200, 0.1, Signaller(server_0="TERM", worker_0="TERM"))
-    check_counts(record, 200)
+    check_whole(record, 200)
     assert first_unplanned(record) is None
     told = {event.node: event.why for event in record.of(NodeLeaving)}
     assert told == {"server-0": "signal", "worker-0": "signal"}
@@ -118,7 +107,7 @@ def test_a_preemption_notice_moves_everything_away_in_time(tmp_path: Path) -> No
 def test_jobs_that_are_killed_by_no_fault_are_replaced(tmp_path: Path) -> None:
     signaller = Signaller(worker_0="KILL", worker_1="KILL")
     record = trained(tmp_path, 200, 0.05, signaller)
-    check_counts(record, 200, most=2)
+    check_whole(record, 200, most=2)
     assert {event.node for event in record.of(NodeJoined)} & {"worker-0-b", "worker-1-b"}
     assert "lost" in {event.reason for event in record.of(WorkerLeft)}
     assert first_unplanned(record) is not None
