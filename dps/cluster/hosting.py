@@ -102,7 +102,8 @@ class Hosting:
     async def finish_evaluators(self) -> None:
         """Have the evaluators score once more, and end."""
         alive = await self._workers()
-        await self._evaluators.finish([node for node in self.nodes if node.address in alive])
+        nodes = [node for node in self.nodes if node.address in alive]
+        await self._evaluators.finish(nodes, alive)
 
     async def finish_hosts(self) -> None:
         """End the hosts; the group is of no use afterwards."""

@@ -333,9 +333,10 @@ def _fork_context(preload: Sequence[str]) -> ForkServerContext:
             forkserver.ensure_running()
         except OSError as error:
             # Most often its name is too long for the socket that is opened there.
+            where = os.environ.get("TMPDIR", "/tmp")
             raise ConfigurationError(
-                f"no processes can be started with temporary files in {tempfile.gettempdir()}: "
-                f"{error}. Set TMPDIR to another folder, of a short name."
+                f"no processes can be started with temporary files in {where}: {error}. Set TMPDIR "
+                "to another folder, of a short name."
             ) from error
     return context
 

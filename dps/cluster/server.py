@@ -293,7 +293,7 @@ class ParameterServer(Readable, Elastic):
     def evaluate(self, score: Score, every: float = 1.0) -> Any:
         """Score snapshots of the weights on a node of their own, until the group is closed.
 
-        Nothing that is pushed after this has returned is in the first one.
+        Nothing that is pushed after this has returned is in the first one, unless a shard is down.
 
         Parameters
         ----------

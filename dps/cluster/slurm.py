@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.1
 REASON = "dps: a fault that is planned"
 _OVER = ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "COMPLETED", "BOOT_FAIL")
 _UP = ("IDLE", "MIXED", "ALLOCATED", "IDLE+COMPLETING", "MIXED+COMPLETING")
-_EMPTY, _IN_USE = ("idle", "comp"), ("mix", "alloc")
+_OPEN = ("idle", "mix", "alloc", "alloc+", "comp")
 _COLUMNS = ("Partition", "NodeList", "StateCompact", "CPUsState", "Memory", "AllocMem")
 _WIDTH = 60
 
@@ -57,19 +57,16 @@ class Hosts:
     def with_room(self, partition: str | None, cores: int, megabytes: float) -> set[str]:
         """Return the hosts of a partition with room for a job; None: of the default partition.
 
-        One on which jobs are ending, as those of the trial before, will have it in a moment. Slurm
-        counts what is in use late: for a while, a host of which a core is taken is "alloc", with
-        all of its cores idle.
+        The state of a host alone does not tell: for a while after its first job has started it is
+        "alloc", and "comp" while jobs are ending, however much of it is free.
         """
         form = ",".join(f"{column}:{_WIDTH}" for column in _COLUMNS)
         found = set()
         for line in _run("sinfo", "-h", "-N", "-O", form).splitlines():
             name, host, state, cpus, memory, taken = line.split()
             right = name.endswith("*") if partition is None else name.rstrip("*") == partition
-            _, idle, _, cores_there = map(int, cpus.split("/"))
-            free = float(memory) - (0 if state in _EMPTY else float(taken))
-            has_room = (cores_there if state in _EMPTY else idle) >= cores and free >= megabytes
-            if right and state in (*_EMPTY, *_IN_USE) and has_room:
+            idle, free = int(cpus.split("/")[1]), float(memory) - float(taken)
+            if right and state in _OPEN and idle >= cores and free >= megabytes:
                 found.add(host)
         return found
 

@@ -52,12 +52,15 @@ class SlurmCluster(JobCluster):
         self._down: dict[str, set[str]] = {}
         self._taking = threading.Lock()
         self._looked = 0.0
-        super().__init__(QUEUES["slurm"], groups, nodes, interface, security, patience, tell)
+        try:
+            super().__init__(QUEUES["slurm"], groups, nodes, interface, security, patience, tell)
+        except BaseException:
+            self._forget_timers()
+            raise
 
     def close(self) -> None:
         """Cancel every job, end the scheduler, and give hosts back that were taken away."""
-        for timer in self._spreading:
-            timer.cancel()
+        self._forget_timers()
         try:
             super().close()
         finally:
@@ -142,6 +145,10 @@ class SlurmCluster(JobCluster):
             timer.daemon = True
             timer.start()
             self._spreading.append(timer)
+
+    def _forget_timers(self) -> None:
+        for timer in self._spreading:
+            timer.cancel()
 
     def _to_avoid(self, node: NodeSpec) -> list[str]:
         """The hosts of nodes that must not fail with this one, if it could start elsewhere."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -149,18 +150,32 @@ def test_an_evaluator_goes_on_on_the_node_that_takes_its_place() -> None:
     assert joined == ["evaluator-0", "evaluator-0-b", "evaluator-0-b-b"]
 
 
-def test_the_last_score_is_there_also_if_the_evaluator_has_just_left() -> None:
+@pytest.mark.parametrize("end", [tell_to_leave, LocalCluster.kill], ids=["left", "killed"])
+def test_the_last_score_is_there_also_if_the_evaluator_is_gone(
+    end: Callable[[LocalCluster, str], object],
+) -> None:
     events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
     with (
         LocalCluster([*nodes(servers=1, workers=1), evaluator], PRELOAD) as cluster,
         counting(cluster.client, events, servers=1) as ps,
     ):
         ps.evaluate(lambda weights: (0.0, 1.0), every=0.05)
-        eventually(lambda: events.of(Evaluated), SECONDS)
-        tell_to_leave(cluster, "evaluator-0")
+        end(cluster, "evaluator-0")
         assert cluster.gone("evaluator-0", SECONDS)
         results(ps.run(partial(count, 3)))
     assert events.of(Evaluated)[-1].updates == 3
+
+
+def test_no_last_score_is_waited_for_where_the_only_node_for_it_is_busy(tmp_path: Path) -> None:
+    events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
+    with LocalCluster([*nodes(servers=1, workers=1), evaluator], PRELOAD) as cluster:
+        with counting(cluster.client, events, servers=1) as ps:
+            ps.evaluate(lambda weights: (0.0, 1.0), every=0.05)
+            cluster.kill("evaluator-0")
+            assert cluster.gone("evaluator-0", SECONDS)
+            (future,) = ps.run(partial(count_until, str(tmp_path / "never")))
+            eventually(lambda: versions(ps)[0] > 0, SECONDS)
+        assert future.status in ("error", "cancelled")
 
 
 def test_nodes_leave_before_their_lifetime_is_over(tmp_path: Path) -> None:
