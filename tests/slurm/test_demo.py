@@ -23,7 +23,7 @@ from tests.support import eventually
 # Twelve trials, each with jobs of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm, pytest.mark.timeout(600)]
 
-KILL = {"kind": "kill", "target": "server-0", "at_updates": 300, "back_after": 1.5}
+KILL = {"kind": "kill", "target": "server-0", "at_updates": 100, "back_after": 1.5}
 FAULTS = {"no fault": [], "scancel": [KILL], "node down": [{**KILL, "by": "host"}]}
 STRATEGIES = ("none", "checkpoint", "chain", "stateless")
 EVERY = 100  # updates between checkpoints, as in configs/demo.yaml
