@@ -41,7 +41,8 @@ class FaultTimes:
     Attributes
     ----------
     kind
-        "kill", "pause", "slow", "cut", "delay", "disk_full" or "corrupt".
+        "kill", "host" or "requeue" (ways of killing that Slurm has), "pause", "slow", "cut",
+        "delay", "disk_full" or "corrupt".
     shard
         The shard that was not served for a time because of it; None: it did without.
     began
@@ -176,7 +177,9 @@ def _moments(record: Record, fault: Struck) -> FaultTimes:
 def _kind(fault: Struck) -> str:
     if isinstance(fault, Disturbed):
         return fault.kind
-    return "kill" if isinstance(fault, Killed) else "pause"
+    if isinstance(fault, Killed):
+        return "kill" if fault.by == "signal" else fault.by
+    return "pause"
 
 
 def _detected(record: Record, fault: Struck) -> Detected | None:

@@ -30,6 +30,8 @@ MOST_PLANNED = 3
 
 _DONE = {
     "kill": "killed with SIGKILL",
+    "host": "lost with its host",
+    "requeue": "ended by having its job requeued",
     "pause": "paused with SIGSTOP",
     "slow": "slowed down",
     "cut": "cut off",

@@ -10,9 +10,9 @@ RECOVERY = (
         "fault_kind",
         "fault",
         "",
-        "“kill” (SIGKILL), “pause” (SIGSTOP) and so on: the first fault by which a shard was not "
-        "served for a time, else the first of all. The figures of recovery, and accuracy before "
-        "and after, are of this fault.",
+        "“kill” (SIGKILL), “host” (lost with it), “pause” (SIGSTOP) and so on: the first fault by "
+        "which a shard was not served for a time, else the first of all. The figures of recovery, "
+        "and accuracy before and after, are of this fault.",
     ),
     Column("fault_node", "node", "", "Node that this fault hit."),
     Column(

@@ -380,6 +380,8 @@ def test_what_is_said_of_faults_of_any_kind() -> None:
     seen = {**fault, "fault": 0, "node": "server-1", "updates": 9, "began": 12.0, "ended": 13.5}
     told = words.told(FaultTimes(**{**seen, "kind": "slow"}), 10.0)  # type: ignore[arg-type]
     assert told == "server-1 was slowed down at 2.00 s for 1.50 s, and every shard went on serving"
+    lost = words.told(FaultTimes(**{**seen, "kind": "host", "ended": None}), 10.0)  # type: ignore[arg-type]
+    assert lost.startswith("server-1 was lost with its host at 2.00 s")
     assert "hit by “flood”" in words.told(FaultTimes(**{**seen, "kind": "flood"}), 10.0)  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ from dps.events import (
     CapacityRestored,
     Decided,
     Detected,
+    Killed,
     Paused,
     Promoted,
     Restored,
@@ -35,6 +36,12 @@ def test_the_parts_of_a_recovery_add_up() -> None:
     assert times.rto_seconds == 3.25
     assert times.source == "checkpoint"
     assert times.by == "scheduler"
+
+
+def test_the_way_of_a_kill_is_told() -> None:
+    kills = [Killed(100.0, 0, "server-0", 7, 50, True, by) for by in ("signal", "host", "requeue")]
+    kinds = [times.kind for kill in kills for times in fault_times(Record((kill,)))]
+    assert kinds == ["kill", "host", "requeue"]
 
 
 def test_a_promotion_does_not_wait_for_capacity() -> None:
