@@ -1,10 +1,14 @@
-"""Owns how a fault plan is told: each of its faults as one line that a person reads."""
+"""Owns how a fault plan is told: each of its faults as one line that a person reads.
+
+And what the ways of killing that a queueing system has do to a node.
+"""
 
 from __future__ import annotations
 
 from dps.core.faults import After, Corrupt, Cut, Delay, Fault, FaultPlan, Kill, Slow, kind_of, told
 
 FEW = 2
+WAYS = {"host": "lost with its host", "requeue": "requeued"}
 
 
 def line(fault: Fault) -> str:

@@ -48,6 +48,7 @@ from dps.events import (
     WorkerLeft,
 )
 from flows.estimate import TRACKING_SECONDS, Durations, about, trials_told
+from flows.fault_words import WAYS
 from flows.grid import Trial
 from flows.outcome import Outcome
 
@@ -305,17 +306,13 @@ def view_for(console: Console) -> PlainView:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def _how(event: Killed) -> str:
-    ways = {"requeue": "requeued", "host": "lost with its host"}
-    return ways.get(event.by, "killed")
-
-
 def _told(event: Event) -> str | None:
     match event:
         case Killed():
             proof = "" if event.gone else ", but its process is still there"
             told = f" ({event.evidence})" if event.evidence else ""
-            return f"{event.node} {_how(event)} after {event.updates} updates{proof}{told}"
+            how = WAYS.get(event.by, "killed")
+            return f"{event.node} {how} after {event.updates} updates{proof}{told}"
         case Paused():
             proof = "" if event.stopped else ", but its process is not stopped"
             return f"{event.node} paused after {event.updates} updates{proof}"

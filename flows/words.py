@@ -16,6 +16,7 @@ from dps.core.recovery import PRESETS
 from dps.events import TrialResumed
 from flows.columns import BY_KEY
 from flows.comparisons import Compared
+from flows.fault_words import WAYS
 from flows.outcome import Outcome
 from flows.record import Record
 from flows.statistics import FEWEST_SEEDS, Interval, interval
@@ -30,8 +31,7 @@ MOST_PLANNED = 3
 
 _DONE = {
     "kill": "killed with SIGKILL",
-    "host": "lost with its host",
-    "requeue": "ended by having its job requeued",
+    **WAYS,
     "pause": "paused with SIGSTOP",
     "slow": "slowed down",
     "cut": "cut off",
