@@ -88,10 +88,12 @@ class Evaluators:
         waiting, self._waiting = self._waiting, []
         for evaluation in waiting:
             node = _best(nodes, evaluation.role) or _best(nodes, "worker")
+            if node is None:
+                logger.warning("there is no last score: no node is left for it")
+                continue
             try:
                 async with asyncio.timeout(self._group.timings.call):
-                    if node is not None:
-                        await self._make(evaluation, node)
+                    await self._make(evaluation, node)
             except Exception as error:  # noqa: BLE001 (whatever is wrong there, the rest must end)
                 logger.warning("there is no last score: %s: %s", type(error).__name__, error)
         self._waiting.clear()
