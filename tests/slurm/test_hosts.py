@@ -99,21 +99,6 @@ def test_replicas_of_a_shard_are_on_different_hosts_where_there_is_a_choice() ->
         assert note.startswith("replica-0-1, server-0 share a host")
 
 
-def test_a_host_on_which_jobs_are_ending_is_a_choice() -> None:
-    stubborn = ["sbatch", "--parsable", "-p", "ps", "-w", "b", "-o", "/dev/null"]
-    job = subprocess.run(
-        [*stubborn, "--wrap", "trap '' TERM; while :; do sleep 0.1; done"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    eventually(lambda: state_of("b") != "idle", SECONDS)
-    subprocess.run(["scancel", job], check=True)
-    eventually(lambda: state_of("b") == "completing", SECONDS)
-    with open_cluster(nodes(1, replicas=1, workers=0)) as cluster:
-        assert cluster.on_host_of("server-0") == ("server-0",)
-
-
 def test_no_update_is_lost_with_a_host_that_the_plan_takes(tmp_path: Path) -> None:
     plan = (Kill("server-0", AtUpdates(50), back_after=0.5, by="host"),)
     events, counted, pushed = train_under(plan, tmp_path / "stop")
