@@ -36,7 +36,7 @@ fashion-data:
 	@test -d /usr/share/datasets/fashion-mnist || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
-# Those that start clusters wait for processes more than they compute.
+# Those that start clusters watch the clock: more than two at once disturb each other.
 test: setup ## run the tests on this machine alone
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \

@@ -204,7 +204,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return a figure as PNG on white."""
+    """Return a figure as PNG on white, and leave it so: its SVG, without ground, comes first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
