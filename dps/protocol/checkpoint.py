@@ -18,7 +18,7 @@ import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import fsspec
 import numpy as np
@@ -87,7 +87,7 @@ class CheckpointFiles:
         data = save(_arrays(state))
         manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
         try:
-            self._fs.makedirs(self._folder, exist_ok=True)
+            make_folder(self._fs, self._folder)
             self._refuse_if_replaced(epoch)
             self._publish(f"{name}.safetensors", data)
             self._publish(f"{name}.json", manifest)
@@ -202,7 +202,7 @@ def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
         with fs.open(scratch, "wb") as file:
             file.write(data)
             file.flush()
-            _sync(file)
+            _sync(fs, file)
         fs.mv(scratch, target)
         _sync_folder(fs, folder)
     except Exception:
@@ -239,8 +239,41 @@ def _resolved(path: str) -> tuple[Any, str]:
     return fs, bare
 
 
-def _sync(file: Any) -> None:
+@runtime_checkable
+class Synced(Protocol):
+    """A filesystem with a cache of its own, of which it can be asked to empty a part."""
+
+    def sync_file(self, file: Any) -> None:
+        """Return when the bytes of an open file would survive a loss of power."""
+        ...
+
+    def sync_folder(self, folder: str) -> None:
+        """Return when the names in a folder would."""
+        ...
+
+
+def make_folder(fs: Any, folder: str) -> None:
+    """Have a folder there, and the names of all that had to be made reach the disk."""
+    made = []
+    if _has_cache(fs):
+        at = folder
+        while at != posixpath.dirname(at) and not fs.exists(at):
+            made.append(at)
+            at = posixpath.dirname(at)
+    fs.makedirs(folder, exist_ok=True)
+    for each in made:
+        _sync_folder(fs, posixpath.dirname(each))
+
+
+def _has_cache(fs: Any) -> bool:
+    return isinstance(fs, LocalFileSystem | Synced)
+
+
+def _sync(fs: Any, file: Any) -> None:
     """Have the bytes reach the disk, if that is where the file is."""
+    if isinstance(fs, Synced):
+        fs.sync_file(file)
+        return
     try:
         descriptor = file.fileno()
     except (AttributeError, io.UnsupportedOperation):
@@ -250,7 +283,9 @@ def _sync(file: Any) -> None:
 
 def _sync_folder(fs: Any, folder: str) -> None:
     """Have the names in a folder reach the disk, if that is where it is."""
-    if isinstance(fs, LocalFileSystem):
+    if isinstance(fs, Synced):
+        fs.sync_folder(folder)
+    elif isinstance(fs, LocalFileSystem):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -37,7 +37,7 @@ from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.protocol.calls import CALLS
-from dps.protocol.checkpoint import CheckpointFiles, publish
+from dps.protocol.checkpoint import CheckpointFiles, make_folder, publish
 from dps.protocol.group import Group
 from dps.protocol.wire import decode, encode, message
 
@@ -158,7 +158,7 @@ def write_run(run: Run) -> None:
     path = f"{str(durability.path).rstrip('/')}/{run.name}"
     try:
         fs, folder = fsspec.url_to_fs(path)
-        fs.makedirs(folder, exist_ok=True)
+        make_folder(fs, folder)
         publish(fs, folder, FILE, encode(run)[0].tobytes())
     except Exception as error:
         raise StoreUnavailable(f"checkpoints to {path}: {error}") from error

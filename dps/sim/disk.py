@@ -1,7 +1,9 @@
 """Owns the simulated disk: an fsspec filesystem in memory that fails in the ways that disks do.
 
 Files are seen by all processes. What a process does to it happens at once, but a process may be
-made to crash between two of its operations, and what a dead process still tries fails.
+made to crash between two of its operations, and what a dead process still tries fails. Each machine
+has a cache: what was not synced is lost with the machine's power, the bytes of files and the names
+in folders each by themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import errno
 import io
 import posixpath
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -18,6 +21,19 @@ from fsspec.spec import AbstractFileSystem
 from dps.sim.process import here
 
 SCHEME = "simdisk"
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of names in a folder that is in a machine's cache, and what was there before.
+
+    `made` is the folder that it made, if it did. A file's content is None where there was no file.
+    """
+
+    machine: str
+    folder: str
+    before: tuple[tuple[str, bytes | None], ...] = ()
+    made: str = ""
 
 
 class SimDisk(AbstractFileSystem):  # type: ignore[misc]
@@ -41,6 +57,9 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def erase(self) -> None:
         """Start anew: no files, no faults."""
         self.files: dict[str, bytes] = {}
+        self._folders: set[str] = set()
+        self._unsynced: dict[str, str] = {}  # files whose bytes are in a machine's cache
+        self._changes: list[_Change] = []
         self.on_write: Callable[[str], None] = _ignore
         self.repair()
 
@@ -88,7 +107,55 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         """Have whoever writes in paths with `part` in them crash after so many operations."""
         self._crash = (part, operations, crash)
 
+    def lose_power(self, machine: str, kept: float = 0.0) -> None:
+        """Lose what is in a machine's cache; of the changes of names a share was `kept`.
+
+        They reach the disk in their order. A file whose name is there, but not its bytes, is empty.
+        """
+        changes = [change for change in self._changes if change.machine == machine]
+        for change in reversed(changes[int(kept * (len(changes) + 1)) :]):
+            self._undo(change)
+        self._changes = [change for change in self._changes if change.machine != machine]
+        for path in [path for path, whose in self._unsynced.items() if whose == machine]:
+            del self._unsynced[path]
+            if path in self.files:
+                self.files[path] = b""
+
+    def _undo(self, change: _Change) -> None:
+        for path, content in change.before:
+            if content is None:
+                self.files.pop(path, None)
+            else:
+                self.files[path] = content
+        if change.made:
+            self._folders.discard(change.made)
+            inside = f"{change.made}/"
+            self.files = {p: data for p, data in self.files.items() if not p.startswith(inside)}
+
     # -- the filesystem ----------------------------------------------------------------------------
+
+    def sync_file(self, file: Any) -> None:
+        """Have the bytes of an open file survive a loss of power."""
+        _must_live(file.path)
+        self._unsynced.pop(file.path, None)
+
+    def sync_folder(self, folder: str) -> None:
+        """Have the names in a folder survive a loss of power."""
+        folder = self._strip_protocol(folder)
+        _must_live(folder)
+        machine = _machine()
+        self._changes = [
+            change
+            for change in self._changes
+            if (change.machine, change.folder) != (machine, folder)
+            # Whoever has synced what is in it has had it from the disk itself.
+            and not (change.made == folder and change.machine != machine)
+        ]
+
+    def _changing(self, *paths: str) -> None:
+        """Take note of what is to be changed in one folder, or between two."""
+        before = tuple((path, self.files.get(path)) for path in paths)
+        self._changes.append(_Change(_machine(), posixpath.dirname(paths[-1]), before))
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -106,7 +173,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         inside = [
             p[len(folder) + 1 :].split("/")[0] for p in self.files if p.startswith(f"{folder}/")
         ]
-        if not inside:
+        if not inside and folder not in self._folders:
             raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
         names = [posixpath.join(folder, name) for name in dict.fromkeys(inside)]
         return [self.info(name) for name in names] if detail else names
@@ -116,15 +183,24 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         if path in self.files:
             return {"name": path, "size": len(self.files[path]), "type": "file"}
-        if any(p.startswith(f"{path}/") for p in self.files):
+        if path in self._folders or any(p.startswith(f"{path}/") for p in self.files):
             return {"name": path, "size": 0, "type": "directory"}
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
-        """Do nothing: folders are where files are."""
+        """Make a folder, and those above it."""
+        self.makedirs(path, exist_ok=True)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing: folders are where files are."""
+        """Make a folder, and those above it."""
+        at, missing = self._strip_protocol(path), []
+        while posixpath.dirname(at) != "/" and not self.exists(at):  # the disk's own is there
+            missing.append(at)
+            at = posixpath.dirname(at)
+        for folder in reversed(missing):
+            _must_live(folder)
+            self._folders.add(folder)
+            self._changes.append(_Change(_machine(), posixpath.dirname(folder), made=folder))
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
         """The bytes of a file."""
@@ -144,14 +220,20 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         self._step(target)
         if self._stuck and self._stuck in target:
             raise OSError(errno.EIO, "the rename failed", target)
+        self._changing(source, target)
         self.files[target] = self.files.pop(source)
+        self._unsynced.pop(target, None)
+        if source in self._unsynced:
+            self._unsynced[target] = self._unsynced.pop(source)
 
     def rm_file(self, path: str) -> None:
         """Remove a file."""
         path = self._strip_protocol(path)
         self._step(path)
-        if self.files.pop(path, None) is None:
+        if path not in self.files:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        self._changing(path)
+        del self.files[path]
 
     def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
         path = self._strip_protocol(path)
@@ -159,7 +241,9 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
             return io.BytesIO(self.cat_file(path))
         self._step(path)
         self.on_write(path)
+        self._changing(path)
         self.files[path] = b""
+        self._unsynced[path] = _machine()
         return _Writer(self, path)
 
     def append(self, path: str, data: bytes) -> None:
@@ -179,9 +263,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
             self._crash = (part, left - 1, crash) if left else None
             if not left:
                 crash()
-        process = here.get()
-        if process is not None and not process.alive:
-            raise OSError(errno.EIO, "the process is gone", path)
+        _must_live(path)
 
 
 class _Writer(io.BytesIO):
@@ -190,14 +272,26 @@ class _Writer(io.BytesIO):
     def __init__(self, disk: SimDisk, path: str) -> None:
         super().__init__()
         self._disk = disk
-        self._path = path
+        self.path = path
 
     def write(self, data: Any) -> int:
-        self._disk.append(self._path, bytes(data))
+        self._disk.append(self.path, bytes(data))
         return len(data)
 
     def fileno(self) -> int:
         raise io.UnsupportedOperation("fileno")
+
+
+def _must_live(path: str) -> None:
+    process = here.get()
+    if process is not None and not process.alive:
+        raise OSError(errno.EIO, "the process is gone", path)
+
+
+def _machine() -> str:
+    """The machine of whoever does something now; "" outside of all processes."""
+    process = here.get()
+    return process.machine if process is not None else ""
 
 
 def _ignore(path: str) -> None:

@@ -40,6 +40,8 @@ Line = tuple[float, str, str, str, str]
 
 # Messages of plain values that cannot be changed, and that are sent again and again.
 REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
+ECHOED = 0.3
+LATE = (0.1, 3.0)  # seconds after which requests arrive again
 ROUNDING = 1e-6  # seconds by which sums of times may be off
 
 
@@ -111,6 +113,7 @@ class Network:
         self._links: dict[tuple[str, str], _Link] = {}
         self._cut: Counter[tuple[str, str]] = Counter()
         self._lossy: dict[tuple[str, str], float] = {}
+        self._echoing: Counter[str] = Counter()
 
     def process(self, name: str) -> Process:
         """Start an empty process, at an address that none had before."""
@@ -120,13 +123,27 @@ class Network:
 
     # -- faults ----------------------------------------------------------------------------------
 
-    def crash(self, process: Process) -> None:
-        """End a process at once: its memory is lost, and whoever waits for it learns of it soon."""
+    def crash(self, process: Process, silent: bool = False) -> None:
+        """End a process at once: its memory is lost, and whoever waits for it learns of it soon.
+
+        If it is `silent`, like one whose machine has lost its power, nobody does until `reveal`.
+        """
         self.note("crash", process.name, "", "")
-        process.alive = False
+        process.alive, process.silent = False, silent
+        process.ended_at = self._loop.time()
         for task in process.tasks:
             task.cancel()
         self.resume(process)
+        if not silent:
+            self._refuse_all(process)
+
+    def reveal(self, process: Process) -> None:
+        """Have it known from now on that a process has ended."""
+        if process.silent:
+            process.silent = False
+            self._refuse_all(process)
+
+    def _refuse_all(self, process: Process) -> None:
         for reply in process.expected:
             self._later(self._link(process.name, process.name).delay(), _refuse, reply, process)
 
@@ -169,10 +186,15 @@ class Network:
         """The mean delay of messages from one name to another."""
         return self._link(source, target).mean
 
+    def echo(self, name: str, times: int = 1) -> None:
+        """Have some of what the processes of a name send and are sent arrive again much later."""
+        self._echoing[name] += times
+
     def heal(self) -> None:
         """Undo every cut and loss."""
         self._cut.clear()
         self._lossy.clear()
+        self._echoing.clear()
 
     def note(self, what: str, source: str, target: str, message: str) -> None:
         """Add a line to the trace."""
@@ -200,7 +222,7 @@ class Network:
 
         def arrive() -> None:
             if not target.alive:
-                return _refuse(reply, target)
+                return None if target.silent else _refuse(reply, target)
             serving = target.run(_serve(self.courier, target, to.key, frames))
             serving.add_done_callback(answer)
 
@@ -214,6 +236,7 @@ class Network:
         try:
             if self._send(source, target, name, link, reply, arrive):
                 self._perhaps_again(source, target, name, arrive)
+                self._perhaps_late(source, target, name, arrive)
             return await reply
         finally:
             del target.expected[reply]
@@ -223,7 +246,8 @@ class Network:
         target = self._processes[address]
         there, back = (source.name, target.name), (target.name, source.name)
         await asyncio.sleep(self._link(*there).delay() + self._link(*back).delay())
-        return not target.alive and not self.is_cut(*there) and not self.is_cut(*back)
+        refused = not target.alive and not target.silent
+        return refused and not self.is_cut(*there) and not self.is_cut(*back)
 
     def _send(
         self,
@@ -259,6 +283,16 @@ class Network:
         if link.random.random() < self.weather.duplicated:
             self.note("sent again", source.name, target.name, name)
             self._later(link.delay() + link.delay(), self._unless_torn, source, link, arrive)
+
+    def _perhaps_late(
+        self, source: Process, target: Process, name: str, arrive: Callable[[], None]
+    ) -> None:
+        """Have some requests arrive again when whoever sent them, or is sent them, may have gone."""
+        if self._echoing[source.name] > 0 or self._echoing[target.name] > 0:
+            random = self._link(source.name, target.name).random
+            if random.random() < ECHOED:
+                self.note("late", source.name, target.name, name)
+                self._later(random.uniform(*LATE), arrive)
 
     def _unless_torn(self, source: Process, link: _Link, arrive: Callable[[], None]) -> None:
         """Half of what a process was sending when it crashed had not left it."""

@@ -30,12 +30,21 @@ class Process:
         For how many seconds it has been paused so far, the pause that it is in not counted.
     paused_at
         When the pause began that it is in; None: it runs.
+    machine
+        What it shares a power supply and the cache of a disk with.
+    silent
+        Whether it has ended without a sign: nothing refuses what it is sent.
+    ended_at
+        When it ended; None: it lives.
     """
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
+        self.machine = name
         self.alive = True
+        self.silent = False
+        self.ended_at: float | None = None
         self.rate = 1.0
         self.offset = 0.0
         self.stood = 0.0
