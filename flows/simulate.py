@@ -31,11 +31,14 @@ SHOWN = 10
 
 # The kinds of faults under a few heads, so that the table fits on a page.
 HEADS = {
-    "crashes": ("crash", "crash in a write"),
+    "crashes": ("crash", "crash in a write", "return", "twin"),
+    "power": ("power loss", "power loss in a write"),
+    "ends": ("resume",),
     "pauses": ("pause", "slow"),
-    "cuts": ("partition", "one-way cut", "lossy link", "slow link"),
+    "clocks": ("clock step",),
+    "links": ("partition", "one-way cut", "lossy link", "slow link", "late copies"),
     "false alarms": ("suspicion",),
-    "disk": ("full disk", "failed rename", "torn write", "bit flip"),
+    "disk": ("full disk", "failed rename", "torn write", "bit flip", "slow disk"),
     "joins": ("join",),
 }
 

@@ -295,7 +295,7 @@ class Cuts:
         if not all(view.serving for view in views):
             raise NotServing("a cut needs all shards")
         self._last += 1
-        cut, began = self._last, self._clock.now()
+        cut, began = self._last, self._clock.monotonic()
         complete = False
         try:
             held = await self._ask_all(
@@ -310,8 +310,8 @@ class Cuts:
         finally:
             if complete:
                 self._complete = [*self._complete, cut][-self._keep :]
-                now = self._clock.now()
-                self._emit(CutTaken(now, cut, now - began))
+                took = self._clock.monotonic() - began
+                self._emit(CutTaken(self._clock.now(), cut, took))
             oldest = self._complete[0]
             with suppress(DpsError):
                 await self._ask_all(

@@ -165,10 +165,10 @@ class Checkpoints:
         self._saved(state.version, noted)
 
     async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
-        began = self._clock.now()
+        began = self._clock.monotonic()
         nbytes = await in_thread(partial(self._files.write, epoch, state, cut))
-        now = self._clock.now()
-        self._emit(CheckpointWritten(now, self._shard, epoch, state.version, nbytes, now - began))
+        now, took = self._clock.now(), self._clock.monotonic() - began
+        self._emit(CheckpointWritten(now, self._shard, epoch, state.version, nbytes, took))
 
     def _saved(self, version: int, noted: float) -> None:
         self._complete = version

@@ -10,36 +10,50 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dps.core.recovery import NoDurability, SharedStore
+from dps.core.consistency import ASP
+from dps.core.recovery import NoDurability, SharedStore, WorkerCache
 from dps.core.shard import ShardState, Step
 from dps.events import (
     CheckpointRefused,
+    CheckpointWritten,
+    CutTaken,
     Detected,
     Event,
     Moved,
     Promoted,
     ReplicaAdded,
     Restored,
+    WorkerJoined,
     WorkerLeft,
 )
 from dps.protocol import wire
+from dps.protocol.calls import CALLS
+from dps.protocol.commits import Commits
 from dps.protocol.cuts import applies
-from dps.protocol.messages import Table, View
+from dps.protocol.messages import Renewed, RenewLease, Table, View
 from dps.protocol.replica import Replica
+from dps.protocol.runs import Saved
 from dps.sim.cases import JOINING, Case
-from dps.sim.counting import DTYPE, Tally, cells_in, cells_of, check_counts
+from dps.sim.counting import Tally, cells_in, check_counts
 from dps.sim.counting_rows import RowKeys, digest
 from dps.sim.filters import WITHHELD
 from dps.sim.injector import Injector
 from dps.sim.process import Process
+from dps.sim.shapes import check_slots, counted
+from dps.sim.timed import Committed, now
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
-SLACK = 1e-9
+# What keeps a server from saving its state in time.
+HINDERS = (
+    *("full disk", "failed rename", "torn write", "bit flip", "slow disk"),
+    *("pause", "slow", "power loss in a write", "crash in a write"),
+)
 
 
 class _Shard:
@@ -64,6 +78,8 @@ class Auditor:
         Knows which nodes were touched by a fault, so that they may be given up.
     rows
         Where the rows lie that are pushed to as well; None: there are none.
+    work
+        The longest time that a write takes on a disk that is well.
     """
 
     def __init__(
@@ -73,6 +89,7 @@ class Auditor:
         tally: Tally,
         injector: Injector,
         rows: RowKeys | None = None,
+        work: float = 0.0,
     ) -> None:
         self._world = world
         self._case = case
@@ -80,8 +97,52 @@ class Auditor:
         self._injector = injector
         self._row_keys = rows
         self._shards = [_Shard() for _ in range(case.shards)]
+        self._forgets = isinstance(case.recovery.durability, WorkerCache)
+        self._joined: dict[str, int] = {}  # the incarnation of each worker that takes part
+        self._incarnations: dict[str, int] = {}  # the last one of each
+        self._saved_incarnations: dict[str, int] = {}
+        seconds = getattr(case.recovery.durability, "seconds", None)
+        self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
+
+    # -- a group that ends, and is brought up again ------------------------------------------------
+
+    def ended(self) -> None:
+        """The whole group has ended; what workers and mailboxes held back is lost with it."""
+        for worker in self._joined:
+            self._tally.left(worker)
+        self._joined = {}
+        for shard, buffered in enumerate(self._tally.buffered):
+            self._tally.forgiven[shard] |= buffered - self._tally.acked[shard]
+
+    def resumed(self, world: World, saved: Saved) -> None:
+        """It is brought up again as another one, from what was saved of it."""
+        self._world = world
+        world.watchers.append(self._recorded)
+        for shard in self._shards:
+            shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
+        for refused in saved.refused:
+            self._refused(refused.shard, refused.path, refused.reason)
+        for state in saved.states:
+            for worker, progress in state.workers.items():
+                known = self._saved_incarnations.get(worker, 0)
+                self._saved_incarnations[worker] = max(known, progress.incarnation)
+        self._incarnations = dict(self._saved_incarnations)
+        if applies(world.group):
+            self._check_cut(saved.states)
+
+    def _check_cut(self, states: Sequence[ShardState]) -> None:
+        """In one cut every worker that takes part is as far on each shard."""
+        reached: dict[str, set[tuple[int, int]]] = {}
+        for state in states:
+            for worker, progress in state.workers.items():
+                if progress.active:
+                    at = progress.incarnation, progress.clock
+                    reached.setdefault(worker, set()).add(at)
+        apart = {worker: sorted(at) for worker, at in reached.items() if len(at) > 1}
+        text = f"the group goes on from states that are of no one cut: {apart}"
+        require(not apart, "no common cut", text)
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -94,12 +155,14 @@ class Auditor:
 
     def _check_accepted(self, replica: Replica, step: Step) -> None:
         state, shard = step.state, self._shards[replica.shard]
-        shard.existed.add(_digest(state))
-        if not step.updates:
+        shard.existed.add(_digest(state, self._forgets))
+        if not step.updates or replica._group.name != self._world.group.name:
             return
         what = f"shard {replica.shard} on {replica.node}"
         values = self._check_counts(what, replica.shard, state)
         shard.ever |= cells_in(values)
+        if not isinstance(self._case.consistency, ASP):
+            self._check_active(what, step)
         if replica.is_head:
             epoch, address = replica.epoch, replica._me.address
             first = shard.heads.setdefault(epoch, address)
@@ -110,8 +173,36 @@ class Auditor:
             require(state.version > before, "version went back", text)
             shard.versions[epoch] = state.version
 
+    def _check_active(self, what: str, step: Step) -> None:
+        """Nothing is applied of a worker that was given up; mailboxes are closed to nobody."""
+        mailbox = getattr(self._case.recovery.outage, "buffer", "") == "mailbox"
+        for update in step.updates:
+            progress = step.state.workers[update.id.worker]
+            of_now = progress.incarnation == update.id.incarnation and progress.active
+            is_call = update.id.worker.endswith(CALLS)
+            text = f"{what}: {update.id} was applied, though nobody waits for that worker"
+            require(of_now or is_call or (mailbox and update.replayed), "applied too late", text)
+
+    def committed(self, commits: Commits, state: ShardState) -> None:
+        """A replica has committed a state."""
+        if self._committed and commits._group.name == self._world.group.name:
+            self._committed[commits._shard].note(state.version, now())
+
+    def _renewed(self, request: RenewLease, reply: wire.Frames) -> None:
+        """The coordinator has answered a host that asks for its lease."""
+        if not self._world.has_ended(request.host):
+            return
+        answer = self._world.network.courier.decode(reply)
+        if isinstance(answer, Renewed) and answer.granted:
+            text = f"{request.host.address} is proven to have ended, and was granted a lease"
+            self._world.network.report(Violation("renewed, though ended", text))
+
     def _answered(self, process: Process, request: Any, reply: wire.Frames) -> None:
-        """A host has carried out a client's request."""
+        """A host has carried out a client's request, or the coordinator that of a host."""
+        if isinstance(request, RenewLease):
+            return self._renewed(request, reply)
+        if process.address not in self._world.hosts:
+            return  # it is of a group that has ended
         view = self._world.view(request.shard)
         newer = view.serving and view.epoch > request.epoch
         if not newer or any(process.address == member.address for member in view.chain):
@@ -141,17 +232,57 @@ class Auditor:
             case Detected():
                 self._given_up(event)
             case CheckpointRefused():
-                # All shards use the cut before, if they go back together.
-                together = applies(self._world.group)
-                for shard in self._shards if together else [self._shards[event.shard]]:
-                    shard.refused += 1
-                lied = self._injector.struck["torn write"] + self._injector.struck["bit flip"]
-                text = f"{event.path} is torn ({event.reason}), but the disk told no lies"
-                require(lied > 0, "torn checkpoint", text)
+                self._refused(event.shard, event.path, event.reason)
+            case CheckpointWritten() | CutTaken():
+                text = f"{type(event).__name__} says that it took {event.seconds:g} s"
+                require(event.seconds >= 0, "negative time", text)
+            case WorkerJoined():
+                self._worker_joined(event)
             case WorkerLeft():
+                self._joined.pop(event.worker, None)
+                if event.reason == "silent":
+                    self._worker_given_up(event)
                 self._tally.left(event.worker)
                 if event.was_lost:
-                    self._forgive_buffer(event.worker)
+                    self._tally.forgive_buffer(event.worker)
+
+    def _refused(self, number: int, path: str, reason: str) -> None:
+        """A damaged checkpoint was passed over."""
+        # All shards use the cut before, if they go back together.
+        together = applies(self._world.group)
+        for shard in self._shards if together else [self._shards[number]]:
+            shard.refused += 1
+        lied = self._injector.struck["torn write"] + self._injector.struck["bit flip"]
+        text = f"{path} is torn ({reason}), but the disk told no lies"
+        require(lied > 0, "torn checkpoint", text)
+
+    def _worker_joined(self, event: WorkerJoined) -> None:
+        """Incarnations grow, and nobody begins another one without a reason."""
+        name, before = event.worker, self._incarnations.get(event.worker, 0)
+        text = f"{name} is incarnation {event.incarnation}, after {before}"
+        require(event.incarnation > before, "incarnation", text)
+        if name in self._joined:
+            struck = self._injector.struck
+            known = struck["return"] + struck["twin"] + struck["late copies"] > 0
+            text = f"{name} entered as {event.incarnation}, and had not left as {before}"
+            require(known, "entered twice", text)
+            self._tally.forgive_buffer(name)
+        self._incarnations[name] = self._joined[name] = event.incarnation
+
+    def _worker_given_up(self, event: WorkerLeft) -> None:
+        """Only a worker that was touched by a fault is given up."""
+        process = self._world.process(event.worker)
+        wrong = process is None or not process.alive or self._injector.touched(process)
+        wrong = wrong or self._injector.struck["late copies"] > 0
+        text = f"{event.worker} was given up, but nothing was wrong with it"
+        require(wrong, "given up", text)
+
+    def _lost_at(self, shard: _Shard, process: Process) -> float | None:
+        """When the last server of a shard ended, if nothing had kept it from saving its state."""
+        hindered = any(self._injector.struck[kind] for kind in HINDERS)
+        others = [member for member in shard.members.values() if member is not process]
+        ended = [m.ended_at for m in others if m.ended_at is not None and not m.stood]
+        return max(ended) if ended and len(ended) == len(others) and not hindered else None
 
     def _given_up(self, event: Detected) -> None:
         """Only who was touched by a fault is taken for lost."""
@@ -176,10 +307,15 @@ class Auditor:
             bound = float("inf")
         else:
             text = f"{what}: version {state.version} as it is there never existed"
-            require(_digest(state) in shard.existed, "never existed", text)
+            require(_digest(state, self._forgets) in shard.existed, "never existed", text)
             bound = self._bound(shard)
-        self._check_loss(what, event.shard, cells_in(state.values.view(DTYPE)), bound)
-        shard.existed.add(_digest(state))
+        if self._committed:
+            lost_at = self._lost_at(shard, process)
+            self._committed[event.shard].restored(what, state.version, lost_at)
+        self._tally.lives[event.shard] += 1
+        values = counted(what, self._world.group.layout, event.shard, state.values)
+        self._check_loss(what, event.shard, cells_in(values), bound)
+        shard.existed.add(_digest(state, self._forgets))
         shard.members = {process.address: process}
         shard.begun = True
         if not applies(self._world.group):  # else another shard may be on its way to the cut before
@@ -212,14 +348,10 @@ class Auditor:
         if bound:
             tally.forgiven[number] |= (shard.ever - there) | lost
 
-    def _forgive_buffer(self, worker: str) -> None:
-        """What a lost worker held back is lost with it."""
-        for buffered, forgiven in zip(self._tally.buffered, self._tally.forgiven, strict=True):
-            forgiven |= buffered & set(cells_of(worker))
-
     def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
         """The counters and cells of a state, which holds each update once, and whole."""
-        values = state.values.view(DTYPE)
+        values = counted(what, self._world.group.layout, shard, state.values)
+        check_slots(what, values, state, self._forgets, bool(self._case.filters))
         check_counts(what, values, state.version, bool(self._case.filters))
         if self._row_keys is not None:
             self._row_keys.check(what, shard, state, values)
@@ -306,9 +438,11 @@ def accepting(told: Callable[[Replica, Step], None]) -> Iterator[None]:
         Replica._apply_now = apply  # type: ignore[method-assign]
 
 
-def _digest(state: ShardState) -> int:
-    """What tells two states of a shard apart, in this process."""
-    slots = tuple(slot.tobytes() for slot in state.slots.values())
+def _digest(state: ShardState, forgets: bool = False) -> int:
+    """What tells two states of a shard apart, in this process; some `forget` what is the rule's."""
+    if forgets:
+        state = replace(state, steps=0, slots={})
+    slots = tuple((name, slot.tobytes()) for name, slot in sorted(state.slots.items()))
     workers = frozenset(state.workers.items())
     numbers = (state.index, state.version, state.steps)
     results = frozenset((name, result.tobytes()) for name, result in state.results.items())

@@ -31,7 +31,8 @@ class Case:
     """A recovery strategy, and the group and workers that it is tried with.
 
     `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
-    hardly pause between updates; with `calls`, functions make some of the updates.
+    hardly pause between updates, or for up to `think` seconds; with `calls`, functions make some of
+    the updates.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Case:
     shards: int = 2
     workers: int = 3
     busy: bool = False
+    think: float | None = None
     filters: tuple[Filter, ...] = ()
     servers: int | None = None
     calls: bool = False
@@ -141,5 +143,13 @@ _ALL = (
     Case("checkpoint + functions", Recovery(Checkpoint(every=4)), calls=True),
     Case("stateless + functions", Recovery(SharedStore(every=4), Continue()), calls=True),
     Case("worker cache + functions", Recovery(WorkerCache()), calls=True),
+    Case(
+        "checkpoint, seconds, elastic",
+        Recovery(Checkpoint(seconds=0.3)),
+        shards=3,
+        workers=2,
+        think=0.6,
+        servers=2,
+    ),
 )
 CASES = {case.name: case for case in _ALL}

@@ -15,18 +15,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
+from dps.core.blocks import Layout
 from dps.core.functions import Changed, Part
 from dps.core.updates import UpdateId
 from dps.protocol.lane import Outcome
+from dps.protocol.messages import Table
 from dps.sim.counting_rows import TABLE, RowKeys, homes
 from dps.sim.filters import WITHHELD
-from dps.sim.violation import require
+from dps.sim.shapes import counters as laid_out
+from dps.sim.shapes import name_of, twin_of
+from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
 T = TypeVar("T")
 
-DTYPE = "float64"
 CELLS = 20  # updates of one worker at most
 ENOUGH = 6  # updates of one worker at least
 LAST = 2  # updates that a worker keeps for the time after the faults
@@ -34,13 +36,11 @@ CALLED = 0.4  # the share of updates that functions make, where there are any
 MARK = "mark"
 
 
-def counters(shards: int, cells: int, tables: bool = False) -> Layout:
-    """The layout of one array for each shard: its counter, then the cells; and of rows like it."""
-    arrays = tuple(ArraySpec(_name(shard), (1 + cells,), DTYPE) for shard in range(shards))
-    blocks = (Block(_name(shard), 0, 1 + cells, DTYPE) for shard in range(shards))
-    sparse = (TABLE,) if tables else ()
-    laid_out = tuple(ShardLayout((Piece(block, 0),), sparse) for block in blocks)
-    return Layout(arrays, laid_out, homes(shards) if tables else ())
+def counters(shards: int, cells: int, tables: bool = False, shaped: bool = False) -> Layout:
+    """The layout of the counter and cells of each shard; and of rows like them."""
+    if not tables:
+        return laid_out(shards, cells, (), (), shaped)
+    return laid_out(shards, cells, (TABLE,), homes(shards), shaped)
 
 
 def zeros(layout: Layout) -> list[np.ndarray]:
@@ -50,10 +50,10 @@ def zeros(layout: Layout) -> list[np.ndarray]:
 
 def mark(arrays: Mapping[str, Part], cell: int) -> Changed:
     """The function that does what the update of a cell does; returns what is in the cell then."""
-    ((name, part),) = arrays.items()
-    values = part.values.copy()
-    values[[0, 1 + cell]] += 1
-    return Changed({name: values}, values[1 + cell])
+    changed = {name: part.values.copy() for name, part in arrays.items()}
+    for values in changed.values():
+        values[[0, 1 + cell]] += 1
+    return Changed(changed, values[1 + cell])
 
 
 class Tally:
@@ -61,6 +61,8 @@ class Tally:
 
     Attributes
     ----------
+    claimed
+        Updates that a process is about to push, so that no other one of its name does.
     attempted
         Updates that were pushed.
     acked
@@ -71,6 +73,8 @@ class Tally:
         For each shard, updates that somebody knows to be in the weights: read there, or acked.
     forgiven
         For each shard, updates that a failure was allowed to take back.
+    lives
+        How often each shard has been brought back: what was read before may be lost.
     numbers
         The number of the update of each cell: its worker's clock after it.
     active
@@ -78,11 +82,13 @@ class Tally:
     """
 
     def __init__(self, shards: int) -> None:
+        self.claimed: set[int] = set()
         self.attempted: set[int] = set()
         self.acked: list[set[int]] = [set() for _ in range(shards)]
         self.buffered: list[set[int]] = [set() for _ in range(shards)]
         self.seen: list[set[int]] = [set() for _ in range(shards)]
         self.forgiven: list[set[int]] = [set() for _ in range(shards)]
+        self.lives = [0] * shards
         self.numbers: dict[int, int] = {}
         self.active: dict[str, int] = {}
         self.operations = 0
@@ -91,6 +97,11 @@ class Tally:
         """A worker begins to take part, or does so again."""
         done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
         self.active[worker] = max(done, default=0)
+
+    def forgive_buffer(self, worker: str) -> None:
+        """What a worker held back is lost with its process."""
+        for buffered, forgiven in zip(self.buffered, self.forgiven, strict=True):
+            forgiven |= buffered & set(cells_of(worker))
 
     def left(self, worker: str) -> None:
         """A worker does not take part any more."""
@@ -159,6 +170,11 @@ class CountingWorker:
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
+        self._newest: dict[int, tuple[int, int]] = {}  # by shard, its life and the version read
+        self._weights: dict[int, int] = {}  # by shard, the version of the weights that it has
+        self._lives = list(tally.lives)
+        self._table = -1
+        self.client.router.listen(self._heard)
         shards = range(len(world.group.layout.shards))
         self._kept: list[set[int]] = [set() for _ in shards]
         self._told: list[set[int]] = [set() for _ in shards]
@@ -171,6 +187,8 @@ class CountingWorker:
         self._note_entered()
         cells = cells_of(self.name)
         for i, cell in enumerate(cells):
+            if cell in self._tally.claimed:  # it is that of another process of this name
+                continue
             await asyncio.sleep(random.uniform(0, think))
             if i == len(cells) - LAST:
                 await over.wait()
@@ -178,6 +196,9 @@ class CountingWorker:
                 continue
             if self.client.leaving:
                 break
+            if cell in self._tally.claimed:
+                continue
+            self._tally.claimed.add(cell)
             if self._calls and random.random() < CALLED:
                 await self._call(cell)
             else:
@@ -250,6 +271,7 @@ class CountingWorker:
     async def _in_time(self, request: Awaitable[T]) -> T:
         loop = asyncio.get_running_loop()
         self._tally.operations += 1
+        self._lives = list(self._tally.lives)
         began = loop.time() - self.process.stood
         result = await request
         took = loop.time() - self.process.stood - began
@@ -259,7 +281,7 @@ class CountingWorker:
     def _gradient(self, cell: int) -> dict[str, np.ndarray]:
         gradients = {}
         for spec in self._world.group.layout.arrays:
-            gradient = np.zeros(spec.shape)
+            gradient = np.zeros(spec.shape, spec.dtype)
             gradient[[0, 1 + cell]] = -1.0
             gradients[spec.name] = gradient
         return gradients
@@ -267,8 +289,10 @@ class CountingWorker:
     def _check_read(self, known: list[set[int]]) -> None:
         tally, versions = self._tally, self.client.versions()
         readings = []
-        for name, values in self.client.weights().items():
-            shard = int(name.partition("-")[2])
+        weights = self.client.weights()
+        for shard in range(len(versions)):
+            values = weights[name_of(shard)]
+            self._check_twin(shard, values, weights.get(twin_of(shard)))
             found = self._check_found(shard, "weights", values, versions[shard], known[shard])
             set_back = tally.clock(self.name, shard, found) is None
             active = {} if set_back else tally.active
@@ -282,12 +306,42 @@ class CountingWorker:
         """What was read holds whole updates, once, and no fewer than were known before."""
         what = f"{self.name} read {kind} of shard {shard}"
         check_counts(what, values, version, bool(self._world.group.filters))
+        self._check_newer(what, shard, version, kind)
         found = cells_in(values)
         missing = known - found - self._tally.forgiven[shard]
         text = f"{what}: {sorted(missing)} was there, is gone"
         require(not (self._linear and missing), "stale read", text)
         self._tally.seen[shard] |= found
         return found
+
+    def _check_twin(self, shard: int, values: np.ndarray, again: np.ndarray | None) -> None:
+        same = again is None or np.array_equal(values, again)
+        text = f"{self.name} read arrays of shard {shard} that are not of the same updates"
+        require(same, "arrays differ", text)
+
+    def _check_newer(self, what: str, shard: int, version: int, kind: str) -> None:
+        """Nobody reads what is older than what it has read, unless that may have been lost.
+
+        Weights that are kept for want of newer ones are not read again.
+        """
+        life, kept = self._tally.lives[shard], self._weights.get(shard)
+        if kind == "weights":
+            self._weights[shard] = version
+            if version == kept:
+                return
+        of_life, newest = self._newest.get(shard, (life, version))
+        text = f"{what}: version {version}, after {newest}"
+        require(of_life != life or version >= newest, "older than read before", text)
+        if self._lives[shard] == life:
+            self._newest[shard] = (life, version)
+        else:
+            self._newest.pop(shard, None)
+
+    def _heard(self, table: Table) -> None:
+        if table.version <= self._table:
+            text = f"{self.name} took table {table.version} after {self._table}"
+            self._world.network.report(Violation("older table", text))
+        self._table = table.version
 
     def _check_lead(self, number: int, computed_from: list[_Reading]) -> None:
         """Nobody computes from weights that miss what slow workers should have pushed by then."""
@@ -362,7 +416,3 @@ def cells_of(worker: str) -> range:
     """The cells that the updates of a worker with this name add to."""
     first = int(worker.partition("-")[2]) * CELLS
     return range(first, first + CELLS)
-
-
-def _name(shard: int) -> str:
-    return f"count-{shard}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from dps.core.recovery import Checkpoint, WorkerCache
 from dps.errors import ConfigurationError
 from dps.sim.cases import CASES, Case
-from dps.sim.faults import CALM, NOTHING, Fault, Kind, Role, Schedule, Trigger, Whom
+from dps.sim.faults import CALM, NOTHING, WIDE, Fault, Kind, Role, Schedule, Trigger, Whom
+from dps.sim.further import surroundings, widened
 from dps.sim.network import Weather
 
 DELAYS = ((0.0002, 0.005), (0.002, 0.02))
@@ -22,8 +24,21 @@ SERIES = 1_000_000  # seeds of one series
 Story = Callable[["Draw"], list[Fault]]
 
 
-def schedule(case: Case, seed: int) -> Schedule:
-    """The schedule of a case that a seed stands for."""
+def schedule(case: Case, seed: int, wide: bool = False) -> Schedule:
+    """The schedule of a case that a seed stands for.
+
+    With `wide`, what came to the simulator later is drawn as well, from streams of its own: without
+    it a seed stands for what it always did.
+    """
+    drawn = _narrow(case, seed)
+    if not wide:
+        return drawn
+    random = Random(f"{case.name}/{seed}/wide")
+    drawn = replace(drawn, wide=True, **surroundings(case, random, drawn.extra))
+    return replace(drawn, faults=widened(Draw(case, random), drawn))
+
+
+def _narrow(case: Case, seed: int) -> Schedule:
     weather, durability = Random(f"{case.name}/{seed}/weather"), case.recovery.durability
     faults = Draw(case, Random(f"{case.name}/{seed}/faults")).faults()
     changes = Draw(case, Random(f"{case.name}/{seed}/changes"))
@@ -33,7 +48,7 @@ def schedule(case: Case, seed: int) -> Schedule:
         seed,
         Weather(weather.choice(DELAYS), LOSSES if lossy else {}, 0.1 if twice else 0.0),
         tuple(changed(changes, faults)),
-        think=0.01 if case.busy else weather.choice(THINK),
+        think=case.think or (0.01 if case.busy else weather.choice(THINK)),
         work=weather.choice(WORK),
         inline=weather.random() < 0.5,
         skewed=weather.random() < 0.5,
@@ -44,9 +59,12 @@ def schedule(case: Case, seed: int) -> Schedule:
 
 
 def numbered(number: int, series: int = 0) -> Schedule:
-    """One of a series of schedules that goes through all cases in turn, seed by seed."""
+    """One of a series of schedules that goes through all cases in turn, seed by seed.
+
+    Every second seed's are wide.
+    """
     seed, which = divmod(number, len(CASES))
-    return schedule(list(CASES.values())[which], series * SERIES + seed)
+    return schedule(list(CASES.values())[which], series * SERIES + seed, wide=seed % 2 == 1)
 
 
 def named(name: str) -> Schedule:
@@ -57,9 +75,9 @@ def named(name: str) -> Schedule:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigurationError(f"there is no case {case!r}; {hint}there are: {'; '.join(CASES)}")
     options = [part for part in rest if part]
-    numbers = [part for part in options if part != CALM]
+    numbers = [part for part in options if part not in (CALM, WIDE)]
     try:
-        drawn = schedule(CASES[case], int(seed))
+        drawn = schedule(CASES[case], int(seed), WIDE in options)
         for listed in numbers:
             drawn = drawn.only(int(n) for n in listed.split(",") if n != NOTHING)
     except (ValueError, IndexError):

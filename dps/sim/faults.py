@@ -32,6 +32,14 @@ Kind = Literal[
     "scale",
     "drain",
     "dismiss",
+    "clock step",
+    "power loss",
+    "power loss in a write",
+    "slow disk",
+    "late copies",
+    "return",
+    "twin",
+    "resume",
 ]
 
 Role = Literal[
@@ -47,6 +55,9 @@ Role = Literal[
     "source",
     "scheduler",
     "servers",
+    "restorer",
+    "entrant",
+    "group",
 ]
 
 Trigger = Literal[
@@ -63,9 +74,12 @@ Trigger = Literal[
     "stored",
     "mail taken",
     "whole",
+    "restoring",
+    "entering",
 ]
 
 CALM = "calm"
+WIDE = "wide"
 NOTHING = "none"
 
 EFFECTS: dict[Kind, str] = {
@@ -86,7 +100,17 @@ EFFECTS: dict[Kind, str] = {
     "scale": "{whom} are to hold the shards",
     "drain": "{whom} is drained, and then shut down",
     "dismiss": "{whom} is asked to leave",
+    "clock step": "the wall clock of {whom} jumps",
+    "power loss": "the machine of {whom} loses its power, and what its disk has in its cache",
+    "power loss in a write": "{whom} loses its power in the middle of writing a checkpoint",
+    "slow disk": "{whom} is slow, like all work that is done in threads",
+    "late copies": "some of what {whom} sends and is sent arrives again much later",
+    "return": "{whom} crashes, and comes back under its name",
+    "twin": "a second process has the name of {whom}; the first one ends in the end",
+    "resume": "{whom} ends, and goes on from its checkpoints",
 }
+
+STEP_SECONDS = (0.1, 100.0)  # the shortest jump of a clock, and the longest
 
 MOMENTS: dict[Trigger, str] = {
     "before": "",
@@ -102,6 +126,8 @@ MOMENTS: dict[Trigger, str] = {
     "stored": "a state is on its way to the store",
     "mail taken": "a mailbox is being emptied",
     "whole": "every shard is whole again",
+    "restoring": "a shard is to be restored",
+    "entering": "a worker asks to take part",
 }
 
 
@@ -128,6 +154,12 @@ class Whom:
                 return "the scheduler"
             case "servers":
                 return f"{self.number} servers"
+            case "restorer":
+                return "the host that is to restore a shard"
+            case "entrant":
+                return "the worker that asks to take part"
+            case "group":
+                return "the whole group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +193,26 @@ class Fault:
         return f"{self.delay:.3f} s{moment}: {effect}{self._end}"
 
     @property
+    def step(self) -> float:
+        """By how many seconds a clock jumps: back, if `which` is below one half."""
+        shortest, longest = STEP_SECONDS
+        size: float = shortest * (longest / shortest) ** abs(2 * self.which - 1)
+        return -size if self.which < 0.5 else size
+
+    @property
     def _end(self) -> str:
         match self.kind:
+            case "clock step":
+                return f" by {self.step:+.3f} s"
+            case "return":
+                return f"; it does so {self.lasts:.3f} s later"
+            case "twin":
+                return f", {self.lasts:.3f} s later"
+            case "resume":
+                left = "; its hosts live on for themselves" if self.which < 0.5 else ""
+                return f"{left}; it is brought up {self.lasts:.3f} s later"
+            case "power loss in a write" | "power loss":
+                return f"; fresh ones are up {self.lasts:.3f} s later" if self.lasts else ""
             case "suspicion" | "torn write" | "bit flip" | "join" | "scale" | "drain" | "dismiss":
                 return ""
             case "crash" | "crash in a write":
@@ -193,6 +243,12 @@ class Schedule:
         Whether the processes' clocks differ.
     tables
         Whether workers push to a sparse table as well.
+    wide
+        Whether it has what is drawn from a stream of its own: of the faults, and what comes next.
+    machines
+        How many machines there are for all nodes; 0: one for each.
+    shaped
+        Whether the rule has slots, and each shard arrays of two dtypes, in several blocks.
     calm
         Whether all was left out that the seed draws besides the faults.
     chosen
@@ -210,6 +266,9 @@ class Schedule:
     told: bool = True
     skewed: bool = False
     tables: bool = False
+    wide: bool = False
+    machines: int = 0
+    shaped: bool = False
     calm: bool = False
     chosen: tuple[int, ...] | None = None
 
@@ -219,7 +278,8 @@ class Schedule:
         parts = [self.case.name, str(self.seed)]
         if self.chosen is not None:
             parts.append(",".join(map(str, self.chosen)) or NOTHING)
-        return ":".join([*parts, CALM] if self.calm else parts)
+        parts += [WIDE] * self.wide + [CALM] * self.calm
+        return ":".join(parts)
 
     def only(self, chosen: Iterable[int]) -> Schedule:
         """The same schedule with only some of its faults, by number."""
@@ -246,4 +306,8 @@ class Schedule:
             lines.insert(0, f"there are more nodes than needed: {', '.join(self.extra)}")
         if self.skewed:
             lines.insert(0, "clocks run at different speeds")
+        if self.machines:
+            lines.insert(0, f"all nodes are on {self.machines} machines")
+        if self.shaped:
+            lines.insert(0, "the rule has slots, and each shard arrays of two dtypes, in blocks")
         return lines

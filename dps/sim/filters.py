@@ -12,10 +12,12 @@ from typing import ClassVar
 import numpy as np
 
 from dps.core.filters import Sending
+from dps.protocol.wire import message
 
 WITHHELD = 2  # updates of a worker that travel as one
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Bins:
     """Send the counter and every bin of `width` cells with something in it, each `every` pushes.

@@ -8,23 +8,25 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from dps.core.names import role_of
 from dps.protocol.scaling import Dismiss, Scale
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SimDisk
-from dps.sim.faults import Fault, Schedule, Trigger, Whom
+from dps.sim.faults import Fault, Kind, Schedule, Trigger, Whom
 from dps.sim.network import Weather
 from dps.sim.process import Process
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
+OF_NODES: frozenset[Kind] = frozenset({"crash", "suspicion", "power loss"})
 PATIENCE = 1.0  # how long a fault waits for what it is to come after
 WRITE_STEPS = 7  # how often a checkpoint that is written touches the disk, about
 GLANCE = 0.01
 SLOW_LINK = 0.1
 LOSSY_LINK = 0.5
+SLOWEST_WORK = 1.0
 BURST = (0.002, 0.01)
 STANDSTILL = (0.02, 0.08)
 
@@ -42,7 +44,25 @@ SIGNS: dict[tuple[str, str], Trigger] = {
     ("sent", "PutState"): "stored",
     ("sent", "PutSince"): "stored",
     ("sent", "TakeMail"): "mail taken",
+    ("sent", "Restore"): "restoring",
+    ("sent", "EnterWorker"): "entering",
 }
+
+
+class Crew(Protocol):
+    """Who has workers come, and the whole group come up again."""
+
+    def join(self) -> None:
+        """Have one more worker join."""
+        ...
+
+    def again(self, worker: str) -> None:
+        """Start another process under the name of a worker."""
+        ...
+
+    async def resume(self, fault: Fault) -> World:
+        """End the group, and bring it up from its checkpoints; return what it lives in then."""
+        ...
 
 
 class Injector:
@@ -50,8 +70,8 @@ class Injector:
 
     Parameters
     ----------
-    join
-        Called to have one more worker join.
+    crew
+        Has workers come, and the group come up again.
 
     Attributes
     ----------
@@ -59,21 +79,21 @@ class Injector:
         How many faults of each kind were carried out; one that found nobody to hit was not.
     """
 
-    def __init__(
-        self, world: World, disk: SimDisk, schedule: Schedule, join: Callable[[], None]
-    ) -> None:
+    def __init__(self, world: World, disk: SimDisk, schedule: Schedule, crew: Crew) -> None:
         self.struck: Counter[str] = Counter()
         self._world = world
         self._network = world.network
         self._disk = disk
         self._schedule = schedule
         self._random = Random(f"{schedule.case.name}/{schedule.seed}/bursts")
-        self._join = join
+        self._crew = crew
         self._touched: set[str] = set()
         self._touched_names: set[str] = set()
         self._troubled: Counter[str] = Counter()
         self._victim = ""
         self._copy = ("", "")
+        self._restorer = ""
+        self._entrant = ""
         self._waiting: dict[Trigger, asyncio.Future[None]] = {}
         self._endings: list[asyncio.Task[None]] = []
         self._drains: list[asyncio.Task[None]] = []
@@ -93,11 +113,18 @@ class Injector:
         """Carry out one fault after the other; return when all that end have ended."""
         for fault in self._schedule.faults:
             await self._until_due(fault)
-            if self._strike(fault):
+            if await self._resumed(fault) or self._strike(fault):
                 self.struck[fault.kind] += 1
                 self._network.note("fault", str(fault.whom), str(fault.other or ""), fault.kind)
         for ending in self._endings:
             await ending
+
+    async def _resumed(self, fault: Fault) -> bool:
+        """Have the whole group end and come up again, if that is the fault."""
+        if fault.kind != "resume":
+            return False
+        self._world = await self._crew.resume(fault)
+        return True
 
     async def heal(self) -> None:
         """End every fault, and bring up what is missing."""
@@ -139,6 +166,10 @@ class Injector:
     def _watch(self, what: str, source: str, target: str, message: str) -> None:
         if message == "Install" and what == "sent":
             self._copy = (source, target)
+        elif message == "Restore" and what == "sent":
+            self._restorer = target
+        elif message == "EnterWorker" and what == "sent":
+            self._entrant = source
         if what == "up" and self._troubled[source] > 0:
             self._touch(source)
         trigger = SIGNS.get((what, message))
@@ -159,6 +190,10 @@ class Injector:
                 name = self._victim
             case "source" | "newcomer":
                 name = self._copy[whom.role == "newcomer"]
+            case "restorer":
+                name = self._restorer
+            case "entrant":
+                name = self._entrant
             case "scheduler":
                 name = "scheduler"
             case "store":
@@ -191,7 +226,7 @@ class Injector:
     def _strike(self, fault: Fault) -> bool:
         """Carry a fault out; return whether there was anybody to hit."""
         if fault.kind == "join":
-            self._join()
+            self._crew.join()
             return True
         if fault.kind == "scale":
             self._world.ask(Scale(fault.whom.number))
@@ -199,7 +234,7 @@ class Injector:
         if fault.whom.role == "disk":
             return self._strike_disk(fault)
         name = self._name(fault.whom)
-        if not name or (name == "scheduler" and fault.kind in ("crash", "suspicion")):
+        if not name or (name == "scheduler" and fault.kind in OF_NODES):
             return False
         if fault.other is not None:
             other = self._name(fault.other)
@@ -217,11 +252,31 @@ class Injector:
                 asyncio.create_task(self._drain(name), context=self._outside.copy())
             )
             return True
+        if fault.kind == "clock step":  # which is no reason to give anybody up
+            process.offset += fault.step
+            self._at_the_end(fault, lambda: _set_back(process, fault.step))
+            return True
         if name != "scheduler":
             self._touch(name)
         match fault.kind:
             case "crash":
                 self._crash(name, fault.lasts)
+            case "power loss":
+                self._lose_power(name, fault)
+            case "power loss in a write":
+                steps = int(fault.which * WRITE_STEPS)
+                part = f"shard-{fault.whom.number}/"
+                self._disk.crash_after(part, steps, lambda: self._lose_power(name, fault))
+            case "late copies":
+                self._network.echo(name)
+                self._at_the_end(fault, lambda: self._network.echo(name, -1))
+            case "return":
+                self._world.crash(name)
+                self._ends_with(self._later(fault.lasts or 0, lambda: self._crew.again(name)))
+            case "twin":
+                self._crew.again(name)
+                self._touch(name)
+                self._ends_with(self._later(fault.lasts or 0, lambda: self._end(process)))
             case "crash in a write":
                 steps = int(fault.which * WRITE_STEPS)
                 part = f"shard-{fault.whom.number}/"
@@ -247,6 +302,31 @@ class Injector:
         if back_after is not None:
             self._ends_with(self._have_joined(back_after))
 
+    def _lose_power(self, name: str, fault: Fault) -> None:
+        """Have all on the machine of a node crash without a sign, and come back after a while."""
+        world = self._world
+        if world.process(name) is None:
+            return
+        self._victim = name
+        machine, lost = world.lose_power(name)
+        self._touched |= {process.address for process in lost}
+        self._touched_names |= {process.name for process in lost}
+        self._disk.lose_power(machine, fault.which)
+        self._ends_with(self._power_up(world, lost, fault.lasts or 0))
+
+    async def _power_up(self, world: World, lost: list[Process], after: float) -> None:
+        await asyncio.sleep(after)
+        workers = [process for process in lost if process.name.startswith("worker")]
+        if world is self._world:
+            world.power_up(lost, [p.name for p in lost if p not in workers])
+        for _ in workers:
+            self._crew.join()
+
+    def _end(self, process: Process) -> None:
+        """End the process of a worker whose name another one has now."""
+        if process.alive:
+            self._world.crash_process(process)
+
     async def _drain(self, name: str) -> None:
         """Have a node emptied, and shut it down as soon as it is said to be."""
         host = self._world.endpoint(name)
@@ -263,7 +343,7 @@ class Injector:
 
     async def _have_joined(self, after: float) -> None:
         await asyncio.sleep(after)
-        self._join()
+        self._crew.join()
 
     def _strike_link(self, fault: Fault, name: str, other: str) -> bool:
         ends = [end for end in (name, other) if end != "scheduler"]
@@ -299,6 +379,10 @@ class Injector:
             case "failed rename":
                 self._disk.jam(part)
                 self._at_the_end(fault, lambda: self._disk.jam(""))
+            case "slow disk":
+                self._network.work_takes(SLOWEST_WORK * (0.2 + 0.8 * fault.which))
+                usual = self._schedule.work
+                self._at_the_end(fault, lambda: self._network.work_takes(usual))
             case "torn write":
                 self._disk.tear(part)
             case "bit flip":
@@ -326,3 +410,7 @@ class Injector:
             await asyncio.sleep(self._random.uniform(*STANDSTILL))
             self._network.resume(process)
             await asyncio.sleep(self._random.uniform(*BURST))
+
+
+def _set_back(process: Process, step: float) -> None:
+    process.offset -= step

@@ -39,14 +39,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     random
         Draws how long work takes that is given to an executor.
     work
-        The longest time that such work takes, in virtual seconds.
+        The longest time that such work takes, in virtual seconds; it may be changed.
     """
 
     def __init__(self, random: Random, work: float) -> None:
         super().__init__()
         self._now = 0.0
         self._random = random
-        self._work = work
+        self.work = work
         self._timers: list[tuple[float, int, TimerHandle]] = []
         self._numbers = count()
         self._tidy_at = TIDY
@@ -79,7 +79,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         Work whose waiter is cancelled before (its process is gone) is never done.
         """
         done: asyncio.Future[T] = self.create_future()
-        self.call_later(self._random.uniform(0, self._work), _do, done, lambda: func(*args))
+        self.call_later(self._random.uniform(0, self.work), _do, done, lambda: func(*args))
         return done
 
     def pause(self, process: Process) -> None:

@@ -92,7 +92,7 @@ class Network:
     bugs
         Errors that ended a task and are not dps's own.
     on_answer
-        Called with a process, a request of a client's that it has carried out, and the reply.
+        Called with a process, a request of a client's or for a lease, and the reply.
     broken
         The first promise that is seen to be broken.
     """
@@ -186,6 +186,10 @@ class Network:
         """The mean delay of messages from one name to another."""
         return self._link(source, target).mean
 
+    def work_takes(self, seconds: float) -> None:
+        """Set the longest time that work in threads takes."""
+        self._virtual.work = seconds
+
     def echo(self, name: str, times: int = 1) -> None:
         """Have some of what the processes of a name send and are sent arrive again much later."""
         self._echoing[name] += times
@@ -228,7 +232,7 @@ class Network:
 
         def answer(serving: asyncio.Task[wire.Frames]) -> None:
             if not serving.cancelled() and serving.exception() is None:
-                if link == "train":
+                if link == "train" or type(message) is RenewLease:
                     self.on_answer(target, message, serving.result())
                 back = partial(_fulfil, reply, serving.result())
                 self._send(target, source, f"{name} reply", link, reply, back)
@@ -287,7 +291,7 @@ class Network:
     def _perhaps_late(
         self, source: Process, target: Process, name: str, arrive: Callable[[], None]
     ) -> None:
-        """Have some requests arrive again when whoever sent them, or is sent them, may have gone."""
+        """Have some requests arrive again when either end of them may have gone."""
         if self._echoing[source.name] > 0 or self._echoing[target.name] > 0:
             random = self._link(source.name, target.name).random
             if random.random() < ECHOED:

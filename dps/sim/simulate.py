@@ -9,18 +9,22 @@ from random import Random
 
 from dps.core.filter_chain import EVERY, checked
 from dps.core.recovery import with_checkpoint_path
-from dps.core.rules import SGD
+from dps.core.rules import SGD, UpdateRule
 from dps.protocol import keys, offload
 from dps.protocol.group import Group
+from dps.protocol.runs import describe, find_saved, write_run
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
+from dps.sim.choices import choosing
 from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, counters, mark, zeros
 from dps.sim.counting_rows import RowKeys
 from dps.sim.disk import SCHEME, SimDisk, disk
-from dps.sim.faults import Schedule
+from dps.sim.faults import Fault, Schedule
 from dps.sim.injector import Injector
 from dps.sim.loop import Deadlock, run
 from dps.sim.network import Line, Network
+from dps.sim.shapes import Recorded
+from dps.sim.timed import committing
 from dps.sim.violation import Violation, require
 from dps.sim.world import COORDINATOR, World
 
@@ -28,6 +32,9 @@ HORIZON = 20.0  # seconds after the last fault within which everything must be w
 LONGEST = 120.0  # seconds that the faults take at most
 SKEW = 0.05
 CALENDAR = 100.0
+PATH = "counting"  # the disk on which checkpoints are
+NAME = "g"  # of the group; of one that was brought up again, with the number of times
+BLACKOUT = 0.75  # from here on, all machines lose their power when a group ends
 
 
 @dataclass(slots=True)
@@ -60,7 +67,7 @@ def simulate(schedule: Schedule) -> Record:
     async def main() -> None:
         await _Run(schedule, files, record).to_the_end()
 
-    files = disk("counting")
+    files = disk(PATH)
     random = Random(f"{schedule.case.name}/{schedule.seed}/work")
     threshold, offload.INLINE_BYTES = offload.INLINE_BYTES, 1 << 20 if schedule.inline else 0
     worth, keys.WORTH = keys.WORTH, 1
@@ -81,14 +88,15 @@ class _Run:
 
     def __init__(self, schedule: Schedule, files: SimDisk, record: Record) -> None:
         case = schedule.case
-        recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://counting")
-        rule, cells = SGD(1.0), CELLS * (case.workers + JOINING)
+        recovery = with_checkpoint_path(case.recovery, f"{SCHEME}://{PATH}")
+        rule: UpdateRule = Recorded(1.0) if schedule.shaped else SGD(1.0)
+        cells = CELLS * (case.workers + JOINING)
         # Filters withhold dense parts only, and functions change no rows: these would not agree.
         tables = schedule.tables and not (case.filters or case.calls)
-        layout = counters(case.shards, cells, tables)
+        layout = counters(case.shards, cells, tables, schedule.shaped)
         self._row_keys = RowKeys(layout, cells) if tables else None
         filters = checked({EVERY: case.filters} if case.filters else {}, layout.names, rule)
-        group = Group("g", layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS)
+        group = Group(NAME, layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS)
         functions = {MARK: mark} if case.calls else {}
         group = replace(group, filters=filters, servers=case.servers, functions=functions)
         self._case = case
@@ -97,20 +105,30 @@ class _Run:
         self._network = Network(self._stream("network"), schedule.weather)
         self._network.watchers.append(self._watch)
         self._clocks = self._stream("clocks")
-        self._world = World(group, zeros(layout), self._network, self._stream("notices"))
+        self._files = files
+        notices, machines = self._stream("notices"), schedule.machines
+        self._world = World(group, zeros(layout), self._network, notices, machines=machines)
         self._world.tells = schedule.told
         self._tally = Tally(case.shards)
-        self._injector = Injector(self._world, files, schedule, self._join)
+        self._injector = Injector(self._world, files, schedule, self)
         watched = self._world, case, self._tally, self._injector
-        self._auditor = Auditor(*watched, self._row_keys)
+        self._auditor = Auditor(*watched, self._row_keys, schedule.work)
         self._over = asyncio.Event()
         self._training: list[asyncio.Task[None]] = []
         self._workers = 0
+        self._lives: Counter[str] = Counter()
+        self._generation = 0
+        self._absent: list[str] | None = None  # who is to come when the group is up again
         record.trace, record.struck = self._network.trace, self._injector.struck
 
     async def to_the_end(self) -> None:
         """Train while things fail; stop at the first promise that is broken."""
-        with accepting(self._auditor.accepted):
+        auditor, report = self._auditor, self._network.report
+        with (
+            accepting(auditor.accepted),
+            committing(auditor.committed),
+            choosing(lambda: self._world.drained, report),
+        ):
             work = asyncio.create_task(self._all())
             broken = self._network.broken
             broken.add_done_callback(lambda _: work.cancel())
@@ -123,9 +141,11 @@ class _Run:
                 self._record.operations = self._tally.operations
 
     async def _all(self) -> None:
+        if any(fault.kind == "resume" for fault in self._schedule.faults):
+            self._leave_description(self._world)
         await self._world.start(self._schedule.extra)
         for _ in range(self._case.workers):
-            self._join()
+            self.join()
         await self._injector.run()
         await self._injector.heal()
         self._over.set()
@@ -135,19 +155,76 @@ class _Run:
         table = await settled(self._world, HORIZON)
         self._auditor.check(table)
 
-    def _join(self) -> None:
+    def join(self) -> None:
         """Have one more worker join, if there are cells for it."""
         if self._workers < self._case.workers + JOINING - 1:
-            self._training.append(self._worker())
+            self._start(self._next_name())
 
-    def _worker(self) -> asyncio.Task[None]:
-        name = f"worker-{self._workers}"
+    def again(self, worker: str) -> None:
+        """Start another process under the name of a worker."""
+        self._tally.forgive_buffer(worker)
+        self._start(worker)
+
+    async def resume(self, fault: Fault) -> World:
+        """End the group, and bring it up from its checkpoints, as is done after a loss of all."""
+        before, self._absent = self._world, self._world.workers
+        before.end(leave_hosts=fault.which < 0.5)
+        if fault.which >= BLACKOUT:
+            for machine in before.machines:
+                self._files.lose_power(machine)
+        self._auditor.ended()
+        await asyncio.sleep(fault.lasts or 0)
+        saved = find_saved(f"{SCHEME}://{PATH}")
+        self._generation += 1
+        run = saved.run
+        group = replace(
+            before.group,
+            name=f"{NAME}{self._generation}",
+            layout=run.layout,
+            rule=run.rule,
+            consistency=run.consistency,
+            recovery=run.recovery,
+            filters=run.filters,
+            servers=run.servers,
+            incarnations=saved.incarnations,
+        )
+        notices = self._stream(f"notices {self._generation}")
+        chosen = saved.states, self._schedule.machines
+        self._world = World(group, (), self._network, notices, *chosen)
+        self._world.tells = self._schedule.told
+        self._auditor.resumed(self._world, saved)
+        self._leave_description(self._world)
+        await self._world.start(self._schedule.extra)
+        absent, self._absent = self._absent, None
+        for name in dict.fromkeys(absent):
+            self._start(name)
+        return self._world
+
+    def _leave_description(self, world: World) -> None:
+        """Put beside the checkpoints what is needed to go on from them."""
+        now = asyncio.get_running_loop().time()
+        run = describe(world.group, self._generation, now, "{}")
+        world.as_driver(lambda: write_run(run))
+
+    def _start(self, name: str) -> None:
+        """Start a worker, as soon as there is a group for it."""
+        if self._absent is None:
+            self._training.append(self._worker(name))
+        else:
+            self._absent.append(name)
+
+    def _next_name(self) -> str:
         self._workers += 1
-        case = self._case
+        return f"worker-{self._workers - 1}"
+
+    def _worker(self, name: str) -> asyncio.Task[None]:
+        case, lives = self._case, self._lives
+        lives[name] += 1
+        purpose = name if lives[name] == 1 else f"{name}, life {lives[name]}"
         world, tally = self._world, self._tally
         rules = case.linear, case.lead, self._row_keys, case.calls
         worker = CountingWorker(world, name, tally, *rules)
-        training = worker.train(self._stream(name), self._schedule.think, self._over)
+        training = worker.train(self._stream(purpose), self._schedule.think, self._over)
         task = worker.process.run(training)
         task.add_done_callback(self._ended_well)
         return task
@@ -162,7 +239,7 @@ class _Run:
 
     async def _push_once_more(self) -> None:
         """When all is well again, a worker that comes gets its updates in."""
-        self._training = [self._worker()]
+        self._training = [self._worker(self._next_name())]
         await self._ended(HORIZON)
 
     async def _ended(self, within: float) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
+from zlib import crc32
 
 import numpy as np
 
@@ -30,6 +32,8 @@ from dps.protocol.transport import Endpoint
 from dps.sim.network import Network, SimTransport
 from dps.sim.process import Process, SimClock
 
+T = TypeVar("T")
+
 HOST = "host"
 COORDINATOR = Endpoint("sim://scheduler/0", "coordinator")
 START_SECONDS = 60.0
@@ -48,6 +52,10 @@ class World:
         Each shard's buffer of initial values.
     random
         Draws how long it takes until the coordinator is told of a loss.
+    saved
+        Each shard's state to go on from instead of the initial values.
+    machines
+        How many machines all nodes are on; 0: each has one of its own.
 
     Attributes
     ----------
@@ -59,28 +67,39 @@ class World:
         Whether the coordinator is told of connections that break; if not, it has to find out.
     hosts
         The host on each node, dead ones included, by the address of its process.
+    drained
+        The hosts that are to be emptied, and to have nothing more.
     """
 
     def __init__(
-        self, group: Group, initial: Sequence[np.ndarray], network: Network, random: Random
+        self,
+        group: Group,
+        initial: Sequence[np.ndarray],
+        network: Network,
+        random: Random,
+        saved: Sequence[ShardState] = (),
+        machines: int = 0,
     ) -> None:
         self.tells = True
-        self.group = group
         self.network = network
         self.events: list[tuple[str, Event]] = []
         self.watchers: list[Callable[[Process, Event], None]] = []
         self.hosts: dict[str, Host] = {}
+        self.drained: set[Endpoint] = set()
         self._random = random
+        self._machines = machines
         self._nodes: dict[str, Process] = {}
         self._started: list[Process] = []
         self._scheduler = network.process("scheduler")
         self._driver = network.process("driver")
+        coordinator = Endpoint(self._scheduler.address, COORDINATOR.key)
+        self.group = group = replace(group, coordinator=coordinator)
         self._transport = SimTransport(network, self._driver)
         self._router = Router(group, self._transport)
         self._coordinator = self._scheduler.do(self._make_coordinator)
         self._scheduler.services[COORDINATOR.key] = self._coordinator.handle
         self._seeding = self._driver.run(
-            Seeder(group, initial, self._transport, self._router).run()
+            Seeder(group, initial, self._transport, self._router, saved).run()
         )
 
     async def start(self, extra: Sequence[str] = ()) -> None:
@@ -102,6 +121,56 @@ class World:
         if back_after is not None:
             self._driver.run(self._bring_back(name, back_after))
 
+    def crash_process(self, process: Process) -> None:
+        """Crash a process whose name another one has now."""
+        self._scheduler.run(self._notice(process))
+        self.network.crash(process)
+
+    def lose_power(self, name: str) -> tuple[str, list[Process]]:
+        """Crash all nodes on the machine of one, without a sign; return which these were."""
+        machine = self._nodes[name].machine
+        lost = [process for process in self._nodes.values() if process.machine == machine]
+        for process in lost:
+            del self._nodes[process.name]
+            self.network.crash(process, silent=True)
+        return machine, lost
+
+    def power_up(self, lost: Iterable[Process], again: Iterable[str]) -> None:
+        """Have a machine up again, and fresh nodes with these names on it."""
+        for process in lost:
+            self.network.reveal(process)
+        missing = [name for name in again if name not in self._nodes]
+        if missing:
+            self._driver.run(self.bring_up(missing))
+
+    def end(self, leave_hosts: bool) -> None:
+        """End the group, but perhaps its hosts, of which nobody knows any more."""
+        for name, process in list(self._nodes.items()):
+            if not (leave_hosts and name.partition("-")[0] != "worker"):
+                self.network.crash(process)
+        self.network.crash(self._driver)
+        self.network.crash(self._scheduler)
+        self.watchers.clear()
+
+    def as_driver(self, work: Callable[[], T]) -> T:
+        """Do something in the driver's process."""
+        return self._driver.do(work)
+
+    @property
+    def machines(self) -> list[str]:
+        """The machines that anything of the group has been on."""
+        others = [self._scheduler.machine, self._driver.machine]
+        return list(dict.fromkeys([*others, *(process.machine for process in self._started)]))
+
+    def has_ended(self, host: Endpoint) -> bool:
+        """Whether it is proven to the coordinator that a host has ended."""
+        return host in self._coordinator.members._ended
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of the workers that live."""
+        return [name for name in self._nodes if name.startswith("worker")]
+
     def ask(self, request: Any) -> None:
         """Have the driver ask the coordinator for something, which may refuse it."""
         self._driver.run(self._asked(request))
@@ -120,6 +189,7 @@ class World:
     async def _drained(self, host: Endpoint) -> bool:
         if not await self._asked(Drain(host)):
             return False
+        self.drained.add(host)
         table = await self._router.fetch()
         while host in table.leaving:
             table = await self._router.newer(table.version)
@@ -134,9 +204,13 @@ class World:
         return self._nodes.get(name) or {"scheduler": self._scheduler}.get(name)
 
     def resume_all(self) -> None:
-        """Let every process go on that is paused, also those that were given up."""
+        """Let every process go on that is paused, also those that were given up.
+
+        Of those that ended without a sign it is known from now on.
+        """
         for process in self._started:
             self.network.resume(process)
+            self.network.reveal(process)
 
     async def bring_back_missing(self) -> None:
         """Start every node that the group needs and does not have."""
@@ -187,6 +261,8 @@ class World:
 
     def _start_process(self, name: str) -> Process:
         process = self._nodes[name] = self.network.process(name)
+        if self._machines:
+            process.machine = f"machine-{crc32(name.encode()) % self._machines}"
         self._started.append(process)
         self.network.note("up", name, "", "")
         return process
@@ -201,7 +277,7 @@ class World:
         self.hosts[process.address] = host
         role, _, rest = name.partition("-")
         home = int(rest.partition("-")[0]) if role in ("server", "replica") else -1
-        return HostInfo(me, name, role, home)
+        return HostInfo(me, name, role, home, process.machine if self._machines else "")
 
     async def _notice(self, process: Process) -> None:
         """Have the coordinator told that a connection broke, which a cut keeps from showing."""

@@ -1,0 +1,70 @@
+"""The check of where replicas are put: on another machine where there is a choice, and on no host
+that is to be emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dps.protocol.candidates import Candidates
+from dps.protocol.transport import Endpoint
+from dps.sim.violation import Violation, require
+
+
+@contextmanager
+def choosing(
+    drained: Callable[[], set[Endpoint]], report: Callable[[Violation], None]
+) -> Iterator[None]:
+    """Have each choice of a host looked at; `drained` are hosts that are to have no more."""
+    best = Candidates.best
+
+    def best_and_look(
+        self: Candidates, chain: tuple[Endpoint, ...], last: Endpoint | None
+    ) -> Endpoint | None:
+        chosen = best(self, chain, last)
+        if chosen is not None:
+            try:
+                _check(self, chain, last, chosen, drained())
+            except Violation as violation:
+                report(violation)
+        return chosen
+
+    Candidates.best = best_and_look  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Candidates.best = best  # type: ignore[method-assign]
+
+
+def _check(
+    candidates: Candidates,
+    chain: tuple[Endpoint, ...],
+    last: Endpoint | None,
+    chosen: Endpoint,
+    drained: set[Endpoint],
+) -> None:
+    around, shard = candidates._around, candidates._shard
+    hosts = around.members.hosts
+    node = hosts[chosen].node
+    text = f"{node} is chosen for shard {shard}, though it is to be emptied"
+    require(chosen not in drained, "drained, but chosen", text)
+    machines = {hosts[member].machine for member in chain if member in hosts} - {""}
+    if hosts[chosen].machine not in machines:
+        return
+
+    def as_good(host: Endpoint) -> tuple[object, ...]:
+        reserve = around.is_reserve(host)
+        home = hosts[host].home == shard
+        return candidates.is_avoided(host), reserve, host == last, home, around.load(host)
+
+    elsewhere = [
+        info.node
+        for host, info in hosts.items()
+        if host not in chain
+        and host not in drained
+        and around.may_hold(info, shard)
+        and info.machine not in machines
+        and as_good(host) == as_good(chosen)
+    ]
+    text = f"shard {shard}: {node} shares a machine with another replica, {elsewhere} do not"
+    require(not elsewhere, "one machine", text)
