@@ -6,18 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dps.core.consistency import ASP
-from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore
+from dps.core.consistency import ASP, BSP
+from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore, WorkerCache
 from dps.sim.cases import Case
 
 Broken = TypeVar("Broken", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """Something else, `by`, in the place of the `attribute` of `target`."""
+
+    target: Any
+    attribute: str
+    by: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One thing that is done wrong: `by` instead of the `attribute` of `target`.
 
-    `concerns` tells whether a strategy has the part at all.
+    `concerns` tells whether a strategy has the part at all; `also` is done wrong with it.
     """
 
     name: str
@@ -25,6 +34,12 @@ class Variant:
     attribute: str
     by: Any
     concerns: Callable[[Case], bool]
+    also: tuple[Patch, ...] = ()
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """All that is in another's place."""
+        return (Patch(self.target, self.attribute, self.by), *self.also)
 
     @property
     def about(self) -> str:
@@ -95,6 +110,32 @@ def alone(case: Case) -> bool:
 
 def calls(case: Case) -> bool:
     return case.calls
+
+
+def rounds(case: Case) -> bool:
+    """Where updates wait to be applied together."""
+    return isinstance(case.consistency, BSP) or sums(case)
+
+
+def caches(case: Case) -> bool:
+    return isinstance(case.recovery.durability, WorkerCache)
+
+
+def timed(case: Case) -> bool:
+    return getattr(case.recovery.durability, "seconds", None) is not None
+
+
+def cuts(case: Case) -> bool:
+    return getattr(case.recovery.durability, "scope", "") == "all"
+
+
+def elastic(case: Case) -> bool:
+    """Where shards can be moved."""
+    return not cuts(case)
+
+
+def reads_any(case: Case) -> bool:
+    return getattr(case.recovery.durability, "reads", "") == "any"
 
 
 def any_case(case: Case) -> bool:

@@ -1,6 +1,6 @@
 """Owns the hunt for broken variants of the protocol: the proof that the checks check something.
 
-Each variant (`dps.sim.variants`, `dps.sim.payload_variants`) leaves one thing out that the protocol
+Each variant (`dps.sim.variants` and those beside it) leaves one thing out that the protocol
 needs. The same random schedules that find nothing wrong with the shipped code must find something
 wrong with every one.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dps.sim import payload_variants, variants  # noqa: F401 - what is in VARIANTS
+from dps.sim import further_variants, payload_variants, variants  # noqa: F401 - what is in VARIANTS
 from dps.sim.broken import VARIANTS, Variant
 from dps.sim.draw import numbered
 from dps.sim.faults import Schedule
@@ -33,12 +33,14 @@ class Caught:
 @contextmanager
 def in_place(variant: Variant) -> Iterator[None]:
     """Have the shipped code replaced by a broken variant of it."""
-    right = getattr(variant.target, variant.attribute)
-    setattr(variant.target, variant.attribute, variant.by)
+    right = [getattr(patch.target, patch.attribute) for patch in variant.patches]
+    for patch in variant.patches:
+        setattr(patch.target, patch.attribute, patch.by)
     try:
         yield
     finally:
-        setattr(variant.target, variant.attribute, right)
+        for patch, shipped in zip(variant.patches, right, strict=True):
+            setattr(patch.target, patch.attribute, shipped)
 
 
 def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ()) -> Caught | None:
