@@ -149,7 +149,7 @@ class Auditor:
                 text = f"{event.path} is torn ({event.reason}), but the disk told no lies"
                 require(lied > 0, "torn checkpoint", text)
             case WorkerLeft():
-                self._tally.left(event.worker)
+                self._tally.left(event.worker, event.incarnation)
                 if event.was_lost:
                     self._forgive_buffer(event.worker)
 

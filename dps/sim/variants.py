@@ -206,7 +206,14 @@ def _reads_without_lease(self: Host, message: Any) -> None:
 async def _check_before_only(self: Host, message: Any) -> Any:
     """Look at the lease before the work, but not before the reply."""
     self._must_hold_lease(message)
-    return await self._services[type(message)](message)
+    reply = await self._services[type(message)](message)
+    self._must_still_be_in_epoch(message)
+    return reply
+
+
+@instead_of(Host, "_must_still_be_in_epoch", "epoch not checked again", any_case)
+def _answer_late(self: Host, message: Any) -> None:
+    """Look at the epoch before the work, but not before the reply."""
 
 
 @instead_of(Lease, "_renew", "lease counted from the reply", any_case)
