@@ -175,9 +175,7 @@ class Host:
         Its head and its chain are then those that it had all the while.
         """
         if isinstance(message, OF_REPLICAS):
-            epoch = self.replica(message.shard).epoch
-            if epoch != message.epoch:
-                raise StaleEpoch(f"shard {message.shard} is in epoch {epoch} by now")
+            self.replica(message.shard).must_be_in(message.epoch)
 
     async def _renew(self, deadline: float) -> bool:
         life = self._life

@@ -153,7 +153,7 @@ class Replica:
         Any replica can: what another one has committed, it has applied. So it never shows less
         than the client has seen, but for what was lost since.
         """
-        self._must_be_in(m.epoch)
+        self.must_be_in(m.epoch)
         reader = UpdateId(m.worker, m.incarnation, 0)
         self._must_be_active(reader)
         until = _now() + m.patience
@@ -210,7 +210,7 @@ class Replica:
     async def replicate(self, m: Replicate) -> Done:
         """Apply the predecessor's operations; reply when they are committed from here on too."""
         async with self._lock:
-            self._must_be_in(m.epoch)
+            self.must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
                 if index == self.state.index + 1:
                     await self._apply_now(op)
@@ -233,14 +233,14 @@ class Replica:
 
         It is given what is committed, and the rest under the lock: it is never behind.
         """
-        self._must_be_in(m.epoch)
+        self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
             install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:
-                self._must_be_in(m.epoch)
+                self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
                 await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
         return Done()
@@ -275,6 +275,11 @@ class Replica:
         """Have the state kept that this replica serves in a new epoch, if it is the last one."""
         if self._is_tail:
             await self._commits.until_interrupted(self._durability.begin(epoch, self.state))
+
+    def must_be_in(self, epoch: int) -> None:
+        """Raise `StaleEpoch` if this is not the replica's epoch."""
+        if epoch != self.epoch or self._closed:
+            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
 
     @property
     def uncommitted(self) -> int:
@@ -421,13 +426,9 @@ class Replica:
             self._changed.notify_all()
 
     def _must_be_head(self, epoch: int) -> None:
-        self._must_be_in(epoch)
+        self.must_be_in(epoch)
         if not self.is_head:
             raise StaleEpoch(f"shard {self.shard}: {self.node} is not the head in epoch {epoch}")
-
-    def _must_be_in(self, epoch: int) -> None:
-        if epoch != self.epoch or self._closed:
-            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
 
     def _is_new(self, epoch: int) -> bool:
         """Whether an epoch is still to be entered; raises `StaleEpoch` if it is over."""

@@ -156,7 +156,7 @@ async def _skip_uncommitted(
 async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
     """Apply whatever comes, although earlier operations are missing."""
     async with self._lock:
-        self._must_be_in(m.epoch)
+        self.must_be_in(m.epoch)
         for op in m.operations:
             await self._apply_now(op)
     await self._notify()
@@ -177,7 +177,7 @@ def _unsettle_and_forget(
 # -- epochs and leases -----------------------------------------------------------------------------
 
 
-@instead_of(Replica, "_must_be_in", "epoch not checked", any_case)
+@instead_of(Replica, "must_be_in", "epoch not checked", any_case)
 def _any_epoch(self: Replica, epoch: int) -> None:
     """Serve requests of any epoch."""
     if self._closed:
