@@ -83,6 +83,7 @@ class Client:
         self.leaving = False
         self._renewing: asyncio.Task[None] | None = None
         self._dropped: set[tuple[int, UpdateId]] = set()
+        self._rows_read_as: set[int] = set()  # incarnations, since the last push
         self._on_ack = on_ack or _ignore
         self._lanes = [
             Lane(shard, group, transport, self.router, self._acked)
@@ -172,7 +173,8 @@ class Client:
         `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
         repeated are summed. With `pull`, the weights are read in the same round trip and then found
         by `weights`. A worker that was not heard of for a lease or more may find its gradients
-        refused as too stale; they are dropped and counted, and it takes part again.
+        refused as too stale; they are dropped and counted, and it takes part again. So are those
+        that it computed from what it read before it entered again.
 
         Raises
         ------
@@ -187,11 +189,15 @@ class Client:
         layout.check(gradients, values=looked_at)
         rows_of = dealt(layout, rows, values=looked_at)
         dense = layout.shards_of(gradients)
-        await self._entered.wait()
-        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
-        filtered = self._outgoing.operations(operation, gradients, dense)
         touched = {*dense, *rows_of}
         based = {shard: self._basis(shard) for shard in touched}
+        read_as = self._bases_read_as()
+        await self._entered.wait()
+        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
+        if self._is_gated and read_as - {self.incarnation}:
+            await self._push_nothing(operation.id, touched, pull)
+            return
+        filtered = self._outgoing.operations(operation, gradients, dense)
 
         def made(shard: int) -> Operation:
             op = based[shard](filtered(shard) if shard in dense else operation)
@@ -199,7 +205,27 @@ class Client:
 
         self._seq += 1
         await self._send(operation, made, touched, pull)
-        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and pull:
+        await self._read_if_entered_again(pull)
+
+    def _bases_read_as(self) -> set[int]:
+        """The incarnations as which that was read which the next update is computed from."""
+        rows, self._rows_read_as = self._rows_read_as, set()
+        return rows | {lane.read_as for lane in self._lanes if lane.read_as is not None}
+
+    async def _push_nothing(self, update: UpdateId, touched: Collection[int], pull: bool) -> None:
+        """Drop an update that was computed from what another incarnation read, which was evicted.
+
+        Others may be any number of updates further by now. The round goes on without its gradients.
+        """
+        self._seq += 1
+        for shard in touched:
+            self._acked(shard, update, 0, "dropped")
+        nothing: dict[int, Operation] = {}
+        await self._send(Operation("gradient", update), nothing.__getitem__, nothing, pull)
+        await self._read_if_entered_again(pull)
+
+    async def _read_if_entered_again(self, wanted: bool) -> None:
+        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and wanted:
             await self.pull()
 
     async def _send(
@@ -320,9 +346,11 @@ class Client:
         while True:
             await self._entered_again()
             await self._entered.wait()
+            incarnation = self.incarnation
             read = await asyncio.gather(*(self._lanes[s].pull_rows(of(s)) for s in shards))
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
             if len(whole) == len(shards):
+                self._rows_read_as.add(incarnation)
                 return whole
 
     async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
@@ -381,9 +409,13 @@ class Client:
         return UpdateId(self.worker, self.incarnation, 0)
 
     @property
+    def _is_gated(self) -> bool:
+        return not isinstance(self._group.consistency, ASP)
+
+    @property
     def _ticks(self) -> bool:
         """Whether a worker's clock must be the same on all shards, whatever its updates touch."""
-        return not isinstance(self._group.consistency, ASP) or applies(self._group)
+        return self._is_gated or applies(self._group)
 
     @property
     def _numbered(self) -> Iterable[tuple[int, Lane]]:

@@ -51,6 +51,25 @@ from dps.protocol.scaling import Release
 from dps.protocol.store import Mailboxes, PutSince, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
 
+# What asks for, or something of, the replica of a shard that is here.
+OF_REPLICAS = (
+    Push,
+    Pull,
+    PullRows,
+    PullRange,
+    ReplayBuffered,
+    Replicate,
+    Evict,
+    Install,
+    Restore,
+    Configure,
+    Extend,
+    Audit,
+    HoldCut,
+    TakeCut,
+    EndCut,
+)
+
 
 class Host:
     """One server node. All calls come from one event loop."""
@@ -111,13 +130,14 @@ class Host:
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back.
 
-        Who was paused may be in the midst of anything when its lease ends: that is looked at before
-        and after.
+        Who was paused may be in the midst of anything when its lease ends, and whatever is waited
+        for may outlast the epoch: both are looked at again before anybody is answered.
         """
         try:
             self._must_hold_lease(message)
             reply = await self._services[type(message)](message)
             self._must_hold_lease(message)
+            self._must_still_be_in_epoch(message)
         except DpsError as error:
             raise type(error)(f"{_described(message)}: {error}") from error
         return reply
@@ -148,6 +168,14 @@ class Host:
     def _must_hold_lease(self, message: Any) -> None:
         if not self._lease.held and not isinstance(message, Flush):
             raise LeaseExpired(f"the lease of {self._node} is over")
+
+    def _must_still_be_in_epoch(self, message: Any) -> None:
+        """Answer for a replica only if it is in the epoch in which it was asked.
+
+        Its head and its chain are then those that it had all the while.
+        """
+        if isinstance(message, OF_REPLICAS):
+            self.replica(message.shard).must_be_in(message.epoch)
 
     async def _renew(self, deadline: float) -> bool:
         life = self._life

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +63,8 @@ class Lane:
     ----------
     evicted
         Whether the shard has refused the worker, which must enter again.
+    read_as
+        The incarnation of the worker as which the weights were read last; None: they never were.
     keys
         The lists of indices that the shard's head has had.
     """
@@ -76,6 +79,7 @@ class Lane:
         self._on_ack = on_ack
         self._turn = asyncio.Lock()
         self._base: Weights | None = None
+        self.read_as: int | None = None
         self._seen: tuple[int, float] | None = None
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
@@ -250,13 +254,13 @@ class Lane:
         self._clock = reply.clock
         self._last, self._told_in = op.id, self.acked_in
         if reply.weights is not None:
-            self._keep(reply.weights)
+            self._keep(op.id.incarnation, reply.weights)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
             self._on_ack(self._shard, op.id, reply.version, outcome)
 
-    def _keep(self, weights: Weights) -> None:
-        self._base = weights
+    def _keep(self, incarnation: int, weights: Weights) -> None:
+        self._base, self.read_as = weights, incarnation
         self._seen = (weights.version, weights.at)
         self._since_read = 0
 
@@ -276,12 +280,13 @@ class Lane:
     async def _read(self, reader: UpdateId) -> None:
         async def keep_last(view: View) -> bool:
             """Compute from the last weights again, as far as the consistency model allows."""
-            base = self._base
-            return base is not None and (base.slack < 0 or self._since_read <= base.slack)
+            base, mine = self._base, self.read_as == reader.incarnation
+            allowed = base is not None and mine and self._since_read <= base.slack
+            return allowed or (base is not None and base.slack < 0)
 
         keep = isinstance(self._group.recovery.outage, Continue) and reader.worker
         pull = Pull(self._shard, 0, reader.worker, reader.incarnation, 0, 0.0)
-        attempt = self._asking(pull, self._keep)
+        attempt = self._asking(pull, partial(self._keep, reader.incarnation))
         await self._until_served("pull", attempt, keep_last if keep else None)
 
     def _asking(

@@ -46,7 +46,11 @@ from dps.protocol.transport import Clock, Endpoint, Transport
 
 
 class Replica:
-    """A replica of one shard. All calls come from one event loop."""
+    """A replica of one shard. All calls come from one event loop.
+
+    What it was asked in one epoch may be done in another, after a wait: the host answers only what
+    is of the present one.
+    """
 
     def __init__(
         self,
@@ -133,7 +137,6 @@ class Replica:
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._until(lambda: self._commits.index >= target, until):
             return Waiting()
-        self._must_be_head(m.epoch)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)
@@ -150,7 +153,7 @@ class Replica:
         Any replica can: what another one has committed, it has applied. So it never shows less
         than the client has seen, but for what was lost since.
         """
-        self._must_be_in(m.epoch)
+        self.must_be_in(m.epoch)
         reader = UpdateId(m.worker, m.incarnation, 0)
         self._must_be_active(reader)
         until = _now() + m.patience
@@ -160,7 +163,6 @@ class Replica:
         read: Weights | RowsRead | None = await self._readable(m.worker, until)
         if read is not None and not isinstance(m, Pull):
             read = await read_rows(self._layout, self._commits.visible, m, self._clock.now())
-        self._must_be_in(m.epoch)
         self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
         return read if read is not None else Waiting()
 
@@ -208,7 +210,7 @@ class Replica:
     async def replicate(self, m: Replicate) -> Done:
         """Apply the predecessor's operations; reply when they are committed from here on too."""
         async with self._lock:
-            self._must_be_in(m.epoch)
+            self.must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
                 if index == self.state.index + 1:
                     await self._apply_now(op)
@@ -224,7 +226,6 @@ class Replica:
         limit, commits = _now() + self._group.timings.lease / 2, self._commits
         if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
-        self._must_be_in(m.epoch)
         return Done()
 
     async def extend(self, m: Extend) -> Done:
@@ -232,14 +233,14 @@ class Replica:
 
         It is given what is committed, and the rest under the lock: it is never behind.
         """
-        self._must_be_in(m.epoch)
+        self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
             install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:
-                self._must_be_in(m.epoch)
+                self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
                 await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
         return Done()
@@ -274,6 +275,11 @@ class Replica:
         """Have the state kept that this replica serves in a new epoch, if it is the last one."""
         if self._is_tail:
             await self._commits.until_interrupted(self._durability.begin(epoch, self.state))
+
+    def must_be_in(self, epoch: int) -> None:
+        """Raise `StaleEpoch` if this is not the replica's epoch."""
+        if epoch != self.epoch or self._closed:
+            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
 
     @property
     def uncommitted(self) -> int:
@@ -420,13 +426,9 @@ class Replica:
             self._changed.notify_all()
 
     def _must_be_head(self, epoch: int) -> None:
-        self._must_be_in(epoch)
+        self.must_be_in(epoch)
         if not self.is_head:
             raise StaleEpoch(f"shard {self.shard}: {self.node} is not the head in epoch {epoch}")
-
-    def _must_be_in(self, epoch: int) -> None:
-        if epoch != self.epoch or self._closed:
-            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
 
     def _is_new(self, epoch: int) -> bool:
         """Whether an epoch is still to be entered; raises `StaleEpoch` if it is over."""

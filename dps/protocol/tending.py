@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.rebalancing import Move
@@ -32,6 +32,16 @@ from dps.protocol.surroundings import Surroundings
 from dps.protocol.transport import Endpoint, Transport
 
 DONOR_SECONDS = 0.05  # how often to look whether a donor still takes part
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    """The old holder of a replica that is moved, which has left the epoch: `fence`, at `at`."""
+
+    move: Move[Endpoint]
+    holder: Endpoint
+    fence: int
+    at: float
 
 
 class Tender:
@@ -68,6 +78,7 @@ class Tender:
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
         self._began_moving = 0.0
+        self._stopped: _Stopped | None = None
         self._releases: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._tend())
 
@@ -180,16 +191,29 @@ class Tender:
 
     async def _reconfigure(self, view: View) -> bool:
         """Have what is left of a chain enter the new epoch, then serve."""
-        silent = any(self._around.members.is_silent(member) for member in view.chain)
+        served = replace(view, chain=self._going_on, serving=True)
+        silent = any(self._around.members.is_silent(member) for member in served.chain)
         if silent or self._lacks_store:
             return False
         store = self._around.store
-        self._around.decided(view, view.chain[0], "reconfigure")
-        await self._configure(view)
+        self._around.decided(view, served.chain[0], "reconfigure")
+        await self._configure(served)
         if self.view == view:
-            self.view, self._stored = replace(view, serving=True), store
+            self.view, self._stored = served, store
             await self._around.publish()
+            self._end_move()
         return True
+
+    @property
+    def _going_on(self) -> tuple[Endpoint, ...]:
+        """Who of the chain is to serve on.
+
+        Whoever stopped for a move may lack what the others have committed since: it comes back only
+        if they are all lost.
+        """
+        stopped = self._stopped.holder if self._stopped is not None else None
+        others = tuple(member for member in self.view.chain if member != stopped)
+        return others or self.view.chain
 
     async def _restore(self) -> bool:
         """Bring a shard without any replica back on a free host."""
@@ -220,6 +244,7 @@ class Tender:
             if served:
                 self.view = View(view.shard, view.epoch, (host,), serving=True)
                 self.begun, self._stored, self._forsaken = True, store, ()
+                self._stopped = None
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
             await self._around.publish()
@@ -372,27 +397,40 @@ class Tender:
         """Have the old holder leave: whoever is left has acknowledged all that it has.
 
         It stops before they go on, so that nobody is answered by both, but has to come back if they
-        are lost before they serve: so it is let go only then.
+        are lost before they serve: so it is let go only then. Once it has stopped there is no other
+        way than on, since the others may commit something without it at any time.
         """
-        began = asyncio.get_running_loop().time()
         left = tuple(member for member in view.chain if member != source)
         fence = self._next_epoch()  # nothing that it still passes on is of their epoch
-        shorter = View(view.shard, self._next_epoch(), left, serving=True)
+        stopped = _Stopped(move, source, fence, asyncio.get_running_loop().time())
         switched = False
         try:
             await self._call(source, Configure(view.shard, fence, left, source))
+            if source in self.view.chain:
+                self._stopped = stopped
+            shorter = View(view.shard, self._next_epoch(), left, serving=True)
             await self._configure(shorter, kept=self._stays_durable)
             switched = self.view == view
         finally:
             if switched:
-                self.view, self.moving = shorter, None
+                self.view = shorter
             else:
                 self.unsettle()
             await self._around.publish()
-        now = asyncio.get_running_loop().time()
-        self._around.moved(shorter, move, now - self._began_moving, now - began)
-        self._let_go(source, fence)
+        self._end_move()
         return True
+
+    def _end_move(self) -> None:
+        """Let whoever stopped for a move go, now that others serve."""
+        stopped, self._stopped = self._stopped, None
+        if stopped is None or stopped.holder in self.view.chain:
+            return
+        self.moving = None
+        if stopped.move.target in self.view.chain:
+            now = asyncio.get_running_loop().time()
+            took = now - self._began_moving, now - stopped.at
+            self._around.moved(self.view, stopped.move, *took)
+        self._let_go(stopped.holder, stopped.fence)
 
     def _let_go(self, host: Endpoint, fence: int) -> None:
         """Have a host forget a replica; until it does, that only costs memory."""

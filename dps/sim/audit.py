@@ -110,8 +110,7 @@ class Auditor:
 
     def ended(self) -> None:
         """The whole group has ended; what workers and mailboxes held back is lost with it."""
-        for worker in self._joined:
-            self._tally.left(worker)
+        self._tally.ended()
         self._joined = {}
         for shard, buffered in enumerate(self._tally.buffered):
             self._tally.forgiven[shard] |= buffered - self._tally.acked[shard]
@@ -242,7 +241,7 @@ class Auditor:
                 self._joined.pop(event.worker, None)
                 if event.reason == "silent":
                     self._worker_given_up(event)
-                self._tally.left(event.worker)
+                self._tally.left(event.worker, event.incarnation)
                 if event.was_lost:
                     self._tally.forgive_buffer(event.worker)
 

@@ -91,10 +91,13 @@ class Tally:
         self.lives = [0] * shards
         self.numbers: dict[int, int] = {}
         self.active: dict[str, int] = {}
+        self._gone: set[tuple[str, int]] = set()
         self.operations = 0
 
-    def entered(self, worker: str) -> None:
-        """A worker begins to take part, or does so again."""
+    def entered(self, worker: str, incarnation: int) -> None:
+        """A worker begins to take part, or does so again; it may have been given up meanwhile."""
+        if (worker, incarnation) in self._gone:
+            return
         done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
         self.active[worker] = max(done, default=0)
 
@@ -103,9 +106,15 @@ class Tally:
         for buffered, forgiven in zip(self.buffered, self.forgiven, strict=True):
             forgiven |= buffered & set(cells_of(worker))
 
-    def left(self, worker: str) -> None:
+    def left(self, worker: str, incarnation: int) -> None:
         """A worker does not take part any more."""
+        self._gone.add((worker, incarnation))
         self.active.pop(worker, None)
+
+    def ended(self) -> None:
+        """Nobody takes part any more; incarnations that nobody knows of may be there again."""
+        self._gone.clear()
+        self.active.clear()
 
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
@@ -203,7 +212,7 @@ class CountingWorker:
                 await self._call(cell)
             else:
                 await self._update(cell, random)
-        self._tally.left(self.name)
+        self._tally.left(self.name, self.client.incarnation)
         await self.client.leave("finished")
         self._check_all_sent()
         await self.client.close()
@@ -221,8 +230,8 @@ class CountingWorker:
         rows = self._row_keys.gradient(cell) if self._row_keys else {}
         await self._in_time(self.client.push(self._gradient(cell), pull, rows))
         self._on_the_way = {}
-        if not self._note_entered():
-            self._check_lead(number, computed_from)
+        self._note_entered()
+        self._check_lead(number, cell, computed_from)
         if pull:
             self._check_read(known)
         elif read:
@@ -260,13 +269,11 @@ class CountingWorker:
         for shard, values in enumerate(keys.by_shard(rows[0])):
             self._check_found(shard, "rows", values, int(values[0]), known[shard])
 
-    def _note_entered(self) -> bool:
-        """Take note if the worker has entered anew; return whether it has."""
-        if self.client.incarnation == self._incarnation:
-            return False
-        self._incarnation = self.client.incarnation
-        self._tally.entered(self.name)
-        return True
+    def _note_entered(self) -> None:
+        """Take note if the worker has entered anew."""
+        if self.client.incarnation != self._incarnation:
+            self._incarnation = self.client.incarnation
+            self._tally.entered(self.name, self._incarnation)
 
     async def _in_time(self, request: Awaitable[T]) -> T:
         loop = asyncio.get_running_loop()
@@ -343,11 +350,13 @@ class CountingWorker:
             self._world.network.report(Violation("older table", text))
         self._table = table.version
 
-    def _check_lead(self, number: int, computed_from: list[_Reading]) -> None:
-        """Nobody computes from weights that miss what slow workers should have pushed by then."""
+    def _check_lead(self, number: int, cell: int, computed_from: list[_Reading]) -> None:
+        """No gradient is applied that misses what slow workers should have pushed by then."""
         if self._lead is None:
             return
         for shard, reading in enumerate(computed_from):
+            if cell not in self._tally.acked[shard] | self._tally.buffered[shard]:
+                continue  # it was dropped as too stale
             for worker, (since, clock) in reading.clocks.items():
                 if self._tally.active.get(worker) == since and clock is not None:
                     require(

@@ -19,6 +19,7 @@ LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
 WORK = (0.02, 0.2)
 THINK = (0.03, 0.12)
 WITH_TABLES = 0.4
+WITH_LATE_REPLIES = 0.1
 SERIES = 1_000_000  # seeds of one series
 
 Story = Callable[["Draw"], list[Fault]]
@@ -43,11 +44,13 @@ def _narrow(case: Case, seed: int) -> Schedule:
     faults = Draw(case, Random(f"{case.name}/{seed}/faults")).faults()
     changes = Draw(case, Random(f"{case.name}/{seed}/changes"))
     lossy, twice = weather.random() < 0.3, weather.random() < 0.2
+    late = Draw(case, Random(f"{case.name}/{seed}/late"))
+    overdue = late_replies(late) if late.random.random() < WITH_LATE_REPLIES else []
     return Schedule(
         case,
         seed,
         Weather(weather.choice(DELAYS), LOSSES if lossy else {}, 0.1 if twice else 0.0),
-        tuple(changed(changes, faults)),
+        (*changed(changes, faults), *overdue),
         think=case.think or (0.01 if case.busy else weather.choice(THINK)),
         work=weather.choice(WORK),
         inline=weather.random() < 0.5,
@@ -232,6 +235,18 @@ def frozen(d: Draw) -> list[Fault]:
     )
     paused = Fault("pause", whom, d.seconds(0.1), lasts=0.8 + d.seconds(1.0))
     return [paused] if d.random.random() < 0.5 else [deaf, paused]
+
+
+def late_replies(d: Draw) -> list[Fault]:
+    """Have leases granted long before their holder hears of it, then nothing more heard of it.
+
+    A worker that does not hear of its replacement goes on to ask it.
+    """
+    holder, scheduler = Whom("tail", d.shard()), Whom("scheduler")
+    deaf = Fault("one-way cut", scheduler, d.seconds(0.2), lasts=2.5, other=Whom("worker", 1))
+    late = Fault("slow link", scheduler, 0.0, lasts=1.5, other=holder, which=0.5)
+    unheard = Fault("one-way cut", holder, 0.3 + d.seconds(0.2), lasts=1.2, other=scheduler)
+    return [deaf, late, unheard]
 
 
 def cut_off(d: Draw) -> list[Fault]:

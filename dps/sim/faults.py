@@ -176,7 +176,7 @@ class Fault:
     other
         The other end of a link.
     which
-        A number from 0 to 1, for what else is to be chosen.
+        A number from 0 to 1, for what else is to be chosen: of a slow link, how slow.
     """
 
     kind: Kind

@@ -244,14 +244,14 @@ async def _commit_in_any_epoch(self: Commits) -> None:
 @instead_of(Replica, "extend", "newcomer given what is not committed", any_case)
 async def _extend_with_all(self: Replica, m: Extend) -> Done:
     """Copy a state to a newcomer that takes it for committed, though it is not."""
-    self._must_be_in(m.epoch)
+    self.must_be_in(m.epoch)
     chain, commits, state = (*self.chain, m.host), self._commits, self.state
     with commits.keeping_later_than(state):
         install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
         copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
         async with self._lock:
-            self._must_be_in(m.epoch)
+            self.must_be_in(m.epoch)
             commits.successor = m.host
             await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
     return Done()

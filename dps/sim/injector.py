@@ -364,7 +364,7 @@ class Injector:
                 undo.append(lambda: network.lose(name, other, 0.0))
             case "slow link":
                 before = network.mean_delay(name, other)
-                network.slow(name, other, SLOW_LINK)
+                network.slow(name, other, SLOW_LINK * (1 + 4 * fault.which))
                 undo.append(lambda: network.slow(name, other, min(before, SLOW_LINK)))
         for end in undo:
             self._at_the_end(fault, end)

@@ -156,7 +156,7 @@ async def _skip_uncommitted(
 async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
     """Apply whatever comes, although earlier operations are missing."""
     async with self._lock:
-        self._must_be_in(m.epoch)
+        self.must_be_in(m.epoch)
         for op in m.operations:
             await self._apply_now(op)
     await self._notify()
@@ -177,7 +177,7 @@ def _unsettle_and_forget(
 # -- epochs and leases -----------------------------------------------------------------------------
 
 
-@instead_of(Replica, "_must_be_in", "epoch not checked", any_case)
+@instead_of(Replica, "must_be_in", "epoch not checked", any_case)
 def _any_epoch(self: Replica, epoch: int) -> None:
     """Serve requests of any epoch."""
     if self._closed:
@@ -206,7 +206,14 @@ def _reads_without_lease(self: Host, message: Any) -> None:
 async def _check_before_only(self: Host, message: Any) -> Any:
     """Look at the lease before the work, but not before the reply."""
     self._must_hold_lease(message)
-    return await self._services[type(message)](message)
+    reply = await self._services[type(message)](message)
+    self._must_still_be_in_epoch(message)
+    return reply
+
+
+@instead_of(Host, "_must_still_be_in_epoch", "epoch not checked again", any_case)
+def _answer_late(self: Host, message: Any) -> None:
+    """Look at the epoch before the work, but not before the reply."""
 
 
 @instead_of(Lease, "_renew", "lease counted from the reply", any_case)

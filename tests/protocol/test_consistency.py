@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Recovery
+from dps.core.recovery import Chain, Continue, NoDurability, Recovery
 from dps.core.rules import Momentum
+from dps.core.sparse import SparseSpec
+from dps.core.updates import UpdateId
 from dps.protocol import offload
 from dps.protocol.client import Client
+from dps.protocol.messages import Evict
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -254,3 +257,90 @@ def test_a_worker_that_enters_again_goes_on_from_the_minimum() -> None:
         assert await s.clocks() == [{"worker-0": 11, "worker-1": 11}] * 2
 
     in_world(scenario, consistency=SSP(1))
+
+
+async def evict(s: Setting, worker: str) -> None:
+    """Have all shards go on without a worker, as if it had not been heard of for a lease."""
+    for view in (await s.world.complete()).views:
+        await s.ask(view.chain[0], Evict(view.shard, view.epoch, (UpdateId(worker, 1, 0),)))
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(2)])
+@pytest.mark.parametrize("learns", ["from a push", "from rows"])
+def test_what_was_read_before_entering_again_is_the_base_of_nothing(
+    consistency: Consistency, learns: str
+) -> None:
+    """However the worker learns of it, and whatever it sends until it has read again."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        other_process, other = await s.enter("worker-1")
+        await client.pull()
+        await evict(s, "worker-0")
+        await s.all_of(other_process.run(keep_pushing(other, 5)), within=2.0)
+        if learns == "from a push":
+            await s.all_of(process.run(client.push(ONES)), within=2.0)
+        else:
+            await s.all_of(process.run(client.pull_rows("rows", [1, 2])), within=2.0)
+        assert client.incarnation == 2
+        refused = client.dropped
+        jobs = process.run(client.push(ONES)), other_process.run(keep_pushing(other, 1))
+        await s.all_of(*jobs, within=2.0)
+        assert client.dropped == refused + 1
+        assert [state.version for state in await s.states()] == [6, 6]
+        assert await s.clocks() == [{"worker-0": 6, "worker-1": 6}] * 2
+        await s.all_of(process.run(client.pull()), within=2.0)
+        jobs = process.run(client.push(ONES)), other_process.run(keep_pushing(other, 1))
+        await s.all_of(*jobs, within=2.0)
+        assert [state.version for state in await s.states()] == [8, 8]
+        assert client.dropped == refused + 1
+
+    in_world(scenario, consistency=consistency, tables=[SparseSpec("rows", 2, "float64")])
+
+
+def test_rows_that_were_read_before_entering_again_count_as_well() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.pull_rows("rows", [1])
+        await evict(s, "worker-0")
+        await s.all_of(process.run(client.pull_rows("rows", [2])), within=2.0)
+        assert client.incarnation == 2
+        await client.push(ONES)
+        assert client.dropped == 1
+        await client.pull_rows("rows", [1, 2])
+        await client.push(ONES)
+        assert client.dropped == 1
+        assert [state.version for state in await s.states()] == [1, 1]
+
+    in_world(scenario, consistency=BSP(), tables=[SparseSpec("rows", 2, "float64")])
+
+
+def test_who_never_waits_for_others_goes_on_with_what_it_has_read() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.pull()
+        await client._enter()
+        await client.push(ONES)
+        assert client.dropped == 0
+        assert [state.version for state in await s.states()] == [1, 1]
+
+    in_world(scenario, consistency=ASP())
+
+
+def test_weights_of_before_entering_again_do_not_have_to_do_during_an_outage() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.pull()
+        await evict(s, "worker-0")
+        await client.push(ONES)
+        assert client.incarnation == 2
+        s.world.crash("server-0", back_after=2.0)
+        reading = process.run(client.pull())
+        await asyncio.sleep(1.0)
+        assert not reading.done()
+        await s.all_of(reading, within=3.0)
+        await client.push(ONES)
+        assert client.dropped == 1
+
+    recovery = Recovery(NoDurability(), Continue(limit=3, buffer="worker"))
+    in_world(scenario, consistency=SSP(2), recovery=recovery)

@@ -259,6 +259,25 @@ def test_a_worker_that_is_evicted_while_it_waits_is_shown_nothing() -> None:
     in_world(scenario, consistency=SSP(0), shards=1)
 
 
+def test_a_head_that_is_out_answers_nobody_whom_it_has_kept_waiting() -> None:
+    """It has committed the update, and waits for others before it may show the weights."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        await s.enter("worker-1")
+        await s.world.bring_up(["spare-0"])
+        view, spare = await view_of(s), s.world.endpoint("spare-0")
+        (head,) = view.chain
+        op = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        pushing = asyncio.create_task(s.ask(head, Push(0, view.epoch, op, True, 0.5)))
+        await until(lambda: s.world.hosts[head.address].replica(0).state.version == 1)
+        await s.ask(head, Configure(0, view.epoch + 1, (spare,), head))
+        with pytest.raises(StaleEpoch, match=r"Push of worker-0/1/1 \(shard 0, epoch \d+\)"):
+            await pushing
+
+    in_world(scenario, consistency=SSP(0), shards=1)
+
+
 def test_an_update_that_was_applied_does_not_count_as_dropped() -> None:
     """Though its worker is evicted before it has read the weights after it."""
     outcomes: list[Outcome] = []

@@ -26,7 +26,8 @@ from dps.protocol.messages import Table
 from dps.protocol.scaling import Dismiss, Drain, Scale
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
-from tests.protocol.worlds import Setting, in_world
+from dps.sim.world import COORDINATOR
+from tests.protocol.worlds import Setting, in_world, until
 
 PARAMS = {f"w{i}": np.zeros(30 + i) for i in range(6)}
 ONES = {name: -np.ones_like(values) for name, values in PARAMS.items()}
@@ -163,6 +164,49 @@ def test_the_loss_of_the_newcomer_before_it_serves_costs_nothing() -> None:
         await counted(s, await worker.stopped())
 
     in_world(scenario, params=PARAMS, shards=2, servers=1, extra=("server-1", "server-2"))
+
+
+def test_an_interrupted_move_goes_on_without_who_has_stopped() -> None:
+    """The others may have committed what it lacks, and could pass nothing on to it."""
+
+    async def scenario(s: Setting) -> None:
+        pushers = [Pusher(*await s.enter(f"worker-{i}")) for i in range(3)]
+        (tender,) = s.world._coordinator._tenders
+        replies: list[str] = []
+
+        def interrupt() -> None:
+            tender.unsettle()
+            tender.interrupt()
+            s.world.crash("server-2", back_after=0.3)
+
+        def watch(what: str, source: str, target: str, message: str) -> None:
+            if (what, message) == ("sent", "Configure reply"):
+                replies.append(source)
+                if len(replies) == 6:  # three with the newcomer, and the old holder, and the others
+                    # The head goes on with what it has; that it does is not known yet.
+                    asyncio.get_running_loop().call_later(0.04, interrupt)
+
+        await asyncio.sleep(0.2)
+        s.network.slow("server-0", "scheduler", 0.1)
+        s.network.watchers.append(watch)
+        await s.ask(COORDINATOR, Drain(s.world.endpoint("server-1")))
+        await until(lambda: len(replies) > 6, within=5.0)
+        async with asyncio.timeout(5.0):
+            table = await s.world.complete()
+        assert loads(s, table) == {"server-0": 1, "server-2": 1}
+        done = sum([await pusher.stopped() for pusher in pushers])
+        await counted(s, done)
+
+    for seed in range(5):
+        in_world(
+            scenario,
+            seed=seed,
+            params=PARAMS,
+            shards=1,
+            recovery=Recovery(Chain(2)),
+            servers=2,
+            extra=("server-2",),
+        )
 
 
 # -- nodes that are taken out of use ---------------------------------------------------------------

@@ -10,7 +10,8 @@ from dps.sim.mutants import VARIANTS, hunt
 BUDGET = 100
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.
 KNOWN = {
-    "lease counted from the reply": "chain(2), SSP(1):57",
+    "epoch not checked again": "chain(2), SSP(1):8675309000244:0,1,3",
+    "lease counted from the reply": "none, BSP:11",
     "lease not checked again": "worker cache + continue:7",
     "mailbox cleared before apply": "chain(3) + mailbox:22",
     "rows of summed updates forgotten": "chain(2), aggregated:6",

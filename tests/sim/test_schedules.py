@@ -67,6 +67,21 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + functions, BSP:700101",
         # Somebody was said to hold what is wanted while a replica was still to be moved.
         "chain(3), reads any:40",
+        # A worker that is evicted while it reads rows has dense weights from before.
+        "none, BSP:8675309000119:calm",
+        "checkpoint, BSP:8675309000063:0,2:calm",
+        "checkpoint, BSP:8675309000067:1:calm",
+        "checkpoint, BSP:8675309000222:3,6:calm",
+        "checkpoint, all, BSP:900100000040:0,2:calm",
+        "checkpoint, all, BSP:4411000002:0,1,2,3,4:calm",
+        # A head that is out was still waiting for slow workers, to send weights with an ack.
+        "chain(2), SSP(1):8675309000244:0,1,3",
+        "chain(2) + continue, SSP(1):910035:0,2,3",
+        # A worker is given up before its first request comes; nobody needs to wait for it then.
+        "chain(2) + functions, BSP:8675309000299:0,1,2,4,5",
+        # Who has stopped for a move lacks what the others committed before it could come back.
+        "chain(3) + mailbox:900100000113:0,1:calm",
+        "chain(3) + mailbox:900100000017:0,1,2,3,4:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
