@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from dps.core.consistency import SSP
+from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.recovery import Chain, Continue, Recovery, SharedStore
 from dps.core.shard import ShardState, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.errors import Evicted, StaleEpoch
+from dps.errors import Evicted, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Detected, Restored
 from dps.protocol import offload
 from dps.protocol.host import Host
@@ -27,9 +28,12 @@ from dps.protocol.messages import (
     Install,
     Pull,
     Push,
+    RenewLease,
+    ReplayBuffered,
     ReportLink,
     Waiting,
 )
+from dps.protocol.scaling import Release
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock
@@ -77,6 +81,172 @@ def test_a_configuration_that_comes_twice_does_not_undo_what_came_since() -> Non
         await client.push(ONES)
         newcomer = s.world.hosts[spare.address].replica(0)
         assert newcomer.state.version == 1
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_replica_that_has_come_back_is_not_released() -> None:
+    """The request to forget it may come late: the others may have been lost meanwhile."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        (host,) = view.chain
+        await s.ask(host, Release(0, view.epoch - 1))
+        assert s.world.hosts[host.address].states()[0].version == 1
+        await client.push(ONES, pull=True)
+        assert client.versions() == (2,)
+        await s.ask(host, Release(0, view.epoch))
+        assert not s.world.hosts[host.address].states()
+
+    in_world(scenario, shards=1)
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(1)])
+def test_an_update_of_an_incarnation_that_was_replaced_is_not_acked_as_applied(
+    consistency: Consistency,
+) -> None:
+    """Its number is one of those that the state has, but of another incarnation."""
+    outcomes: list[Outcome] = []
+
+    async def scenario(s: Setting) -> None:
+        process, old = await s.enter("worker-0", lambda *ack: outcomes.append(ack[-1]))
+        _, new = await s.enter("worker-0")
+        assert (old.incarnation, new.incarnation) == (1, 2)
+        await new.push(ONES)
+        await s.all_of(process.run(old.push(ONES)), within=2.0)
+        assert outcomes == ["dropped"]
+        assert old.incarnation == 3
+        assert {state.version for state in await s.states()} == {1}
+
+    in_world(scenario, shards=1, consistency=consistency)
+
+
+def test_an_update_that_waits_for_its_round_is_refused_when_its_worker_is_replaced() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        (head,) = view.chain
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, False, 0.9)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        join = Operation("join", UpdateId("worker-0", 2, 0))
+        await s.ask(head, Push(0, view.epoch, join, False, 0.1))
+        with pytest.raises(Evicted, match=r"worker-0 \(incarnation 1\)"):
+            await waiting
+        assert (await s.states())[0].version == 0
+
+    in_world(scenario, shards=1, consistency=BSP())
+
+
+def test_what_an_evicted_worker_buffered_is_refused() -> None:
+    """Nobody waited for it: by now it may be older than the consistency model allows."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        (head,) = view.chain
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
+        with pytest.raises(Evicted, match=r"worker-0 \(incarnation 1\)"):
+            await s.ask(head, ReplayBuffered(0, view.epoch, (update,)))
+        assert (await s.states())[0].version == 0
+
+    in_world(scenario, shards=1, consistency=SSP(1))
+
+
+def test_a_push_is_not_acked_by_a_head_that_has_left_its_epoch_meanwhile() -> None:
+    """It may have been taken back, and what it commits from then on is nobody's."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        head, tail = view.chain
+        s.network.cut(s.world.name_of(head), s.world.name_of(tail))
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, False, 0.9)))
+        await asyncio.sleep(0.1)
+        await s.ask(head, Configure(0, view.epoch + 1, (head,), head))
+        assert s.world.hosts[head.address].replica(0).uncommitted == 0
+        with pytest.raises(StaleEpoch, match=r"Push of worker-0/1/1 \(shard 0, epoch \d+\)"):
+            await waiting
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_newcomer_shows_nothing_that_is_not_committed() -> None:
+    """It is given that, too, but could not tell it from what the store has."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        spare, store = s.world.endpoint("spare-0"), s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        await s.ask(view.chain[0], Extend(0, view.epoch, spare))
+        newcomer = s.world.hosts[spare.address].replica(0)
+        assert newcomer.state.version == 2
+        assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 0, 0.1))).version == 1
+        assert newcomer.uncommitted == 1
+        s.network.resume(store)
+        await s.all_of(pushing, within=3.0)
+        assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 2, 0.1))).version == 2
+
+    recovery = Recovery(SharedStore(every=4))
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+def test_a_host_that_is_wrongly_taken_for_ended_stops_serving() -> None:
+    """Its port refuses connections, but it lives, and asks for its lease as before."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        view = await view_of(s)
+        head = view.chain[0]
+
+        async def refused(self: SimTransport, address: str) -> bool:
+            return address == head.address
+
+        with patch.object(SimTransport, "gone", refused):
+            s.world.suspect(s.world.name_of(head))
+            await until(lambda: happened(s, Detected), LEASE / 2)
+        await s.all_of(process.run(client.push(ONES)), within=1.0)
+        await asyncio.sleep(LEASE)
+        with pytest.raises((LeaseExpired, NotServing)):
+            await s.ask(head, Pull(0, view.epoch, "", 0, 0, 0.1))
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_lease_that_was_granted_to_an_earlier_life_does_not_count() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        tail = view.chain[1]
+        host = s.world.hosts[tail.address]
+        granted: list[RenewLease] = []
+
+        def is_first(m: Any) -> bool:
+            first = isinstance(m, RenewLease) and m.host == tail and not granted
+            granted.extend([m] * first)
+            return first
+
+        late = s.held_back(COORDINATOR, is_first)
+        s.held_back(COORDINATOR, lambda m: isinstance(m, RenewLease) and m.life == 1)
+        await until(lambda: granted, LEASE)
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await until(lambda: host._life == 1, LEASE)
+        late.set()
+        await asyncio.sleep(0.05)
+        assert not host._lease.held
+        with pytest.raises(LeaseExpired):
+            await s.ask(tail, Pull(0, view.epoch, "", 0, 0, 0.1))
 
     in_world(scenario, recovery=CHAIN, shards=1)
 

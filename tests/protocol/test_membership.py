@@ -6,6 +6,7 @@ Also what happens to workers that are not heard of, and to the nodes that keep s
 from __future__ import annotations
 
 import asyncio
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.lane import Outcome
-from dps.protocol.messages import EnterWorker, Pull, Push, Replicate, View
+from dps.protocol.messages import AddHosts, EnterWorker, HostInfo, Pull, Push, Replicate, View
 from dps.protocol.transport import Endpoint
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR
@@ -189,6 +190,24 @@ def test_the_last_replica_of_a_chain_is_given_up_in_the_end() -> None:
 
     recovery = Recovery(Chain(1))
     in_world(scenario, recovery=recovery, shards=1, meanwhile=bring_a_spare, last_copy=3.0)
+
+
+def test_a_new_replica_goes_to_another_machine_than_the_others() -> None:
+    """Its name alone would put it on the machine of the head."""
+
+    async def scenario(s: Setting) -> None:
+        machines = {"server-0": "a", "replica-0-1": "b", "spare-0": "a", "spare-1": "b"}
+        hosts = (
+            HostInfo(s.world.endpoint(name), name, name.partition("-")[0], -1, machine)
+            for name, machine in machines.items()
+        )
+        await s.ask(COORDINATOR, AddHosts(tuple(hosts)))
+        s.world.crash("replica-0-1")
+        await until(lambda: len(s.world.view(0).chain) == 1, LEASE)
+        chain = (await view_of(s)).chain
+        assert [s.world.name_of(member) for member in chain] == ["server-0", "spare-1"]
+
+    in_world(scenario, recovery=CHAIN, shards=1, extra=("spare-0", "spare-1"))
 
 
 def test_a_replica_that_its_predecessor_cannot_reach_is_left_out() -> None:
@@ -382,6 +401,32 @@ def test_a_replica_that_is_behind_shows_nobody_less_than_it_has_seen() -> None:
             for host in chain:
                 seen = Pull(0, (await view_of(s)).epoch, "", 0, tail_view.version, 0.5)
                 assert (await s.ask(host, seen)).version >= tail_view.version
+
+    in_world(scenario, recovery=Recovery(Chain(3, reads="any")), shards=1)
+
+
+def test_a_client_sees_nothing_older_when_it_has_to_ask_another_replica() -> None:
+    """The tail shows what it has; who comes before it learns later that this is committed."""
+    name = next(n for n in map("reader-{}".format, range(99)) if zlib.crc32(n.encode()) % 6 == 2)
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        reading, reader = s.world.client(name)
+        head, middle, tail = (s.world.name_of(member) for member in (await view_of(s)).chain)
+        for late, early in ((tail, middle), (middle, head), (tail, head)):
+            s.network.slow(late, early, 0.4)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        await reading.run(reader.pull())
+        assert reader.versions() == (1,)
+        s.world.crash(middle)
+        await until(lambda: len(s.world.view(0).chain) == 2 and s.world.view(0).serving)
+        assert s.world.hosts[s.world.endpoint(head).address].replica(0).uncommitted == 1
+        await reading.run(reader.pull())
+        asked = [line[3] for line in s.network.trace if line[1:3] == ("sent", name)]
+        assert asked[-1] == head
+        assert reader.versions() == (1,)
+        await pushing
 
     in_world(scenario, recovery=Recovery(Chain(3, reads="any")), shards=1)
 
