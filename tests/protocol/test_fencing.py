@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Continue, Recovery, SharedStore
+from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
 from dps.core.shard import ShardState, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Detected, Restored
-from dps.protocol import offload
+from dps.protocol import offload, saving
 from dps.protocol.host import Host
 from dps.protocol.lane import Outcome
 from dps.protocol.lease import Leases
@@ -30,13 +30,14 @@ from dps.protocol.messages import (
     Push,
     RenewLease,
     ReplayBuffered,
+    ReportFailure,
     ReportLink,
     Waiting,
 )
 from dps.protocol.scaling import Release
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
-from dps.sim.process import SimClock
+from dps.sim.process import SimClock, here
 from dps.sim.world import COORDINATOR
 from tests.protocol.test_membership import STORED, cut_off, view_of
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
@@ -323,6 +324,83 @@ def test_a_store_that_started_over_is_not_taken_for_one_that_has_the_state() -> 
         assert happened(s, Restored)[-1].source == "initial"
 
     in_world(scenario, recovery=Recovery(SharedStore()), shards=1, last_copy=LEASE)
+
+
+def test_who_is_out_of_the_chain_commits_nothing_more() -> None:
+    """Though its successor, which is not out yet, acknowledges what it was sent before."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        view = await view_of(s)
+        head, tail = view.chain
+        member = s.world.hosts[head.address].replica(0)
+        s.network.slow(s.world.name_of(tail), s.world.name_of(head), 0.4)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.05)
+        out = Configure(0, view.epoch + 1, (tail,), head)
+        async with member._lock:
+            leaving = asyncio.create_task(s.ask(head, out))
+            await asyncio.sleep(0.05)  # it passes on what is not acknowledged once more
+        await leaving
+        await asyncio.sleep(TIMINGS.call)
+        assert s.world.hosts[tail.address].replica(0).state.version == 1
+        assert member.uncommitted == 1
+        pushing.cancel()
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_restoration_that_was_begun_in_an_earlier_life_comes_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host was given up meanwhile, and another one has the shard."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        slow = asyncio.Event()
+        first = s.world.hosts[s.world.endpoint("spare-0").address]
+
+        async def in_thread(work: Any) -> Any:
+            done = work()
+            if isinstance(done, ShardState) and here.get() is s.world.process("spare-0"):
+                await slow.wait()
+            return done
+
+        monkeypatch.setattr(saving, "in_thread", in_thread)
+        s.world.crash("server-0")
+        await asyncio.sleep(0.2)
+        cut_off(s, "spare-0")
+        view = await view_of(s)
+        assert s.world.name_of(view.chain[0]) == "spare-1"
+        s.network.heal()
+        await until(lambda: first._life == 1 and first._lease.held, 3 * LEASE)
+        slow.set()
+        await asyncio.sleep(LEASE)
+        assert not first.states()
+        await client.push(ONES, pull=True)
+        assert client.versions() == (2,)
+
+    recovery = Recovery(Checkpoint(every=1, mode="sync", path="memory://earlier-life"))
+    in_world(scenario, recovery=recovery, shards=1, extra=("spare-0", "spare-1"))
+
+
+def test_a_table_that_was_overtaken_does_not_replace_a_newer_one() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        before = await client.router.table()
+        late = s.held_back(COORDINATOR, lambda m: isinstance(m, ReportFailure))
+        process.do(lambda: client.router.report(s.world.endpoint("server-1")))
+        await asyncio.sleep(0.1)
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: client.router._table.views[0].epoch > before.views[0].epoch, 2.0)
+        after = await s.world.complete()
+        await process.run(client.router.newer(after.version - 1))
+        late.set()
+        await asyncio.sleep(0.1)
+        assert (await client.router.table()).views == after.views
+
+    in_world(scenario)
 
 
 def test_a_lease_that_is_renewed_at_the_last_moment_goes_on() -> None:
