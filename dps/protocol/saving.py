@@ -70,11 +70,10 @@ class Checkpoints:
     def take_over(self, saved: int) -> None:
         """Go on where the keeper of another replica is.
 
-        With a promise in seconds, it is not known here since when what is not saved has been acked:
-        then it is saved before anything else is.
+        It is not known here since when what is not saved has been acked. With a promise in seconds
+        a new tail therefore begins with a write (`dps.protocol.tending`).
         """
-        if self._wanted.seconds is None:
-            self._complete = saved
+        self._complete = saved
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Write the state that the server starts with, so that there always is a checkpoint."""

@@ -15,8 +15,10 @@ import pytest
 from distributed import Client
 
 from dps import ASP, BSP, SGD, SSP, Consistency, ParameterServer, Worker
+from dps.cluster.inbox import Inbox
+from dps.cluster.recorder import topic
 from dps.errors import CapacityError, GroupClosed
-from dps.events import Evaluated, WorkerLeft
+from dps.events import Evaluated, Event, WorkerLeft, to_dict
 from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Timings
 from tests.cluster.test_facade import STEPS, first_weight
@@ -196,3 +198,33 @@ def test_an_asynchronous_client_awaits_the_same_methods(with_roles: Client) -> N
 
     np.testing.assert_array_equal(asyncio.run(train()), 2 * STEPS)
     assert events.of(Evaluated)[-1].loss == 2 * STEPS
+
+
+def test_what_the_scheduler_has_sent_arrives_before_a_group_ends(plain: Client) -> None:
+    """The coordinator is there: its last events come after all that nodes have sent."""
+    arrived: list[Event] = []
+    ending = WorkerLeft(0.0, "worker-0", 1, "finished")
+    inbox = Inbox(plain, "inbox", arrived.append)
+
+    async def check() -> None:
+        way_is_free, in_the_way = asyncio.Event(), asyncio.Event()
+
+        async def stand_in_the_way(event: Any) -> None:
+            in_the_way.set()
+            await way_is_free.wait()
+
+        inbox.open()
+        plain.subscribe_topic("in the way", stand_in_the_way)
+        while not in_the_way.is_set():  # until the scheduler knows of both subscriptions
+            await plain.log_event("in the way", "")
+            await asyncio.sleep(0.01)
+        await plain.log_event(topic("inbox"), [to_dict(ending)])
+        closing = asyncio.create_task(inbox.close(nodes=[]))
+        done, _ = await asyncio.wait([closing], timeout=1.0)
+        assert not done
+        way_is_free.set()
+        await closing
+        plain.unsubscribe_topic("in the way")
+
+    plain.sync(check, callback_timeout=SECONDS)
+    assert arrived == [ending]

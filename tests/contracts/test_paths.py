@@ -19,7 +19,7 @@ from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
 from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.group import Group
-from dps.protocol.runs import describe, find_saved, write_run
+from dps.protocol.runs import Saved, describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SCHEME
 from tests.core.builders import same_state
@@ -76,6 +76,21 @@ def test_the_last_ones_are_kept(path: str) -> None:
     for index in range(1, 6):
         files(path, keep=3).write(1, state(0, index))
     assert [found.index for found in files(path).found()] == [5, 4, 3]
+
+
+def test_a_worker_goes_on_after_the_last_incarnation_that_any_shard_knows() -> None:
+    """A shard whose checkpoint is older may not know that it has entered again."""
+    run = describe(
+        Group("g", LAYOUT, SGD(0.5), ASP(), Recovery(Checkpoint(path="p")), Endpoint("", "")),
+        0,
+        1.0,
+        "{}",
+    )
+    older, newer = (
+        replace(state(0, 4), workers={"a": Progress(number, 1, 1, 1, True)}) for number in (2, 3)
+    )
+    for states in ((older, newer), (newer, older)):
+        assert Saved(run, states).incarnations == {"a": 3}
 
 
 def test_shards_do_not_meet(path: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed.core import ConnectionPool
 
 from dps.cluster.local import LocalCluster, NodeSpec, is_gone
 from dps.cluster.tls import temporary
@@ -161,3 +164,31 @@ def test_a_process_that_has_ended_is_gone_and_calls_to_it_end(carry_out: Carry) 
             await line.call(Flush(), deadline=3.0)
 
     carry_out(check)
+
+
+def test_silence_is_no_proof_that_a_process_has_ended() -> None:
+    """Whoever cannot be reached in time may live: only a connection that is refused proves it."""
+    with socket.socket() as deaf, ExitStack() as callers:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        port = deaf.getsockname()[1]
+        while _is_answered(callers, port):  # until the system keeps no more that wait to be taken
+            pass
+
+        async def look() -> bool:
+            async with ConnectionPool() as pool:
+                return await DaskTransport(pool, Meter()).gone(f"tcp://127.0.0.1:{port}")
+
+        assert not asyncio.run(look())
+        deaf.close()
+        assert asyncio.run(look())
+
+
+def _is_answered(callers: ExitStack, port: int) -> bool:
+    caller = callers.enter_context(socket.socket())
+    caller.settimeout(0.1)
+    try:
+        caller.connect(("127.0.0.1", port))
+    except TimeoutError:
+        return False
+    return True

@@ -321,6 +321,23 @@ def test_a_sum_with_what_was_withheld_that_overflows_is_refused() -> None:
     assert sender.push(w=np.array([0, 1], np.float32))["w"].tolist() == [np.float32(2e38), 0]
 
 
+@pytest.mark.parametrize("name", ["top-k", "falling threshold"])
+def test_arrays_that_are_pushed_in_turn_are_filtered_as_if_each_was_alone(name: str) -> None:
+    """What is withheld of one is not forgotten, nor are its pushes, when another is pushed."""
+    random, filters = np.random.default_rng(3), CHAINS[name]
+    both = Sender(Model.of(w=np.zeros(40), b=np.zeros(40)), *filters)
+    alone = {array: Sender(Model.of(**{array: np.zeros(40)}), *filters) for array in "wb"}
+    withheld = 0.0
+    for array in "wb" * 4:
+        of = random.standard_normal(40)
+        assert (both.push(**{array: of})[array] == alone[array].push(**{array: of})[array]).all()
+        withheld += both.outbox.residual_norm
+    assert withheld
+    kept = both.outbox.withheld()
+    for array, sender in alone.items():
+        assert (kept[array] == sender.outbox.withheld()[array]).all()
+
+
 def test_arrays_without_filters_go_as_they_are() -> None:
     model = Model.of(w=np.zeros(8), b=np.zeros(8))
     outbox = Outbox(model.layout, 0, checked({"w": [dps.TopK(0.1)]}, ["w", "b"], dps.SGD(0.1)))

@@ -175,6 +175,16 @@ def test_initial_rows_depend_on_the_key_alone(initial: Normal | Uniform) -> None
     assert not (other == rows).any()
 
 
+@pytest.mark.parametrize("initial", [Normal(2.0, 5), Uniform(2.0, 5)])
+@pytest.mark.parametrize("few", [1, 7, 64, 999])
+def test_initial_rows_do_not_depend_on_how_many_are_asked_for(
+    initial: Normal | Uniform, few: int
+) -> None:
+    many = np.random.default_rng(1).integers(0, KEYS, 1000)
+    rows = initial.rows(many, 3, "float64")
+    assert rows[:few].tobytes() == initial.rows(many[:few], 3, "float64").tobytes()
+
+
 def test_initial_rows_are_the_same_bits_wherever_they_are_computed() -> None:
     some = [0, 12345678901234567, KEYS - 1]
     scale = 1.5 / math.sqrt(65536**2 - 1)

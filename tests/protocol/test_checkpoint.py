@@ -273,6 +273,41 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     assert same_state(place.read_newest(), state(2))
 
 
+def test_what_is_renamed_into_place_is_on_the_disk_before_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine that goes down may leave a manifest without its data, or of no bytes."""
+    happened: list[tuple[str, str]] = []
+    place = Place(str(tmp_path / "checkpoints"))
+    fsync, rename = os.fsync, place.fs.mv
+
+    def note_fsync(descriptor: int) -> None:
+        path, size = os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size
+        folder = os.path.isdir(path)
+        happened.append(("synced", path if folder else f"{path} with {size} bytes"))
+        fsync(descriptor)
+
+    def note_rename(source: str, target: str, **options: Any) -> None:
+        happened.append(("about to rename", f"{source} with {os.path.getsize(source)} bytes"))
+        rename(source, target, **options)
+        happened.append(("renamed to", target))
+
+    place.files.write(1, state(1))
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(place.fs, "mv", note_rename)
+    place.files.write(1, state(2))
+    files = [place.newest(extension) for extension in (".safetensors", ".json")]
+    for target in files:
+        data, renaming, renamed, folder = happened[:4]
+        del happened[:4]
+        assert data == ("synced", renaming[1])
+        assert renaming[0] == "about to rename"
+        assert renaming[1].endswith(f" with {os.path.getsize(target)} bytes")
+        assert renamed == ("renamed to", target)
+        assert folder == ("synced", place.folder)
+    assert not happened
+
+
 def test_a_failure_to_write_a_checkpoint_again_leaves_the_one_that_is_there(place: Place) -> None:
     place.files.write(1, state(1))
     with failing(place.fs, "mv", NO_SPACE, 1), pytest.raises(StoreUnavailable):

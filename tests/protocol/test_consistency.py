@@ -242,6 +242,22 @@ def test_a_worker_that_joins_starts_at_the_minimum(consistency: Consistency) -> 
     in_world(scenario, consistency=consistency)
 
 
+def test_a_shard_that_was_lost_is_told_how_far_each_worker_is() -> None:
+    """Also by one that asks nothing of it for long; else the others would wait for that one."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        idle, other = await s.enter("worker-1")
+        await s.all_of(
+            process.run(keep_pushing(client, 9)), idle.run(keep_pushing(other, 9)), within=3.0
+        )
+        s.world.crash("server-0", back_after=0.1)
+        await s.all_of(process.run(keep_pushing(client, 2)), within=3.0)
+        assert await s.clocks() == [{"worker-0": 11, "worker-1": 9}] * 2
+
+    in_world(scenario, consistency=SSP(2))
+
+
 def test_a_worker_that_enters_again_goes_on_from_the_minimum() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")

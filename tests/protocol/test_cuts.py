@@ -15,11 +15,13 @@ import pytest
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.shard import ShardState
-from dps.errors import NotServing
+from dps.core.updates import Operation, UpdateId
+from dps.errors import NotServing, StaleEpoch
 from dps.events import CheckpointRefused, CutTaken, Event, Restored, RolledBack
 from dps.protocol.client import Client
 from dps.protocol.cut_files import CutCheckpoints, WantCut
 from dps.protocol.cuts import EndCut, HoldCut, TakeCut
+from dps.protocol.messages import Evict, Pull, Push
 from dps.sim.network import Weather
 from tests.protocol.worlds import TIMINGS, Setting, in_world
 
@@ -361,3 +363,37 @@ def test_messages_of_a_cut_that_is_over_are_refused() -> None:
         await s.ask(s.world.group.coordinator, WantCut(0, view.epoch, 0))
 
     in_world(scenario, shards=SHARDS, recovery=together())
+
+
+def test_a_host_from_which_a_shard_was_taken_back_answers_nobody_any_more() -> None:
+    """It lives, its lease goes on, and clients may not have heard yet that others are asked now."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        before = (await views(s))[1]
+        (host,) = before.chain
+        update = Operation("gradient", UpdateId("a", 1, 2), gradient=np.zeros(8 * 14, np.uint8))
+
+        async def refused() -> None:
+            """Whatever it is asked in the epoch that it served in."""
+            for request in (
+                Pull(1, before.epoch, "", 0, 0, 0.1),
+                Push(1, before.epoch, update, False, 0.1),
+                Evict(1, before.epoch, (UpdateId("a", 1, 0),)),
+            ):
+                with pytest.raises((StaleEpoch, NotServing)):
+                    await s.ask(host, request)
+
+        s.network.cut("scheduler", "server-1")  # it cannot be told to go back
+        s.world.crash("server-0", back_after=0.1)
+        await asyncio.sleep(2 * TIMINGS.copy)
+        assert (await s.ask(host, Pull(1, before.epoch, "", 0, 0, 0.1))).version == 1
+        assert not s.world.view(1).serving, "nobody else has the shard while it answers"
+        s.network.heal()
+        after = (await views(s))[1]
+        assert s.world.name_of(host) == "server-1"
+        assert after.chain != before.chain
+        await refused()
+
+    in_world(scenario, shards=SHARDS, recovery=together(), extra=("spare-0",), lease=60.0)

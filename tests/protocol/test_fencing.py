@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from dps.core.consistency import SSP
-from dps.core.recovery import Chain, Continue, Recovery, SharedStore
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
 from dps.core.shard import ShardState, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.errors import Evicted, StaleEpoch
+from dps.errors import Evicted, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Detected, Restored
-from dps.protocol import offload
+from dps.protocol import offload, saving
 from dps.protocol.host import Host
 from dps.protocol.lane import Outcome
 from dps.protocol.lease import Leases
@@ -27,12 +28,16 @@ from dps.protocol.messages import (
     Install,
     Pull,
     Push,
+    RenewLease,
+    ReplayBuffered,
+    ReportFailure,
     ReportLink,
     Waiting,
 )
+from dps.protocol.scaling import Release
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
-from dps.sim.process import SimClock
+from dps.sim.process import SimClock, here
 from dps.sim.world import COORDINATOR
 from tests.protocol.test_membership import STORED, cut_off, view_of
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
@@ -77,6 +82,172 @@ def test_a_configuration_that_comes_twice_does_not_undo_what_came_since() -> Non
         await client.push(ONES)
         newcomer = s.world.hosts[spare.address].replica(0)
         assert newcomer.state.version == 1
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_replica_that_has_come_back_is_not_released() -> None:
+    """The request to forget it may come late: the others may have been lost meanwhile."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        (host,) = view.chain
+        await s.ask(host, Release(0, view.epoch - 1))
+        assert s.world.hosts[host.address].states()[0].version == 1
+        await client.push(ONES, pull=True)
+        assert client.versions() == (2,)
+        await s.ask(host, Release(0, view.epoch))
+        assert not s.world.hosts[host.address].states()
+
+    in_world(scenario, shards=1)
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(1)])
+def test_an_update_of_an_incarnation_that_was_replaced_is_not_acked_as_applied(
+    consistency: Consistency,
+) -> None:
+    """Its number is one of those that the state has, but of another incarnation."""
+    outcomes: list[Outcome] = []
+
+    async def scenario(s: Setting) -> None:
+        process, old = await s.enter("worker-0", lambda *ack: outcomes.append(ack[-1]))
+        _, new = await s.enter("worker-0")
+        assert (old.incarnation, new.incarnation) == (1, 2)
+        await new.push(ONES)
+        await s.all_of(process.run(old.push(ONES)), within=2.0)
+        assert outcomes == ["dropped"]
+        assert old.incarnation == 3
+        assert {state.version for state in await s.states()} == {1}
+
+    in_world(scenario, shards=1, consistency=consistency)
+
+
+def test_an_update_that_waits_for_its_round_is_refused_when_its_worker_is_replaced() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        (head,) = view.chain
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, False, 0.9)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        join = Operation("join", UpdateId("worker-0", 2, 0))
+        await s.ask(head, Push(0, view.epoch, join, False, 0.1))
+        with pytest.raises(Evicted, match=r"worker-0 \(incarnation 1\)"):
+            await waiting
+        assert (await s.states())[0].version == 0
+
+    in_world(scenario, shards=1, consistency=BSP())
+
+
+def test_what_an_evicted_worker_buffered_is_refused() -> None:
+    """Nobody waited for it: by now it may be older than the consistency model allows."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        (head,) = view.chain
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
+        with pytest.raises(Evicted, match=r"worker-0 \(incarnation 1\)"):
+            await s.ask(head, ReplayBuffered(0, view.epoch, (update,)))
+        assert (await s.states())[0].version == 0
+
+    in_world(scenario, shards=1, consistency=SSP(1))
+
+
+def test_a_push_is_not_acked_by_a_head_that_has_left_its_epoch_meanwhile() -> None:
+    """It may have been taken back, and what it commits from then on is nobody's."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        head, tail = view.chain
+        s.network.cut(s.world.name_of(head), s.world.name_of(tail))
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, False, 0.9)))
+        await asyncio.sleep(0.1)
+        await s.ask(head, Configure(0, view.epoch + 1, (head,), head))
+        assert s.world.hosts[head.address].replica(0).uncommitted == 0
+        with pytest.raises(StaleEpoch, match=r"Push of worker-0/1/1 \(shard 0, epoch \d+\)"):
+            await waiting
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_newcomer_shows_nothing_that_is_not_committed() -> None:
+    """It is given that, too, but could not tell it from what the store has."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view = await view_of(s)
+        spare, store = s.world.endpoint("spare-0"), s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        await s.ask(view.chain[0], Extend(0, view.epoch, spare))
+        newcomer = s.world.hosts[spare.address].replica(0)
+        assert newcomer.state.version == 2
+        assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 0, 0.1))).version == 1
+        assert newcomer.uncommitted == 1
+        s.network.resume(store)
+        await s.all_of(pushing, within=3.0)
+        assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 2, 0.1))).version == 2
+
+    recovery = Recovery(SharedStore(every=4))
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+def test_a_host_that_is_wrongly_taken_for_ended_stops_serving() -> None:
+    """Its port refuses connections, but it lives, and asks for its lease as before."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        view = await view_of(s)
+        head = view.chain[0]
+
+        async def refused(self: SimTransport, address: str) -> bool:
+            return address == head.address
+
+        with patch.object(SimTransport, "gone", refused):
+            s.world.suspect(s.world.name_of(head))
+            await until(lambda: happened(s, Detected), LEASE / 2)
+        await s.all_of(process.run(client.push(ONES)), within=1.0)
+        await asyncio.sleep(LEASE)
+        with pytest.raises((LeaseExpired, NotServing)):
+            await s.ask(head, Pull(0, view.epoch, "", 0, 0, 0.1))
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_lease_that_was_granted_to_an_earlier_life_does_not_count() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        tail = view.chain[1]
+        host = s.world.hosts[tail.address]
+        granted: list[RenewLease] = []
+
+        def is_first(m: Any) -> bool:
+            first = isinstance(m, RenewLease) and m.host == tail and not granted
+            granted.extend([m] * first)
+            return first
+
+        late = s.held_back(COORDINATOR, is_first)
+        s.held_back(COORDINATOR, lambda m: isinstance(m, RenewLease) and m.life == 1)
+        await until(lambda: granted, LEASE)
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await until(lambda: host._life == 1, LEASE)
+        late.set()
+        await asyncio.sleep(0.05)
+        assert not host._lease.held
+        with pytest.raises(LeaseExpired):
+            await s.ask(tail, Pull(0, view.epoch, "", 0, 0, 0.1))
 
     in_world(scenario, recovery=CHAIN, shards=1)
 
@@ -153,6 +324,83 @@ def test_a_store_that_started_over_is_not_taken_for_one_that_has_the_state() -> 
         assert happened(s, Restored)[-1].source == "initial"
 
     in_world(scenario, recovery=Recovery(SharedStore()), shards=1, last_copy=LEASE)
+
+
+def test_who_is_out_of_the_chain_commits_nothing_more() -> None:
+    """Though its successor, which is not out yet, acknowledges what it was sent before."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        view = await view_of(s)
+        head, tail = view.chain
+        member = s.world.hosts[head.address].replica(0)
+        s.network.slow(s.world.name_of(tail), s.world.name_of(head), 0.4)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.05)
+        out = Configure(0, view.epoch + 1, (tail,), head)
+        async with member._lock:
+            leaving = asyncio.create_task(s.ask(head, out))
+            await asyncio.sleep(0.05)  # it passes on what is not acknowledged once more
+        await leaving
+        await asyncio.sleep(TIMINGS.call)
+        assert s.world.hosts[tail.address].replica(0).state.version == 1
+        assert member.uncommitted == 1
+        pushing.cancel()
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_restoration_that_was_begun_in_an_earlier_life_comes_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host was given up meanwhile, and another one has the shard."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        slow = asyncio.Event()
+        first = s.world.hosts[s.world.endpoint("spare-0").address]
+
+        async def in_thread(work: Any) -> Any:
+            done = work()
+            if isinstance(done, ShardState) and here.get() is s.world.process("spare-0"):
+                await slow.wait()
+            return done
+
+        monkeypatch.setattr(saving, "in_thread", in_thread)
+        s.world.crash("server-0")
+        await asyncio.sleep(0.2)
+        cut_off(s, "spare-0")
+        view = await view_of(s)
+        assert s.world.name_of(view.chain[0]) == "spare-1"
+        s.network.heal()
+        await until(lambda: first._life == 1 and first._lease.held, 3 * LEASE)
+        slow.set()
+        await asyncio.sleep(LEASE)
+        assert not first.states()
+        await client.push(ONES, pull=True)
+        assert client.versions() == (2,)
+
+    recovery = Recovery(Checkpoint(every=1, mode="sync", path="memory://earlier-life"))
+    in_world(scenario, recovery=recovery, shards=1, extra=("spare-0", "spare-1"))
+
+
+def test_a_table_that_was_overtaken_does_not_replace_a_newer_one() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        before = await client.router.table()
+        late = s.held_back(COORDINATOR, lambda m: isinstance(m, ReportFailure))
+        process.do(lambda: client.router.report(s.world.endpoint("server-1")))
+        await asyncio.sleep(0.1)
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: client.router._table.views[0].epoch > before.views[0].epoch, 2.0)
+        after = await s.world.complete()
+        await process.run(client.router.newer(after.version - 1))
+        late.set()
+        await asyncio.sleep(0.1)
+        assert (await client.router.table()).views == after.views
+
+    in_world(scenario)
 
 
 def test_a_lease_that_is_renewed_at_the_last_moment_goes_on() -> None:

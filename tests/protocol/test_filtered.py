@@ -206,10 +206,14 @@ def test_a_gradient_is_corrected_to_the_same_weights_when_it_is_sent_again() -> 
     in_world(scenario, params=PARAMS, rule=COMPENSATED, recovery=Recovery(kept))
 
 
-def test_what_is_refused_leaves_the_filters_as_they_were() -> None:
+@pytest.mark.parametrize("pushed", [0, 1])
+def test_what_is_refused_leaves_the_filters_as_they_were(pushed: int) -> None:
+    """Whether or not they withhold anything before."""
+
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
-        await process.run(client.push(gradients(np.random.default_rng(0))))
+        for _ in range(pushed):
+            await process.run(client.push(gradients(np.random.default_rng(0))))
         before = client.filtered
         for wrong, error in (
             ({"w": np.full(300, np.nan, np.float32)}, NonFiniteGradient),
@@ -219,9 +223,37 @@ def test_what_is_refused_leaves_the_filters_as_they_were() -> None:
             with pytest.raises(error):
                 await process.run(client.push(wrong))
         assert client.filtered == before
-        assert client.next_seq == 2
+        assert client.next_seq == pushed + 1
+        await process.run(client.push(gradients(np.random.default_rng(0))))
+        assert (await s.states())[0].version == pushed + 1
 
     in_world(scenario, params=PARAMS, shards=1, filters=FEW)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_what_is_too_large_for_one_shard_leaves_the_filters_of_all(shard: int) -> None:
+    """With what was withheld before; the gradient is filtered for one shard after the other."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        layout = s.world.group.layout
+        shares = {i: np.full(of.nbytes // 4, i == shard) for i, of in enumerate(layout.shards)}
+        there = layout.scatter({i: share.astype("f4").view("u1") for i, share in shares.items()})
+        large = {"w": there["w"] * np.float32(2e38) + np.arange(40, dtype=np.float32)}
+        await process.run(client.push(large))
+        before = client.filtered.counts
+        withheld = [client.withheld(i)["w"].copy() for i in range(2)]
+        assert all(kept.any() for kept in withheld)
+        with pytest.raises(NonFiniteGradient, match="'w' with what its filters"):
+            await process.run(client.push(large))
+        assert client.filtered.counts == before
+        for i, kept in enumerate(withheld):
+            assert (client.withheld(i)["w"] == kept).all()
+        assert {state.version for state in await s.states()} == {1}
+
+    params = {"w": np.zeros(40, np.float32)}
+    with np.errstate(over="ignore"):  # the norm of what is withheld
+        in_world(scenario, params=params, filters={"*": [dps.TopK(0.1)]})
 
 
 def test_a_worker_that_pushes_some_arrays_withholds_of_these_only() -> None:

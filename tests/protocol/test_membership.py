@@ -6,6 +6,8 @@ Also what happens to workers that are not heard of, and to the nodes that keep s
 from __future__ import annotations
 
 import asyncio
+import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.recovery import Chain, Continue, Recovery, SharedStore
+from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
-from dps.events import Detected, Restored, WorkerJoined, WorkerLeft
+from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.lane import Outcome
-from dps.protocol.messages import Pull, Replicate, View
+from dps.protocol.messages import AddHosts, EnterWorker, HostInfo, Pull, Push, Replicate, View
 from dps.protocol.transport import Endpoint
+from dps.sim.process import Process
+from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
@@ -58,12 +63,22 @@ def test_a_host_that_the_coordinator_cannot_hear_is_replaced_within_a_lease(posi
     in_world(scenario, recovery=CHAIN, shards=1)
 
 
-def test_a_host_whose_lease_is_over_refuses_everything_before_another_serves() -> None:
+def a_process(s: Setting, name: str) -> Process:
+    process = s.world.process(name)
+    assert process is not None
+    return process
+
+
+@pytest.mark.parametrize("day", [0.0, 86400.0, -86400.0])
+def test_a_host_whose_lease_is_over_refuses_everything_before_another_serves(day: float) -> None:
+    """Also if its calendar is set to another day."""
+
     async def scenario(s: Setting) -> None:
         await s.enter("worker-0")
         view = await view_of(s)
         tail = view.chain[1]
         cut_off(s, s.world.name_of(tail))
+        a_process(s, s.world.name_of(tail)).offset += day
         answered = True
         while not happened(s, Detected):
             try:
@@ -77,6 +92,49 @@ def test_a_host_whose_lease_is_over_refuses_everything_before_another_serves() -
         assert not answered
         with pytest.raises(LeaseExpired, match=r"Pull \(shard 0, epoch \d+\): the lease of"):
             await read(s, view, tail)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_host_stops_before_it_is_replaced_though_its_clock_is_slow_and_the_others_fast() -> None:
+    """As far as the failure model lets them differ: 5% each from the true time."""
+    held: list[bool] = []
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        tail = (await view_of(s)).chain[1]
+        name = s.world.name_of(tail)
+        a_process(s, name).rate, a_process(s, "scheduler").rate = 0.95, 1.05
+        await asyncio.sleep(2 * LEASE)
+        assert not happened(s, Detected)
+
+        def look(process: Process, event: Event) -> None:
+            if isinstance(event, Detected):
+                held.append(s.world.hosts[tail.address]._lease.held)
+
+        s.world.watchers.append(look)
+        cut_off(s, name)
+        await until(lambda: held, 2 * LEASE)
+        assert held == [False]
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+@pytest.mark.parametrize("day", [86400.0, -86400.0])
+def test_a_calendar_that_is_set_costs_nobody_a_lease_and_lengthens_none(day: float) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        a_process(s, "scheduler").offset += day
+        await asyncio.sleep(3 * LEASE)
+        assert not happened(s, Detected)
+        assert not happened(s, WorkerLeft)
+        cut_off(s, s.world.name_of(view.chain[1]))
+        cut_off(s, "worker-1")
+        a_process(s, "scheduler").offset += day
+        await s.all_of(process.run(client.push(ONES)), within=LEASE + 0.5)
+        await until(lambda: happened(s, Detected) and happened(s, WorkerLeft), 2 * LEASE)
 
     in_world(scenario, recovery=CHAIN, shards=1)
 
@@ -134,6 +192,24 @@ def test_the_last_replica_of_a_chain_is_given_up_in_the_end() -> None:
     in_world(scenario, recovery=recovery, shards=1, meanwhile=bring_a_spare, last_copy=3.0)
 
 
+def test_a_new_replica_goes_to_another_machine_than_the_others() -> None:
+    """Its name alone would put it on the machine of the head."""
+
+    async def scenario(s: Setting) -> None:
+        machines = {"server-0": "a", "replica-0-1": "b", "spare-0": "a", "spare-1": "b"}
+        hosts = (
+            HostInfo(s.world.endpoint(name), name, name.partition("-")[0], -1, machine)
+            for name, machine in machines.items()
+        )
+        await s.ask(COORDINATOR, AddHosts(tuple(hosts)))
+        s.world.crash("replica-0-1")
+        await until(lambda: len(s.world.view(0).chain) == 1, LEASE)
+        chain = (await view_of(s)).chain
+        assert [s.world.name_of(member) for member in chain] == ["server-0", "spare-1"]
+
+    in_world(scenario, recovery=CHAIN, shards=1, extra=("spare-0", "spare-1"))
+
+
 def test_a_replica_that_its_predecessor_cannot_reach_is_left_out() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
@@ -147,12 +223,31 @@ def test_a_replica_that_its_predecessor_cannot_reach_is_left_out() -> None:
 def test_a_coordinator_that_stood_still_gives_nobody_up() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("worker-0")
-        s.network.slow("scheduler", "scheduler", 0.1)
-        await asyncio.sleep(5 * LEASE)
-        await client.push(ONES)
+        view = await view_of(s)
+        scheduler = a_process(s, "scheduler")
+        for _ in range(5):
+            s.network.pause(scheduler)
+            await asyncio.sleep(3 * LEASE)
+            s.network.resume(scheduler)
+            await asyncio.sleep(LEASE)
         assert not happened(s, Detected)
+        assert not happened(s, WorkerLeft)
+        assert (await view_of(s)) == view
+        await client.push(ONES)
 
     in_world(scenario, recovery=CHAIN)
+
+
+def test_a_coordinator_that_stood_still_still_gives_up_who_is_gone() -> None:
+    async def scenario(s: Setting) -> None:
+        scheduler, view = a_process(s, "scheduler"), await view_of(s)
+        s.network.pause(scheduler)
+        cut_off(s, s.world.name_of(view.chain[0]))
+        await asyncio.sleep(3 * LEASE)
+        s.network.resume(scheduler)
+        await until(lambda: happened(s, Detected), LEASE)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
 
 
 # -- workers ---------------------------------------------------------------------------------------
@@ -187,6 +282,51 @@ def test_a_worker_that_is_not_heard_of_holds_the_others_up_for_a_lease(
         assert joined[-1] == ("worker-0", 2)
 
     in_world(scenario, consistency=consistency)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
+def test_a_worker_that_dies_before_it_renews_anything_holds_nobody_up(
+    consistency: Consistency,
+) -> None:
+    """Nor if its death shows in nothing but its silence: it has a lease from when it enters."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        entered = await s.ask(COORDINATOR, EnterWorker("silent", "sim://nobody", "node", "token"))
+        for view in (await s.world.complete()).views:
+            join = Operation("join", UpdateId("silent", entered.incarnation, 0))
+            await s.ask(view.chain[0], Push(view.shard, view.epoch, join, False, 0.1))
+
+        async def run() -> None:
+            for _ in range(3):
+                await client.push(ONES, pull=True)
+
+        await s.all_of(process.run(run()), within=LEASE + 1.0)
+        assert [(e.worker, e.reason) for e in happened(s, WorkerLeft)] == [("silent", "silent")]
+
+    in_world(scenario, consistency=consistency)
+
+
+def test_a_worker_that_asks_twice_to_enter_enters_once() -> None:
+    """It was not told that it had; a second start of it has another token."""
+
+    async def scenario(s: Setting) -> None:
+        enter = EnterWorker("worker-0", "sim://nobody", "node", "first")
+        first = await s.ask(COORDINATOR, enter)
+        assert await s.ask(COORDINATOR, enter) == first
+        again = await s.ask(COORDINATOR, replace(enter, token="second"))
+        assert (first.incarnation, again.incarnation) == (1, 2)
+        assert [event.incarnation for event in happened(s, WorkerJoined)] == [1, 2]
+
+    in_world(scenario)
+
+
+def test_workers_of_a_group_that_is_resumed_go_on_after_their_last_incarnation() -> None:
+    async def scenario(s: Setting) -> None:
+        known, other = [(await s.enter(name))[1] for name in ("known", "new")]
+        assert (known.incarnation, other.incarnation) == (8, 1)
+
+    in_world(scenario, incarnations={"known": 7})
 
 
 def test_a_shard_that_comes_to_rest_is_told_at_once_of_all_who_are_gone() -> None:
@@ -261,6 +401,32 @@ def test_a_replica_that_is_behind_shows_nobody_less_than_it_has_seen() -> None:
             for host in chain:
                 seen = Pull(0, (await view_of(s)).epoch, "", 0, tail_view.version, 0.5)
                 assert (await s.ask(host, seen)).version >= tail_view.version
+
+    in_world(scenario, recovery=Recovery(Chain(3, reads="any")), shards=1)
+
+
+def test_a_client_sees_nothing_older_when_it_has_to_ask_another_replica() -> None:
+    """The tail shows what it has; who comes before it learns later that this is committed."""
+    name = next(n for n in map("reader-{}".format, range(99)) if zlib.crc32(n.encode()) % 6 == 2)
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        reading, reader = s.world.client(name)
+        head, middle, tail = (s.world.name_of(member) for member in (await view_of(s)).chain)
+        for late, early in ((tail, middle), (middle, head), (tail, head)):
+            s.network.slow(late, early, 0.4)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        await reading.run(reader.pull())
+        assert reader.versions() == (1,)
+        s.world.crash(middle)
+        await until(lambda: len(s.world.view(0).chain) == 2 and s.world.view(0).serving)
+        assert s.world.hosts[s.world.endpoint(head).address].replica(0).uncommitted == 1
+        await reading.run(reader.pull())
+        asked = [line[3] for line in s.network.trace if line[1:3] == ("sent", name)]
+        assert asked[-1] == head
+        assert reader.versions() == (1,)
+        await pushing
 
     in_world(scenario, recovery=Recovery(Chain(3, reads="any")), shards=1)
 

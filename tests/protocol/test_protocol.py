@@ -160,6 +160,46 @@ def test_a_worker_goes_on_until_its_buffer_is_full(buffer: str) -> None:
     in_world(scenario, recovery=recovery)
 
 
+@pytest.mark.parametrize("buffer", ["worker", "mailbox"])
+def test_a_worker_goes_on_in_every_outage(buffer: str) -> None:
+    """What it buffered in the one before takes no room any more."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        for outage in range(1, 4):
+            s.world.crash("server-0", back_after=2.0)
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                await s.all_of(process.run(client.push(ONES)), within=0.5)
+            await asyncio.sleep(3.0)
+            await process.run(client.push(ONES))
+            assert [state.version for state in await s.states()] == [4 * outage] * 2
+
+    recovery = Recovery(SharedStore(), Continue(limit=3, buffer=buffer))  # type: ignore[arg-type]
+    in_world(scenario, recovery=recovery)
+
+
+@pytest.mark.parametrize("buffer", ["worker", "mailbox"])
+def test_a_gradient_that_is_buffered_is_the_one_that_was_pushed(buffer: str) -> None:
+    """A worker may compute the next one in the same array."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        s.world.crash("server-0", back_after=2.0)
+        await asyncio.sleep(0.1)
+        gradient = np.zeros(40)
+        for value in (1.0, 2.0, 3.0):
+            gradient[:] = value
+            await s.all_of(process.run(client.push({"w": gradient})), within=0.5)
+        gradient[:] = 100.0
+        await asyncio.sleep(3.0)
+        (state,) = await s.states()
+        assert (state.values.view("float64") == -6.0).all()
+
+    recovery = Recovery(SharedStore(), Continue(limit=3, buffer=buffer))  # type: ignore[arg-type]
+    in_world(scenario, recovery=recovery, shards=1)
+
+
 def test_what_a_worker_buffered_is_applied_as_soon_as_the_shard_is_back() -> None:
     """Even if it has nothing more to push for long: others may wait for it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -13,8 +13,12 @@ import pytest
 
 from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import StoreUnavailable
-from dps.events import CheckpointFailed, CheckpointWritten, Event, Restored
+from dps.events import CheckpointFailed, CheckpointWritten, Event, Moved, Restored
+from dps.protocol import saving
 from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.scaling import Drain
+from dps.sim.process import Process
+from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
@@ -90,6 +94,105 @@ def test_no_more_is_lost_than_was_acked_in_the_interval(mode: str, every: int | 
         recovery = saved(every=every, seconds=0.4, mode=mode)
         in_world(scenario, seed=seed, shards=1, recovery=recovery)
     assert any(lost)
+
+
+def test_what_is_acked_during_a_write_is_saved_in_time_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its age counts from when it was acked, not from the end of a slow write without it."""
+    seconds, slow = 1.0, 0.4
+
+    async def slowly(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(slow)
+        return work()
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        acked: dict[int, float] = {}
+        saved: dict[int, float] = {}
+
+        def note(process: Process, event: Event) -> None:
+            if isinstance(event, CheckpointWritten):
+                saved[event.version] = loop.time()
+
+        s.world.watchers.append(note)
+        for version in (1, 2):
+            await client.push(ONES)
+            acked[version] = loop.time()
+            await asyncio.sleep(seconds / 2 + 0.05)  # then a write is under way
+        await until(lambda: 2 in saved)
+        assert saved[1] - acked[1] <= seconds
+        assert acked[2] < saved[1]
+        assert saved[2] - acked[2] <= seconds
+
+    monkeypatch.setattr(saving, "in_thread", slowly)
+    in_world(scenario, shards=1, recovery=saved(seconds=seconds))
+
+
+@pytest.mark.parametrize("choices", [{}, {"every": 50}])
+def test_what_was_acked_before_a_move_is_saved_in_time_after_it(choices: dict[str, Any]) -> None:
+    """Though nothing is pushed after it: the new holder does not know since when it is acked."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        await client.push(ONES)
+        acked = loop.time()
+        await s.scaled(Drain(s.world.endpoint("server-0")))
+        assert loop.time() - acked < 0.5
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
+        assert loop.time() - acked <= 1.0
+        s.world.crash(s.world.name_of((await s.world.complete()).views[0].chain[0]))
+        await s.world.bring_up(["server-1"])
+        await until(lambda: len(events(s, Restored)) == 2)
+        assert events(s, Restored)[-1].version == 1
+
+    recovery = saved(seconds=1.0, **choices)
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+@pytest.mark.parametrize("every", [None, 5])
+def test_a_move_makes_no_loss_larger(every: int | None) -> None:
+    """The old holder and the new one are lost together, at any moment of the move."""
+    seconds, lost, interrupted = 0.4, 0, 0
+
+    async def scenario(s: Setting) -> None:
+        nonlocal lost, interrupted
+        process, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        acked: list[float] = []
+
+        async def push() -> None:
+            while True:
+                await client.push(ONES)
+                acked.append(loop.time())
+                await asyncio.sleep(s.random.uniform(0, 0.1))
+
+        pushing = process.run(push())
+        for slow in ("server-0", "spare-0"):
+            s.network.slow("scheduler", slow, 0.05)
+        await asyncio.sleep(s.random.uniform(0.1, 0.8))
+        await s.ask(COORDINATOR, Drain(s.world.endpoint("server-0")))
+        await asyncio.sleep(s.random.uniform(0, 0.6))
+        crashed, moved = loop.time(), bool(events(s, Moved))
+        for name in ("server-0", "spare-0"):
+            s.world.crash(name)
+        await s.world.bring_up(["spare-1"])
+        await until(lambda: len(events(s, Restored)) == 2)
+        pushing.cancel()
+        version = events(s, Restored)[-1].version
+        gone = [at for at in acked if at <= crashed][version:]
+        assert all(crashed - at <= seconds for at in gone)
+        assert every is None or len(gone) <= every
+        lost += len(gone)
+        interrupted += not moved
+
+    for seed in range(30):
+        recovery = saved(every=every, seconds=seconds)
+        in_world(scenario, seed=seed, shards=1, recovery=recovery, extra=("spare-0",))
+    assert lost
+    assert 0 < interrupted < 30
 
 
 def test_acks_do_not_wait_for_a_write_that_is_under_way() -> None:

@@ -227,6 +227,21 @@ def test_a_node_that_is_drained_can_be_shut_down(recovery: Recovery) -> None:
     in_world(scenario, params=PARAMS, shards=2, recovery=recovery, extra=("spare-0",))
 
 
+def test_a_node_that_is_drained_is_given_nothing_though_there_is_no_other() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.scaled(Drain(s.world.endpoint("spare-0")))
+        s.world.crash("replica-0-1")
+        await asyncio.sleep(3.0)
+        view = s.world.view(0)
+        assert view.serving
+        assert [s.world.name_of(member) for member in view.chain] == ["server-0"]
+        await s.world.bring_up(["spare-1"])
+        view = (await s.world.complete()).views[0]
+        assert [s.world.name_of(member) for member in view.chain] == ["server-0", "spare-1"]
+
+    in_world(scenario, shards=1, recovery=Recovery(Chain(2)), extra=("spare-0",))
+
+
 def test_an_idle_node_takes_the_place_of_one_that_is_drained() -> None:
     async def scenario(s: Setting) -> None:
         table = await s.scaled(Drain(s.world.endpoint("server-1")))

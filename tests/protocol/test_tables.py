@@ -44,6 +44,25 @@ def expected(keys: Any, pushed: dict[int, int]) -> np.ndarray:
     return start - np.array([[pushed.get(int(key), 0)] for key in keys])
 
 
+def test_rows_that_are_buffered_are_those_that_were_pushed() -> None:
+    """A worker may compute the next ones in the same arrays."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        s.world.crash("server-0", back_after=2.0)
+        await asyncio.sleep(0.1)
+        keys, gradient = np.array([3, 5]), np.ones((2, 2))
+        await s.all_of(process.run(client.push({}, rows={"emb": (keys, gradient)})), within=0.5)
+        keys[:], gradient[:] = [7, 9], 100.0
+        await asyncio.sleep(3.0)
+        assert await client.pull_rows("emb", [3, 5]) == pytest.approx(
+            expected([3, 5], {3: 1, 5: 1})
+        )
+        assert (await client.pull_range("emb", 0, KEYS))[0].tolist() == [3, 5]
+
+    with_table(scenario, shards=1, recovery=Recovery(outage=Continue(buffer="worker")))
+
+
 def test_rows_are_made_on_first_push_and_read_in_the_order_asked_for() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")

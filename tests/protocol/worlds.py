@@ -84,6 +84,20 @@ class Setting:
             table = await self.world.complete()
         return table
 
+    def held_back(self, to: Endpoint, which: Callable[[Any], bool]) -> asyncio.Event:
+        """Have an endpoint carry out some requests, but reply only when the event is set."""
+        services = self.network._processes[to.address].services
+        handle, released = services[to.key], asyncio.Event()
+
+        async def reply(message: Any) -> Any:
+            came = await handle(message)
+            if which(message):
+                await released.wait()
+            return came
+
+        services[to.key] = reply
+        return released
+
     async def all_of(self, *work: Awaitable[T], within: float) -> list[T]:
         """Wait until everything is done; it must be within so many virtual seconds."""
         async with asyncio.timeout(within):
@@ -115,6 +129,7 @@ def in_world(
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
     filters: Mapping[str, Sequence[Filter]] | None = None,
     servers: int | None = None,
+    incarnations: Mapping[str, int] | None = None,
     extra: Sequence[str] = (),
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     functions: Mapping[str, Function] | None = None,
@@ -135,7 +150,9 @@ def in_world(
         replace(TIMINGS, **timings),
         filters=checked(filters or {}, layout.names, rule),
     )
-    group = replace(group, servers=servers, functions=functions or {})
+    group = replace(
+        group, servers=servers, functions=functions or {}, incarnations=dict(incarnations or {})
+    )
 
     async def main() -> T:
         setting = Setting(group, params, random, weather)

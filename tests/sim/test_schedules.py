@@ -57,8 +57,6 @@ def _digest_with_hash_seed(seed: str) -> str:
     [
         # A worker that joins is not kept waiting for a cut that needs what it sends next.
         "checkpoint, all, BSP:5000016:calm",
-        # A rolled-back shard moves from a host that lives, and that must not go on to answer.
-        "checkpoint, all:2026000086",
         # A newcomer that started over while its copy was on the way has nothing.
         "chain(2), elastic:3000022",
         # A worker that is asked to leave is given up before it has sent what its filters withheld.
