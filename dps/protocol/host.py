@@ -22,6 +22,7 @@ from dps.protocol.figures import Figures
 from dps.protocol.group import Group
 from dps.protocol.keys import KeyLists
 from dps.protocol.lease import Lease
+from dps.protocol.losses import Brought, brought
 from dps.protocol.messages import (
     Audit,
     AuditReply,
@@ -29,6 +30,7 @@ from dps.protocol.messages import (
     Configure,
     Deposit,
     Done,
+    Durable,
     Evict,
     Extend,
     Flush,
@@ -188,9 +190,8 @@ class Host:
     async def _replicate(self, m: Replicate) -> Done:
         return await self.replica(m.shard).replicate(m)
 
-    async def _evict(self, m: Evict) -> Done:
-        await self.replica(m.shard).evict(m.epoch, m.workers)
-        return Done()
+    async def _evict(self, m: Evict) -> Durable:
+        return await self.replica(m.shard).evict(m.epoch, m.workers)
 
     async def _extend(self, m: Extend) -> Done:
         return await self.replica(m.shard).extend(m)
@@ -244,7 +245,7 @@ class Host:
             await replica.close()
         return Done()
 
-    async def _restore(self, m: Restore) -> Done:
+    async def _restore(self, m: Restore) -> Brought:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
         keeper, life = self._durability(m.shard), self._life
         if isinstance(keeper, CutCheckpoints):
@@ -254,7 +255,7 @@ class Host:
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
-        return Done()
+        return brought(keeper.source, state)
 
     async def _adopt(
         self,

@@ -29,6 +29,7 @@ from dps.protocol.ledger import Ledger
 from dps.protocol.messages import (
     Configure,
     Done,
+    Durable,
     Extend,
     Install,
     Pull,
@@ -141,8 +142,9 @@ class Replica:
         read = await self._readable(op.id.worker, until) if m.pull else None
         if self._is_refused(op.id._replace(seq=0)):
             read = None  # it is told when it reads
-        clock = step.state.workers[op.id.worker].clock
-        return Pushed(step.outcome, version, clock, read, result_of(step.state, op))
+        known = step.state.workers[op.id.worker]
+        result = result_of(step.state, op)
+        return Pushed(step.outcome, version, known.clock, read, result, known.applied)
 
     async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
@@ -198,10 +200,12 @@ class Replica:
         counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
         self._emit(Replayed(now, self.shard, epoch, policy.policy, **counts, version=version))
 
-    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> None:
+    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> Durable:
         """Take lost workers out of the clock table, so that nobody waits for them."""
         for worker in workers:
             await self._apply(Operation("leave", worker), epoch)
+        known = self._commits.visible.workers
+        return Durable({name: p.applied for name, p in known.items() if p.applied})
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
