@@ -49,6 +49,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked
+from dps.protocol.saving_now import Save, SavedAt
 from dps.protocol.scaling import Release
 from dps.protocol.store import Mailboxes, PutSince, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
@@ -93,6 +94,7 @@ class Host:
             TakeCut: self._cut,
             EndCut: self._cut,
             Flush: self._flush,
+            Save: self._save,
             PutState: _at_once(self._states.put),
             PutSince: _at_once(self._states.put_since),
             GetState: _at_once(self._states.get),
@@ -215,6 +217,9 @@ class Host:
         if replica.cutter is None or replica.epoch != m.epoch:
             raise StaleEpoch(f"shard {m.shard} is in epoch {replica.epoch}, not {m.epoch}")
         return await replica.cutter.handle(m)
+
+    async def _save(self, m: Save) -> SavedAt:
+        return SavedAt(await self.replica(m.shard).save(m.epoch))
 
     async def _flush(self, m: Flush) -> Done:
         self.flush()

@@ -17,7 +17,7 @@ from dps.core.replay import plan
 from dps.core.row_steps import written_bytes
 from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
 from dps.core.updates import Operation, UpdateId
-from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
+from dps.errors import ConfigurationError, NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
 from dps.protocol.codecs import applied, dense, summable
 from dps.protocol.commits import Commits
@@ -43,6 +43,7 @@ from dps.protocol.offload import offload
 from dps.protocol.rebuild import weights
 from dps.protocol.rounds import Rounds, aggregate, evicted, is_refused
 from dps.protocol.row_reads import RowsAsked, RowsRead, read_rows
+from dps.protocol.saving import Checkpoints
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 
@@ -206,6 +207,16 @@ class Replica:
             await self._apply(Operation("leave", worker), epoch)
         known = self._commits.visible.workers
         return Durable({name: p.applied for name, p in known.items() if p.applied})
+
+    async def save(self, epoch: int) -> int:
+        """Write what is acknowledged by now to the checkpoint; return its version."""
+        self._must_be_in(epoch)
+        if not isinstance(self._durability, Checkpoints):
+            raise ConfigurationError(f"shard {self.shard}: this recovery writes no checkpoints")
+        state = self._commits.visible
+        await self._durability.save(epoch, state)
+        self._must_be_in(epoch)
+        return state.version
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
