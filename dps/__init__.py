@@ -39,7 +39,8 @@ from dps.core.recovery import (
 from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.sparse import Normal, SparseSpec, Uniform, Zeros
 from dps.core.staleness import StalenessAware
-from dps.errors import DpsError
+from dps.errors import DpsError, TrainingStopped, UpdatesLost, UpdatesLostWarning
+from dps.protocol.losses import Loss
 
 if TYPE_CHECKING:
     from dps.cluster.server import ParameterServer
@@ -69,6 +70,7 @@ __all__ = [
     "ElasticNet",
     "Filter",
     "GroupL1",
+    "Loss",
     "Lossless",
     "Momentum",
     "NoDurability",
@@ -88,8 +90,11 @@ __all__ = [
     "SparseSpec",
     "StalenessAware",
     "TopK",
+    "TrainingStopped",
     "Uniform",
     "UpdateRule",
+    "UpdatesLost",
+    "UpdatesLostWarning",
     "Wait",
     "Worker",
     "WorkerCache",

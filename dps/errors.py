@@ -1,4 +1,4 @@
-"""Owns every error that dps raises on purpose; all share the root `DpsError`.
+"""Owns every error that dps raises on purpose; all share the root `DpsError`. And one warning.
 
 Errors cross the wire by name and message (see `dps.protocol.wire`), so each takes one string, and
 the string is written for the person who reads it: what is wrong, where, and what to do.
@@ -80,6 +80,21 @@ class MailboxClosed(DpsError):
 
 class GroupClosed(DpsError):
     """The parameter server was closed; nothing can be pushed to it or pulled from it any more."""
+
+
+class TrainingStopped(DpsError):
+    """The training was stopped, or this worker's future cancelled: it pushes and pulls no more.
+
+    A training function that does not catch it ends with it, and so does its Dask future.
+    """
+
+
+class UpdatesLost(DpsError):
+    """Updates that had been acknowledged were lost, and `on_loss="raise"` ends the training."""
+
+
+class UpdatesLostWarning(UserWarning):
+    """Updates that had been acknowledged were lost, or are in no checkpoint. Shown by default."""
 
 
 class ShardUnavailable(DpsError):

@@ -187,6 +187,7 @@ class _Ring:
                     optimizer=SGD(1e-3),
                     recovery=recovery,
                     on_event=self._watch,
+                    on_loss="ignore",
                 )
             )
             self._striker = Striker(self._cluster, SystemClock(), self._watch)

@@ -120,6 +120,7 @@ class Round:
             consistency=self.case.consistency,
             recovery=recovery,
             on_event=self.watch,
+            on_loss="ignore",  # what may be lost is checked
         ) as ps:
             try:
                 yield ps

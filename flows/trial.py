@@ -14,7 +14,8 @@ import time
 import traceback
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -69,6 +70,7 @@ from flows.workloads import (
 )
 
 TRACEBACK_FILE = "traceback.txt"
+ON_LOSS = "ignore"  # what is lost is what is measured: it is in the record
 PRELOAD = ("dps.cluster.server", "flows.trial")
 
 
@@ -169,7 +171,7 @@ def _train(
             for note in notify:
                 note(event)
 
-        with replacing, _server(trial, cluster, folder, on_event, path) as ps:
+        with replacing, _served(trial, cluster, folder, on_event, path) as ps:
             _make_ready(cluster.client, ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = _crew(cluster.client, ps, config, record)
@@ -221,6 +223,21 @@ def _make_ready(client: Client, ps: ParameterServer, config: TrialConfig) -> Non
     )
 
 
+@contextmanager
+def _served(
+    trial: Trial, cluster: Cluster, folder: Path, on_event: Sink, path: str | None
+) -> Iterator[ParameterServer]:
+    """Bring the parameter server up, and down again without a last checkpoint.
+
+    Nobody goes on from a trial that is over, and what it writes is counted.
+    """
+    ps = _server(trial, cluster, folder, on_event, path)
+    try:
+        yield ps
+    finally:
+        ps.close(checkpoint=False)
+
+
 def _server(
     trial: Trial, cluster: Cluster, folder: Path, on_event: Sink, path: str | None
 ) -> ParameterServer:
@@ -229,7 +246,13 @@ def _server(
     labels = _labels(trial)
     if path is not None:
         return ParameterServer.resume(
-            client, path, on_event=on_event, timings=timings, seats=seats, labels=labels
+            client,
+            path,
+            on_event=on_event,
+            timings=timings,
+            seats=seats,
+            labels=labels,
+            on_loss=ON_LOSS,
         )
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
@@ -246,6 +269,7 @@ def _server(
         filters=config.build_filters(),
         seats=seats,
         labels=labels,
+        on_loss=ON_LOSS,
     )
 
 

@@ -14,6 +14,7 @@ from dps.errors import ConfigurationError
 from dps.protocol.checkpoint import absolute, in_memory
 
 _LABEL = re.compile(r"[a-z][a-z0-9_]*")
+ON_LOSS = ("warn", "raise", "ignore")
 _OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
 
 
@@ -72,6 +73,14 @@ def check_choices(optimizer: object, consistency: object) -> None:
         )
     if not isinstance(consistency, BSP | SSP | ASP):
         raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
+
+
+def check_on_loss(on_loss: object) -> None:
+    """Refuse what does not say what follows a loss of updates; raises `ConfigurationError`."""
+    if on_loss not in ON_LOSS:
+        raise ConfigurationError(
+            f"on_loss={on_loss!r}, expected {', '.join(map(repr, ON_LOSS[:-1]))} or {ON_LOSS[-1]!r}"
+        )
 
 
 def check_tables(tables: object, recovery: Recovery) -> None:

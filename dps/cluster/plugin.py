@@ -9,6 +9,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dps.cluster.leaving import leaving_topic
+from dps.cluster.losses import logged
 from dps.cluster.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.transport import (
     COORDINATOR_PREFIX,
@@ -53,7 +54,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._meter = Meter()
         self._recorder = recorder_of(self._group, scheduler.log_event)
         transport = DaskTransport(scheduler.rpc, self._meter)
-        self._coordinator = Coordinator(self._group, transport, SystemClock(), self._recorder)
+        sink = logged(self._group, self._recorder)
+        self._coordinator = Coordinator(self._group, transport, SystemClock(), sink)
         self._losses: set[asyncio.Task[None]] = set()
         every = self._group.timings.flush
         self._recording = asyncio.create_task(

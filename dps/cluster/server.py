@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.audit import Readable
-from dps.cluster.choices import check_functions, checked_labels
+from dps.cluster.choices import check_functions, check_on_loss, checked_labels
 from dps.cluster.elastic import Elastic
 from dps.cluster.evaluator import Score
 from dps.cluster.hosting import Hosting
 from dps.cluster.inbox import Inbox
+from dps.cluster.losses import LossWatch
 from dps.cluster.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.relief import Relief
 from dps.cluster.roles import Node
@@ -31,16 +33,26 @@ from dps.cluster.worker import Worker, run_worker
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters import Filter
 from dps.core.functions import Function
-from dps.core.recovery import Recovery
+from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import SGD, UpdateRule
 from dps.core.sparse import SparseSpec
-from dps.errors import CapacityError, ConfigurationError, StoreUnavailable
+from dps.errors import (
+    CapacityError,
+    ConfigurationError,
+    DeadlineExceeded,
+    DpsError,
+    StoreUnavailable,
+    UpdatesLostWarning,
+)
 from dps.events import Sink
 from dps.protocol.client import Client as Caller
 from dps.protocol.group import Timings
+from dps.protocol.losses import Loss
 from dps.protocol.messages import CloseGroup
 from dps.protocol.router import Router
+from dps.protocol.saving_now import save_all
 from dps.protocol.seeder import Seeder
+from dps.protocol.stopping import StopTraining
 
 if TYPE_CHECKING:
     import distributed
@@ -97,6 +109,11 @@ class ParameterServer(Readable, Elastic):
     labels
         Name → text that goes with every metric of the group, and with every line that it logs,
         such as ``{"model": "ranking"}``.
+    on_loss
+        What follows when a shard has lost updates that were acknowledged: "warn" (a Python warning
+        here, and a line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the
+        same, and every worker gets `UpdatesLost` from its next request), or "ignore". They are
+        listed in `losses` in any case.
 
     Attributes
     ----------
@@ -114,8 +131,8 @@ class ParameterServer(Readable, Elastic):
     -----
     With a synchronous client, the group is up when the constructor returns; with an asynchronous
     one, use ``async with``, and await what methods return (but for `run`, as for `Client.submit`).
-    `close` (or leaving ``with``) takes the group down and leaves the cluster as it was. Methods may
-    be called from any thread.
+    `close` (or leaving ``with``) takes the group down and leaves the cluster as it was; with
+    checkpoints, the last state is in them then. Methods may be called from any thread.
     """
 
     def __init__(
@@ -136,11 +153,12 @@ class ParameterServer(Readable, Elastic):
         functions: Mapping[str, Function] | None = None,
         seats: Seats | None = None,
         labels: Mapping[str, str] | None = None,
+        on_loss: str = "warn",
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
-        self._set_up(client, start, on_event, functions or {}, seats, labels or {})
+        self._set_up(client, start, on_event, functions or {}, seats, labels or {}, on_loss)
 
     @classmethod
     def resume(
@@ -153,6 +171,7 @@ class ParameterServer(Readable, Elastic):
         functions: Mapping[str, Function] | None = None,
         seats: Seats | None = None,
         labels: Mapping[str, str] | None = None,
+        on_loss: str = "warn",
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -160,7 +179,7 @@ class ParameterServer(Readable, Elastic):
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
-        on_event, timings, functions, seats, labels
+        on_event, timings, functions, seats, labels, on_loss
             As for a new one: they are not in the checkpoints.
 
         Raises
@@ -170,7 +189,7 @@ class ParameterServer(Readable, Elastic):
         """
         server = cls.__new__(cls)
         start = from_path(client, path, timings)
-        server._set_up(client, start, on_event, functions or {}, seats, labels or {})
+        server._set_up(client, start, on_event, functions or {}, seats, labels or {}, on_loss)
         return server
 
     def _set_up(
@@ -181,13 +200,16 @@ class ParameterServer(Readable, Elastic):
         functions: Mapping[str, Function],
         seats: Seats | None,
         labels: Mapping[str, str],
+        on_loss: str,
     ) -> None:
         check_functions(functions, start.group.recovery)
+        check_on_loss(on_loss)
         group = replace(
             start.group,
             recorded=on_event is not None,
             functions=dict(functions),
             labels=checked_labels(labels),
+            on_loss=on_loss,
         )
         start = replace(start, group=group)
         self.group = group
@@ -197,6 +219,8 @@ class ParameterServer(Readable, Elastic):
         self._inbox = Inbox(client, start.group.name, on_event)
         self._hosting = Hosting(client, group, seats)
         self._relief = Relief(client, self._hosting, self._drain, on_event)
+        self._watch = LossWatch(group)
+        self._stops = 0
         self._caller: Caller | None = None
         self._started_workers = 0
         self._futures: set[Any] = set()
@@ -217,15 +241,15 @@ class ParameterServer(Readable, Elastic):
     def __enter__(self) -> ParameterServer:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self.close(checkpoint=kind is None)
 
     async def __aenter__(self) -> ParameterServer:
         await self._start()
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._close()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        await self._close(checkpoint=kind is None)
 
     # -- what a user does ------------------------------------------------------------------------
 
@@ -339,12 +363,74 @@ class ParameterServer(Readable, Elastic):
         results: list[Any] = self._client.sync(self._apply, function, args)
         return results
 
-    def close(self) -> Any:
+    @property
+    def losses(self) -> list[Loss]:
+        """The updates that were acknowledged, and that a shard has lost since.
+
+        One entry for each time that a shard had to go back: how many updates it has lost, whether
+        that is their number or a lower bound, whose they were, and what it was restored from.
+        Workers are asked what they had been told, which takes a moment. With an asynchronous
+        client, these are the losses that have been heard of so far.
+        """
+        if self._open and not self._client.asynchronous:
+            self._client.sync(self._watch.look)
+        return list(self._watch.found)
+
+    @property
+    def updates_lost(self) -> int:
+        """How many acknowledged updates were lost, on all shards together; see `losses`.
+
+        An update of arrays on two shards that both have lost it counts twice.
+        """
+        return sum(loss.updates for loss in self.losses)
+
+    def checkpoint(self) -> Any:
+        """Write a checkpoint now; return when all that was acknowledged before is in it.
+
+        With `Checkpoint(scope="all")` that is one cut of all shards.
+
+        Raises
+        ------
+        ConfigurationError
+            The recovery writes no checkpoints.
+        StoreUnavailable
+            It cannot be written. The one before is whole.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        self._require_open()
+        self._require_checkpoints()
+        return self._client.sync(self._checkpoint, self.group.timings.unavailable)
+
+    def stop(self) -> Any:
+        """End the training: return when no worker pushes any more.
+
+        Every worker's next request raises `TrainingStopped`, also one that it waits for at this
+        moment, and `worker.leaving` is true. A training function that lets the error through ends
+        with it, and so does its Dask future; one that returns instead has a result as always.
+        The parameter server stays: it can be read, and `run` starts workers that go on from there.
+
+        Raises
+        ------
+        DeadlineExceeded
+            A worker did not end for as long as a shard may be unavailable.
+        """
+        self._require_open()
+        return self._client.sync(self._stop)
+
+    def close(self, checkpoint: bool = True) -> Any:
         """Take the group down: workers and hosts stop, last events arrive, the coordinator goes.
 
         A worker that is still running gets `GroupClosed` from its next request.
+
+        Parameters
+        ----------
+        checkpoint
+            Whether the last state is written, if the recovery writes checkpoints. Where that fails,
+            it is a warning, and the checkpoint before is whole. Leaving ``with`` by an error does
+            not write it.
         """
-        return self._client.sync(self._close)
+        return self._client.sync(self._close, checkpoint)
 
     def _submit(
         self, train: Callable[[Worker], T], peers: Sequence[str], index: int, nodes: Sequence[Node]
@@ -357,6 +443,7 @@ class ParameterServer(Readable, Elastic):
             index,
             "worker",
             {node.address: node.name for node in nodes},
+            self._stops,
             key=f"dps-{peers[index]}-{self.group.name}-{uuid.uuid4().hex[:8]}",
             workers=[node.address for node in nodes],
             resources={"worker": 1} if nodes[0].resource else None,
@@ -383,12 +470,13 @@ class ParameterServer(Readable, Elastic):
         try:
             await self._bring_up()
         except BaseException:
-            await self._close()
+            await self._close(checkpoint=False)
             raise
 
     async def _bring_up(self) -> None:
         client, name = self._client, self.group.name
         self._inbox.open()
+        self._watch.open(self._router)
         client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
         self._relief.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
@@ -410,7 +498,37 @@ class ParameterServer(Readable, Elastic):
                 "replicas each; look at what keeps the Dask workers busy, and at their logs"
             ) from None
 
-    async def _close(self) -> None:
+    async def _checkpoint(self, limit: float) -> None:
+        await save_all(self.group, self._router, self._transport, limit)
+
+    async def _stop(self) -> None:
+        self._stops += 1
+        timings = self.group.timings
+        request = StopTraining(self._stops, timings.patience)
+        until = asyncio.get_running_loop().time() + timings.unavailable
+        while left := (await self._router.ask(request)).left:
+            if asyncio.get_running_loop().time() >= until:
+                raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
+
+    async def _save_the_last(self) -> None:
+        """Write the last state, if that is how it survives."""
+        if not isinstance(self.group.recovery.durability, Checkpoint):
+            return
+        try:
+            await self._checkpoint(self.group.timings.call)
+        except DpsError as error:
+            text = f"dps: the last state is not in its checkpoint; the one before is: {error}"
+            warnings.warn(text, UpdatesLostWarning, stacklevel=2)
+
+    def _require_checkpoints(self) -> None:
+        durability = self.group.recovery.durability
+        if not isinstance(durability, Checkpoint):
+            raise ConfigurationError(
+                f"{type(durability).__name__} writes no checkpoints: give "
+                "recovery=Recovery(Checkpoint(path=...))"
+            )
+
+    async def _close(self, checkpoint: bool = True) -> None:
         if not self._open:
             return
         self._open = False
@@ -424,6 +542,9 @@ class ParameterServer(Readable, Elastic):
         await self._end_workers()
         if self._caller is not None:
             await self._caller.close()
+        if checkpoint:
+            await self._save_the_last()
+        await self._watch.close()
         await self._hosting.finish_hosts()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from distributed import get_worker
 from dps.cluster.audit import audit
 from dps.cluster.leaving import Leave, leave_of
 from dps.cluster.links import links_of
+from dps.cluster.losses import log_own
 from dps.cluster.malloc import keep_memory
 from dps.cluster.recorder import Recorder, record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, SystemClock, meter_of
@@ -35,6 +37,7 @@ from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client import Client
 from dps.protocol.group import Group
 from dps.protocol.lane import Outcome
+from dps.protocol.losses import Loss
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")
@@ -144,6 +147,15 @@ class Worker:
         return self._client.dropped
 
     @property
+    def losses(self) -> list[Loss]:
+        """What was lost of this worker's acknowledged updates, one entry for each failure.
+
+        It is known when the next request returns. The updates are gone from the shard: a training
+        that must have them has to push them again.
+        """
+        return list(self._client.losses)
+
+    @property
     def leaving(self) -> bool:
         """Whether this worker, or its node, is asked to leave: its function should return soon."""
         return self._client.leaving or self._leave.why is not None
@@ -178,6 +190,12 @@ class Worker:
             A shard stayed down for too long.
         GroupClosed
             The parameter server was closed.
+        TrainingStopped
+            `ParameterServer.stop` was called, or this worker's Dask future was cancelled.
+        UpdatesLost
+            A shard has lost acknowledged updates, and `on_loss="raise"` was chosen.
+
+        All other methods raise the last four as well.
         """
         self.push_async(gradients, rows).wait()
 
@@ -327,11 +345,13 @@ def run_worker(
     index: int,
     node_role: str,
     nodes: Mapping[str, str],
+    stops: int = 0,
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
     `peers` are the names of all workers that were started together, `index` is which one this is,
-    `nodes` the names of nodes by their addresses.
+    `nodes` the names of nodes by their addresses, `stops` how often the training had been stopped
+    before.
     Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
     others do not wait for it, and the error goes to the Dask future.
     """
@@ -344,7 +364,21 @@ def run_worker(
     recorder = recorder_of(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
     transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
-    client = Client(group, transport, name, acks)
+    key = dask_worker.get_current_task()
+
+    def is_cancelled() -> bool:
+        task = dask_worker.state.tasks.get(key)
+        return task is None or task.state == "cancelled"
+
+    client = Client(
+        group,
+        transport,
+        name,
+        acks,
+        on_loss=partial(log_own, group, name),
+        stops=stops,
+        is_cancelled=is_cancelled,
+    )
 
     filters = _FilterCounts(client, recorder)
 

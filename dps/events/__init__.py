@@ -141,9 +141,10 @@ class WorkerJoined(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class WorkerLeft(Event):
-    """A worker loop ended; `reason` is "finished", "failed", "lost" or "silent".
+    """A worker loop ended; `reason` is "finished", "failed", "stopped", "lost" or "silent".
 
-    It is lost with its process, and silent when its lease is over though its process may live.
+    It is stopped by `ParameterServer.stop`, lost with its process, and silent when its lease is
+    over though its process may live.
     """
 
     worker: str
@@ -226,6 +227,24 @@ class Restored(Event):
     node: str
     version: int
     source: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class LossReported(Event):
+    """A shard that was restored, in `epoch`, lacks `updates` that workers were told are durable.
+
+    It is recorded once all workers that take part have said what they were told, and again when
+    more becomes known later. Not `exact`: there are at least so many, as a worker was lost too.
+    `source` and `version` are those of the restored state.
+    """
+
+    shard: int
+    epoch: int
+    updates: int
+    exact: bool
+    source: str
+    version: int
 
 
 @recorded

@@ -22,7 +22,12 @@ logging.getLogger(ROOT).addHandler(logging.NullHandler())  # or Python would sho
 # By the names of their classes, for those are what this is about.
 _NO_LINE = frozenset({"Applied", "Acked", "Reported", "Filtered", "ResourceSampled"})
 _OFTEN = frozenset({"CheckpointWritten", "CutTaken", "Evaluated", "EvaluationMissed"})
-_BAD = frozenset({"CheckpointFailed", "CheckpointRefused", "Detected", "FaultMissed", "RolledBack"})
+_BAD = frozenset(
+    {
+        *("CheckpointFailed", "CheckpointRefused", "Detected", "FaultMissed", "LossReported"),
+        "RolledBack",
+    }
+)
 _SUBJECTS = ("shard", "worker", "node", "target")
 _PLAIN = re.compile(r"[^\s\"=]+")
 
@@ -71,7 +76,8 @@ def level_of(event: Event) -> int:
         return logging.NOTSET
     if kind in _OFTEN:
         return logging.DEBUG
-    lost = kind == "WorkerLeft" and getattr(event, "reason", "") != "finished"
+    in_order = ("finished", "stopped")
+    lost = kind == "WorkerLeft" and getattr(event, "reason", "") not in in_order
     wrong = kind == "TrialEnded" and getattr(event, "status", "") != "valid"
     return logging.WARNING if kind in _BAD or lost or wrong else logging.INFO
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,18 +32,23 @@ from dps.core.recovery import WorkerCache
 from dps.core.routing import Gradients, as_range, asked, dealt
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
+    DpsError,
     NotServing,
+    TrainingStopped,
     TransportError,
+    UpdatesLost,
 )
 from dps.protocol.calls import CALLS, DRIVER, all_succeeded, known_function
 from dps.protocol.cuts import applies, together
 from dps.protocol.group import Group
 from dps.protocol.lane import Lane, OnAck, Outcome
 from dps.protocol.lease import RENEWALS, repeat_forever
+from dps.protocol.losses import Loss, Receipts, Statement
 from dps.protocol.messages import (
     EnterWorker,
     ExitWorker,
     RenewWorker,
+    Table,
 )
 from dps.protocol.outgoing import FilterState, Outgoing, basis
 from dps.protocol.rebuild import Copies, donor_name
@@ -53,6 +66,12 @@ class Client:
         The name under which updates are pushed; "" for a client that pushes none.
     incarnation
         That of a client which is no worker, and calls functions.
+    on_loss
+        Called with each loss of updates of this client, and again if it turns out to be larger.
+    stops
+        How often the training had been stopped when this worker was started.
+    is_cancelled
+        Tells whether whoever started this worker does not want it any more.
 
     Attributes
     ----------
@@ -67,9 +86,21 @@ class Client:
         worker: str = "",
         on_ack: OnAck | None = None,
         incarnation: int = 0,
+        *,
+        on_loss: Callable[[Loss], None] | None = None,
+        stops: int = 0,
+        is_cancelled: Callable[[], bool] | None = None,
     ) -> None:
         self.worker = worker
         self.incarnation = incarnation
+        self._first = incarnation
+        self._stops = stops
+        self._is_cancelled = is_cancelled or _never
+        self._on_loss = on_loss or _ignore_loss
+        self._known = -1
+        self._ended: DpsError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._receipts = Receipts(applies(group), self._lost)
         self.router = Router(group, transport)
         self._group = group
         self._transport = transport
@@ -86,13 +117,19 @@ class Client:
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
         self._on_ack = on_ack or _ignore
         self._lanes = [
-            Lane(shard, group, transport, self.router, self._acked)
+            Lane(
+                *(shard, group, transport, self.router, self._acked, self._receipts),
+                self._may_go_on,
+            )
             for shard in range(len(group.layout.shards))
         ]
         self._outgoing = Outgoing(group, self._base)
+        self.router.listen(self._heard)
 
     async def enter(self, address: str, node: str) -> None:
         """Take part in the training under this client's name."""
+        await self.router.table()
+        self._may_go_on()
         self._home = (address, node)
         await self._enter()
 
@@ -100,9 +137,10 @@ class Client:
         """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
         self._entered.clear()
         try:
-            request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex)
+            request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
             reply = await self.router.ask(request)
             self.incarnation, self._given_up = reply.incarnation, False
+            self._first = self._first or self.incarnation
             await self._offer_copies()
             if self._renewing is None:
                 every = self._group.timings.lease / RENEWALS
@@ -131,32 +169,41 @@ class Client:
         return True
 
     async def _renew(self) -> None:
-        request = RenewWorker(self.worker, self.incarnation)
+        statement = self._statement
+        request = RenewWorker(self.worker, self.incarnation, statement)
         incarnation, deadline = self.incarnation, self._group.timings.lease
         try:
             reply = await self.router.ask_once(request, deadline)
         except (TransportError, NotServing):
             return  # the next one is on its way
+        self._receipts.sent(statement.accounts)
         self.leaving = reply.leaving or self.leaving
-        if not reply.granted and incarnation == self.incarnation:
+        if self.worker and not reply.granted and incarnation == self.incarnation:
             self._given_up = True
 
     async def leave(self, reason: str) -> None:
         """Take part no longer; what is still buffered or withheld here is applied first."""
         try:
-            if reason == "finished":
+            if reason == "finished" and self._ended is None:
                 await self._push_withheld()
                 await self._drain()
         finally:
-            called = self._calls > 0
-            request = ExitWorker(self.worker, self.incarnation, reason, called)
-            await self.router.ask(request)
+            await self._exit(reason)
+
+    async def _exit(self, reason: str) -> None:
+        """Have nobody wait for this worker any more."""
+        called = self._calls > 0
+        statement = self._statement
+        request = ExitWorker(self.worker, self.incarnation, reason, called, statement)
+        await self.router.ask(request)
 
     async def close(self) -> None:
         """End the client's tasks; it is of no use afterwards."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        self.router.unlisten(self._heard)
+        tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._copies is not None:
             await self._copies.close()
         await self._all_lanes(lambda lane: lane.close())
@@ -182,7 +229,10 @@ class Client:
             The gradients do not fit, or hold NaN or infinity. No shard has been sent anything.
         ShardUnavailable
             A shard stayed down for too long.
+        TrainingStopped, UpdatesLost
+            The training has ended; what was sent may have been applied.
         """
+        self._may_go_on()
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
         looked_at = len(layout.shards) > 1 or self._outgoing.filters
@@ -205,6 +255,7 @@ class Client:
 
         self._seq += 1
         await self._send(operation, made, touched, pull)
+        self._may_go_on()
         await self._read_if_entered_again(pull)
 
     def _bases_read_as(self) -> set[int]:
@@ -222,6 +273,7 @@ class Client:
             self._acked(shard, update, 0, "dropped")
         nothing: dict[int, Operation] = {}
         await self._send(Operation("gradient", update), nothing.__getitem__, nothing, pull)
+        self._may_go_on()
         await self._read_if_entered_again(pull)
 
     async def _read_if_entered_again(self, wanted: bool) -> None:
@@ -278,6 +330,11 @@ class Client:
         return self._outgoing.withheld(shard)
 
     @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What was lost of this client's acknowledged updates."""
+        return self._receipts.losses
+
+    @property
     def dropped(self) -> int:
         """How many of this client's updates were refused as too stale, on one shard or more."""
         return len({update for _, update in self._dropped})
@@ -288,10 +345,11 @@ class Client:
         return self._seq + 1
 
     async def pull(self) -> None:
-        """Read all weights; they are then found by `weights`."""
+        """Read all weights; they are then found by `weights`. Errors are those of `push`."""
         await self._entered_again()
         await self._entered.wait()
         await self._all_lanes(lambda lane: lane.pull(self._reader))
+        self._may_go_on()
         if await self._entered_again():
             await self.pull()
 
@@ -349,6 +407,7 @@ class Client:
             incarnation = self.incarnation
             read = await asyncio.gather(*(self._lanes[s].pull_rows(of(s)) for s in shards))
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
+            self._may_go_on()
             if len(whole) == len(shards):
                 self._rows_read_as.add(incarnation)
                 return whole
@@ -374,6 +433,7 @@ class Client:
         number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
         came = await asyncio.gather(*(ln.call(op) for ln in self._lanes), return_exceptions=True)
+        self._may_go_on()
         return [unpack(result) for result in all_succeeded(came)]
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -429,6 +489,7 @@ class Client:
                 self.router,
                 acked_in=lambda shard: self._lanes[shard].acked_in,
                 refused=lambda: any(lane.evicted for lane in self._lanes),
+                complete=self._receipts.all_acked,
             )
         else:
             await asyncio.gather(*(job() for job in jobs.values()))
@@ -438,8 +499,67 @@ class Client:
             self._dropped.add((shard, update))
         self._on_ack(shard, update, version, outcome)
 
+    # -- the end of a training -------------------------------------------------------------------
+
+    def _heard(self, table: Table) -> None:
+        """Take note of what the table says of losses, and of the end."""
+        self._known = table.version
+        entered = self.worker and self.incarnation
+        if self._receipts.heard(table.restorations) and (entered or self._receipts.accounts):
+            self._start(self._renew())  # the coordinator waits for what this client was told
+        if table.stops > self._stops:
+            self._end(TrainingStopped("the training was stopped by ParameterServer.stop()"))
+        elif table.losses:
+            self._end_if_wanted("a shard has lost acknowledged updates")
+
+    def _lost(self, loss: Loss) -> None:
+        self._on_loss(loss)
+        self._end_if_wanted(f"of the updates of {self.worker}, {loss}")
+
+    def _end_if_wanted(self, why: str) -> None:
+        if self._group.on_loss == "raise":
+            self._end(UpdatesLost(f"{why}. The training ends, as on_loss='raise' says"))
+
+    def _end(self, error: DpsError) -> None:
+        """Push and pull no more; have nobody wait for this worker as soon as that is certain.
+
+        A client that is no worker goes on.
+        """
+        if self.worker and self._ended is None:
+            self._ended, self.leaving = error, True
+            self._start(self._end_in_order())
+
+    async def _end_in_order(self) -> None:
+        await self._all_lanes(lambda lane: lane.at_rest())
+        if self.incarnation:
+            await self._exit("stopped" if isinstance(self._ended, TrainingStopped) else "failed")
+
+    def _may_go_on(self) -> None:
+        """Raise if this worker is to push and pull no more."""
+        if self._is_cancelled():
+            self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def _statement(self) -> Statement:
+        return Statement(self._known, self._first, self._receipts.accounts)
+
     async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
         await asyncio.gather(*(request(lane) for lane in self._lanes))
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore_loss(loss: Loss) -> None:
+    pass
 
 
 def _ignore(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:

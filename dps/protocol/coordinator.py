@@ -16,17 +16,28 @@ from dps.core.consistency import ASP
 from dps.core.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
-from dps.events import Decided, Detected, Moved, Rebuilt, Sink, WorkerJoined, WorkerLeft
+from dps.events import (
+    Decided,
+    Detected,
+    LossReported,
+    Moved,
+    Rebuilt,
+    Sink,
+    WorkerJoined,
+    WorkerLeft,
+)
 from dps.protocol.calls import CALLS
 from dps.protocol.cut_files import WantCut
 from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
+from dps.protocol.losses import Brought, GetLosses, Loss, Losses, LossList
 from dps.protocol.members import Members
 from dps.protocol.messages import (
     AddHosts,
     CloseGroup,
     Done,
+    Durable,
     Entered,
     EnterWorker,
     Evict,
@@ -46,6 +57,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.scaling import KEEPERS, Dismiss, Drain, Scale, Scaling
+from dps.protocol.stopping import Ending, StopTraining
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -56,6 +68,7 @@ class _Worker:
     address: str
     token: str
     active: bool
+    stops: int = 0
 
 
 class Coordinator:
@@ -92,6 +105,9 @@ class Coordinator:
         )
         self._dismissed: set[str] = set()
         self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
+        self.losses = Losses(len(group.layout.shards))
+        self._stops = 0
+        self._departed = asyncio.Condition()
         self._version = 0
         self._closed = False
         self._published = asyncio.Condition()
@@ -110,6 +126,8 @@ class Coordinator:
             Scale: self._scale,
             Drain: self._drain,
             Dismiss: self._dismiss,
+            StopTraining: self._stop_training,
+            GetLosses: self._get_losses,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -165,6 +183,7 @@ class Coordinator:
         return Renewed(await self.members.renew(m.host, m.life))
 
     async def _renew_worker(self, m: RenewWorker) -> Renewed:
+        await self._tell_of(self.losses.stated(m.worker, m.incarnation, m.statement))
         worker = self._workers.get(m.worker)
         if worker is None or worker.incarnation != m.incarnation or not worker.active:
             return Renewed(granted=False)
@@ -176,7 +195,7 @@ class Coordinator:
         return Done()
 
     async def _seeded(self, m: Seeded) -> Done:
-        self._tenders[m.shard].seeded(m.epoch)
+        self._tenders[m.shard].seeded(m.epoch, m.brought)
         return Done()
 
     async def _offer(self, m: Offer) -> Done:
@@ -205,6 +224,25 @@ class Coordinator:
             self._dismissed.add(m.worker)
         return Done()
 
+    async def _stop_training(self, m: StopTraining) -> Ending:
+        self._stops = max(self._stops, m.number)
+        await self.publish()
+
+        def left() -> tuple[str, ...]:
+            return tuple(
+                name for name, w in self._workers.items() if w.active and w.stops < m.number
+            )
+
+        try:
+            async with asyncio.timeout(m.patience), self._departed:
+                await self._departed.wait_for(lambda: not left())
+        except TimeoutError:
+            pass
+        return Ending(left())
+
+    async def _get_losses(self, m: GetLosses) -> LossList:
+        return LossList(self.losses.found)
+
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
         await self.publish()
@@ -215,13 +253,15 @@ class Coordinator:
         if before is not None and before.token == m.token:
             return Entered(before.incarnation)
         incarnation = before.incarnation + 1 if before else 1
-        self._workers[m.worker] = _Worker(incarnation, m.address, m.token, active=True)
+        self._workers[m.worker] = _Worker(incarnation, m.address, m.token, True, m.stops)
         self._worker_leases.grant(m.worker)
         self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
         return Entered(incarnation)
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
         self._dismissed.discard(m.worker)
+        stated = self.losses.stated(m.worker, m.incarnation, m.statement, final=True)
+        await self._tell_of(stated)
         await self._remove_worker(m.worker, m.incarnation, m.reason)
         if m.called:  # it asks for no result again, as one might that is only silent
             await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
@@ -238,7 +278,11 @@ class Coordinator:
         seeds, wanted = tuple(self.seeds.values()), tuple(self.offers.wanted.values())
         keepers, leaving = (self.store, self.mailbox), self.scaling.leaving
         closed = self._closed
-        return Table(self._version, views, *keepers, seeds, complete, closed, wanted, leaving)
+        lost = self.losses.restorations, self.losses.revision
+        return Table(
+            *(self._version, views, *keepers, seeds, complete, closed, wanted, leaving),
+            *(*lost, self._stops),
+        )
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
@@ -251,6 +295,33 @@ class Coordinator:
         """Record how a shard is to go on after a change of its members."""
         node = self.members.node(head)
         self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
+
+    def restored(self, view: View, brought: Brought, *, certain: bool) -> None:
+        """Find out what was lost with a shard's last state: every worker is asked.
+
+        What is found at once is published with the view.
+        """
+        active = {name: w.incarnation for name, w in self._workers.items() if w.active}
+        found = self.losses.restored(
+            *(view.shard, view.epoch, brought, self._clock.now()),
+            certain=certain,
+            after=self._version,
+            active=active,
+        )
+        self._report(found)
+
+    def _report(self, losses: Sequence[Loss]) -> None:
+        """Record losses of acknowledged updates."""
+        now = self._clock.now()
+        for loss in losses:
+            what = loss.updates, loss.exact, loss.source, loss.version
+            self._emit(LossReported(now, loss.shard, loss.epoch, *what))
+
+    async def _tell_of(self, losses: Sequence[Loss]) -> None:
+        """Record losses, and let everybody know."""
+        if losses:
+            self._report(losses)
+            await self.publish()
 
     def load(self, host: Endpoint) -> int:
         """How many replicas a host has, or is about to have."""
@@ -423,8 +494,13 @@ class Coordinator:
             return
         self._workers[name] = replace(worker, active=False)
         self._worker_leases.end(name)
-        self._emit(WorkerLeft(self._clock.now(), name, incarnation, reason))
+        left = WorkerLeft(self._clock.now(), name, incarnation, reason)
+        self._emit(left)
+        if left.was_lost:
+            await self._tell_of(self.losses.left(name, incarnation))
         await self._evict_from_all(UpdateId(name, incarnation, 0))
+        async with self._departed:
+            self._departed.notify_all()
 
     async def _evict_from_all(self, gone: UpdateId) -> None:
         await asyncio.gather(*(self._evict(tender, [gone]) for tender in self._tenders))
@@ -434,9 +510,25 @@ class Coordinator:
         if view.serving:
             request = Evict(view.shard, view.epoch, tuple(workers))
             try:
-                await self._transport.call(view.chain[0], request, self._group.timings.call)
+                call = self._transport.call(view.chain[0], request, self._group.timings.call)
+                durable: Durable = await call
             except DpsError:
                 tender.wake()  # the shard is changing; it evicts again when it is settled
+            else:
+                await self._note_durable(view, durable, {update.worker for update in workers})
+
+    async def _note_durable(self, view: View, durable: Durable, gone: set[str]) -> None:
+        """What the shard has of workers that were lost is what they were told, or would have been.
+
+        The others say it themselves.
+        """
+        for name in gone:
+            worker = self._workers.get(name)
+            if worker is not None and not worker.active:
+                known = durable.applied
+                theirs = {n: known[n] for n in (name, f"{name}{CALLS}") if n in known}
+                found = self.losses.has(view.shard, view.epoch, name, theirs)
+                await self._tell_of(found)
 
 
 def _first(hosts: dict[Endpoint, HostInfo], role: str) -> Endpoint | None:

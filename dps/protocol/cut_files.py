@@ -13,7 +13,7 @@ from functools import partial
 from dps.core import recovery
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, DpsError
-from dps.events import CheckpointFailed, CheckpointRefused, Sink
+from dps.events import CheckpointRefused, Sink
 from dps.protocol.group import Group
 from dps.protocol.saving import Checkpoints, in_thread
 from dps.protocol.transport import Clock, Transport
@@ -36,6 +36,7 @@ class CutCheckpoints(Checkpoints):
     """A shard's durability in files, when all shards go back together."""
 
     window = 1 << 30  # a cut may need any update that is under way, and each worker has but one
+    _save_attempts = 10  # shards may be too busy for a cut, or change their servers
 
     def __init__(
         self,
@@ -117,6 +118,3 @@ class CutCheckpoints(Checkpoints):
             self._failed(epoch, "no cut could be completed in time")
         except DpsError as error:
             self._failed(epoch, str(error))
-
-    def _failed(self, epoch: int, reason: str) -> None:
-        self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))

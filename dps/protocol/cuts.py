@@ -344,6 +344,7 @@ async def together(
     router: Router,
     acked_in: Callable[[int], int],
     refused: Callable[[], bool],
+    complete: Callable[[], None],
 ) -> None:
     """Send something to all shards, again to those that go back before all of them have it.
 
@@ -359,8 +360,9 @@ async def together(
             missing.discard(shard)
             if refused():
                 missing.clear()
-            if not missing:
+            if not missing and not all_have_it.is_set():
                 all_have_it.set()
+                complete()
             while not all_have_it.is_set():
                 table = await router.table()
                 if table.views[shard].epoch > acked_in(shard):

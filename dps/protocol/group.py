@@ -58,7 +58,8 @@ class Group:
     tells whether anybody listens to its events; `filters` are those of each array that has any.
     `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
     moved until somebody asks for it. `functions` can be run on its shards, by name. `labels` go
-    with what its processes say of themselves.
+    with what its processes say of themselves. `on_loss` is what follows when acknowledged updates
+    are lost: "warn", "raise" or "ignore".
     """
 
     name: str
@@ -74,6 +75,7 @@ class Group:
     servers: int | None = None
     functions: Mapping[str, Function] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    on_loss: str = "warn"
 
     @property
     def replicas(self) -> int:

@@ -22,6 +22,7 @@ from dps.protocol.figures import Figures
 from dps.protocol.group import Group
 from dps.protocol.keys import KeyLists
 from dps.protocol.lease import Lease
+from dps.protocol.losses import Brought, brought
 from dps.protocol.messages import (
     Audit,
     AuditReply,
@@ -29,6 +30,7 @@ from dps.protocol.messages import (
     Configure,
     Deposit,
     Done,
+    Durable,
     Evict,
     Extend,
     Flush,
@@ -47,6 +49,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.replica import Replica
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked
+from dps.protocol.saving_now import Save, SavedAt
 from dps.protocol.scaling import Release
 from dps.protocol.store import Mailboxes, PutSince, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
@@ -68,6 +71,7 @@ OF_REPLICAS = (
     HoldCut,
     TakeCut,
     EndCut,
+    Save,
 )
 
 
@@ -110,6 +114,7 @@ class Host:
             TakeCut: self._cut,
             EndCut: self._cut,
             Flush: self._flush,
+            Save: self._save,
             PutState: _at_once(self._states.put),
             PutSince: _at_once(self._states.put_since),
             GetState: _at_once(self._states.get),
@@ -216,9 +221,8 @@ class Host:
     async def _replicate(self, m: Replicate) -> Done:
         return await self.replica(m.shard).replicate(m)
 
-    async def _evict(self, m: Evict) -> Done:
-        await self.replica(m.shard).evict(m.epoch, m.workers)
-        return Done()
+    async def _evict(self, m: Evict) -> Durable:
+        return await self.replica(m.shard).evict(m.epoch, m.workers)
 
     async def _extend(self, m: Extend) -> Done:
         return await self.replica(m.shard).extend(m)
@@ -242,6 +246,9 @@ class Host:
         if replica.cutter is None or replica.epoch != m.epoch:
             raise StaleEpoch(f"shard {m.shard} is in epoch {replica.epoch}, not {m.epoch}")
         return await replica.cutter.handle(m)
+
+    async def _save(self, m: Save) -> SavedAt:
+        return SavedAt(await self.replica(m.shard).save(m.epoch))
 
     async def _flush(self, m: Flush) -> Done:
         self.flush()
@@ -272,7 +279,7 @@ class Host:
             await replica.close()
         return Done()
 
-    async def _restore(self, m: Restore) -> Done:
+    async def _restore(self, m: Restore) -> Brought:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
         keeper, life = self._durability(m.shard), self._life
         if isinstance(keeper, CutCheckpoints):
@@ -282,7 +289,7 @@ class Host:
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
-        return Done()
+        return brought(keeper.source, state)
 
     async def _adopt(
         self,

@@ -38,6 +38,7 @@ from dps.protocol.codecs import dense
 from dps.protocol.cuts import applies
 from dps.protocol.group import Group
 from dps.protocol.keys import KnownKeys
+from dps.protocol.losses import Receipts
 from dps.protocol.messages import (
     Deposit,
     Pull,
@@ -59,6 +60,13 @@ OnAck = Callable[[int, UpdateId, int, Outcome], None]
 class Lane:
     """One client's requests to one shard, one after the other. Used from one event loop.
 
+    Parameters
+    ----------
+    receipts
+        Keeps count of what is acknowledged.
+    may_go_on
+        Raises if nothing more is to be sent.
+
     Attributes
     ----------
     evicted
@@ -70,13 +78,22 @@ class Lane:
     """
 
     def __init__(
-        self, shard: int, group: Group, transport: Transport, router: Router, on_ack: OnAck
+        self,
+        shard: int,
+        group: Group,
+        transport: Transport,
+        router: Router,
+        on_ack: OnAck,
+        receipts: Receipts,
+        may_go_on: Callable[[], None],
     ) -> None:
         self._shard = shard
         self._group = group
         self._transport = transport
         self._router = router
         self._on_ack = on_ack
+        self._receipts = receipts
+        self._may_go_on = may_go_on
         self._turn = asyncio.Lock()
         self._base: Weights | None = None
         self.read_as: int | None = None
@@ -164,6 +181,7 @@ class Lane:
                     "under its name come from a later incarnation now: end this process"
                 )
             results.append(reply.result)
+            self._receipts.acked(self._shard, view.epoch, op.id.worker, reply.applied)
             return True
 
         async with self._turn:
@@ -176,6 +194,12 @@ class Lane:
             with suppress(Evicted):
                 if self._held:
                     await self._until_served("drain", self._flush_held)
+
+    async def at_rest(self) -> None:
+        """Return when nothing that was sent is under way; nothing more may be."""
+        await self.close()
+        async with self._turn:
+            pass
 
     async def close(self) -> None:
         """Forget what is buffered in this worker."""
@@ -255,6 +279,8 @@ class Lane:
         self._last, self._told_in = op.id, self.acked_in
         if reply.weights is not None:
             self._keep(op.id.incarnation, reply.weights)
+        if op.kind != "join":
+            self._receipts.acked(self._shard, self.acked_in, op.id.worker, reply.applied)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
             self._on_ack(self._shard, op.id, reply.version, outcome)
@@ -345,8 +371,10 @@ class Lane:
         view = await self._router.view(self._shard)
         try:
             async with asyncio.timeout(limit):
+                self._may_go_on()
                 while not await self._attempt(view, attempt, meanwhile or _never):
                     view = await self._router.view(self._shard)
+                    self._may_go_on()
         except TimeoutError:
             raise ShardUnavailable(
                 f"{what}: shard {self._shard} (epoch {view.epoch}) was not served for {limit:g} s"

@@ -8,6 +8,7 @@ import numpy as np
 
 from dps.core.shard import Progress, ShardState
 from dps.core.updates import Operation, UpdateId
+from dps.protocol.losses import Brought, Restoration, Statement
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 
@@ -53,7 +54,9 @@ class Table:
 
     `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
     by all its replicas, `closed` that the group is being taken down and nobody may ask any more.
-    Something is still to be moved away from the hosts that are `leaving`.
+    Something is still to be moved away from the hosts that are `leaving`. `restorations` are the
+    last ones of shards that were lost, `losses` the revision of what they have cost. Workers that
+    were started before the training was stopped for the last of `stops` times are to end.
     """
 
     version: int
@@ -65,6 +68,9 @@ class Table:
     closed: bool
     wanted: tuple[Wanted, ...] = ()
     leaving: tuple[Endpoint, ...] = ()
+    restorations: tuple[Restoration, ...] = ()
+    losses: int = 0
+    stops: int = 0
 
 
 @message
@@ -115,10 +121,14 @@ class RenewLease:
 @message
 @dataclass(frozen=True, slots=True)
 class RenewWorker:
-    """A worker asks to be waited for. Reply: Renewed."""
+    """A worker asks to be waited for, and says what it was told is durable. Reply: Renewed.
+
+    A client that is no worker, and calls functions, only says what it was told.
+    """
 
     worker: str
     incarnation: int
+    statement: Statement
 
 
 @message
@@ -157,6 +167,7 @@ class Seeded:
 
     shard: int
     epoch: int
+    brought: Brought
 
 
 @message
@@ -170,13 +181,15 @@ class CloseGroup:
 class EnterWorker:
     """A worker loop starts, in the process at `address`. Reply: Entered.
 
-    `token` is the same when the request is sent again, which is no second start.
+    `token` is the same when the request is sent again, which is no second start. It was started
+    after the training had been stopped for `stops` times.
     """
 
     worker: str
     address: str
     node: str
     token: str
+    stops: int
 
 
 @message
@@ -190,12 +203,13 @@ class Entered:
 @message
 @dataclass(frozen=True, slots=True)
 class ExitWorker:
-    """A worker that `called` functions, or not, ended; `reason` is "finished" or "failed"."""
+    """A worker that `called` functions, or not, ended; `reason` is as in `WorkerLeft`."""
 
     worker: str
     incarnation: int
     reason: str
     called: bool
+    statement: Statement
 
 
 # -- to a shard's head; a pull to the replica that serves reads ----------------------------------
@@ -249,7 +263,8 @@ class Weights:
 class Pushed:
     """The update is durable to the strategy's promise; `outcome` is "applied" or "duplicate".
 
-    `clock` is the worker's clock on this shard, `result` the packed result of a call.
+    `clock` is the worker's clock on this shard, `result` the packed result of a call, `applied` how
+    many updates of the worker, or caller, are in the state.
     """
 
     outcome: str
@@ -257,6 +272,7 @@ class Pushed:
     clock: int
     weights: Weights | None
     result: np.ndarray | None = None
+    applied: int = 0
 
 
 @message
@@ -295,11 +311,19 @@ class ReplayBuffered:
 @message
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Workers are gone: take those out of the clock table that are in it."""
+    """Workers are gone: take those out of the clock table that are in it. Reply: Durable."""
 
     shard: int
     epoch: int
     workers: tuple[UpdateId, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """How many updates of each worker, or caller, a shard has durably."""
+
+    applied: dict[str, int]
 
 
 # -- to any replica ----------------------------------------------------------------------------
@@ -333,7 +357,10 @@ class Install:
 @message
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Bring the shard back from where its durability keeps it (in `cut`), and serve it alone."""
+    """Bring the shard back from where its durability keeps it (in `cut`), and serve it alone.
+
+    Reply: Brought.
+    """
 
     shard: int
     epoch: int

@@ -21,6 +21,7 @@ from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import DpsError
 from dps.protocol.group import Group
+from dps.protocol.losses import brought
 from dps.protocol.messages import Beside, Install, Seed, Seeded, Table, Wanted, Weights
 from dps.protocol.router import Router
 from dps.protocol.transport import Endpoint, Transport
@@ -147,7 +148,8 @@ class Copies:
         for _ in range(ATTEMPTS):
             try:
                 await self._transport.call(seed.host, request, timings.copy, "replicate")
-                await self._router.ask(Seeded(seed.shard, seed.epoch))
+                told = Seeded(seed.shard, seed.epoch, brought("worker", state))
+                await self._router.ask(told)
             except DpsError:
                 await asyncio.sleep(timings.retry)
             else:

@@ -17,7 +17,7 @@ from dps.core.replay import plan
 from dps.core.row_steps import written_bytes
 from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
 from dps.core.updates import Operation, UpdateId
-from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
+from dps.errors import ConfigurationError, NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
 from dps.protocol.codecs import applied, dense, summable
 from dps.protocol.commits import Commits
@@ -29,6 +29,7 @@ from dps.protocol.ledger import Ledger
 from dps.protocol.messages import (
     Configure,
     Done,
+    Durable,
     Extend,
     Install,
     Pull,
@@ -42,6 +43,7 @@ from dps.protocol.offload import offload
 from dps.protocol.rebuild import weights
 from dps.protocol.rounds import Rounds, aggregate, evicted, is_refused
 from dps.protocol.row_reads import RowsAsked, RowsRead, read_rows
+from dps.protocol.saving import Checkpoints
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 
@@ -144,8 +146,9 @@ class Replica:
         read = await self._readable(op.id.worker, until) if m.pull else None
         if self._is_refused(op.id._replace(seq=0)):
             read = None  # it is told when it reads
-        clock = step.state.workers[op.id.worker].clock
-        return Pushed(step.outcome, version, clock, read, result_of(step.state, op))
+        known = step.state.workers[op.id.worker]
+        result = result_of(step.state, op)
+        return Pushed(step.outcome, version, known.clock, read, result, known.applied)
 
     async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
@@ -200,10 +203,21 @@ class Replica:
         counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
         self._emit(Replayed(now, self.shard, epoch, policy.policy, **counts, version=version))
 
-    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> None:
+    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> Durable:
         """Take lost workers out of the clock table, so that nobody waits for them."""
         for worker in workers:
             await self._apply(Operation("leave", worker), epoch)
+        known = self._commits.visible.workers
+        return Durable({name: p.applied for name, p in known.items() if p.applied})
+
+    async def save(self, epoch: int) -> int:
+        """Write what is acknowledged by now to the checkpoint; return its version."""
+        self.must_be_in(epoch)
+        if not isinstance(self._durability, Checkpoints):
+            raise ConfigurationError(f"shard {self.shard}: this recovery writes no checkpoints")
+        state = self._commits.visible
+        await self._durability.save(epoch, state)
+        return state.version
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 

@@ -32,6 +32,7 @@ class Checkpoints:
     source = "checkpoint"
     immediate = False
     window = 64
+    _save_attempts = 1  # the disk does not change its mind at once
 
     def __init__(
         self, shard: int, wanted: recovery.Checkpoint, group: str, clock: Clock, emit: Sink
@@ -51,6 +52,7 @@ class Checkpoints:
         self._latest: tuple[int, ShardState] | None = None
         self._unsaved = asyncio.Event()
         self._since = 0.0  # whatever is acked and not saved was acked after this moment
+        self._failure = ""  # why the last write failed
         self._refused = 0  # up to this epoch, the files belong to a server that came later
         sync = wanted.mode == "sync"
         # Half the interval is for the updates that come while a write is under way.
@@ -93,6 +95,25 @@ class Checkpoints:
             await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
                 raise StoreUnavailable(f"shard {self._shard}: checkpoints cannot be written")
+
+    async def save(self, epoch: int, state: ShardState) -> None:
+        """Return when a checkpoint holds a state that was committed.
+
+        Raises
+        ------
+        StoreUnavailable
+            It cannot be written; the one before it is still there.
+        """
+        attempts = 0
+        while self._complete < state.version:
+            self._must_not_be_refused(epoch)
+            before = self._complete
+            await asyncio.shield(self._start_writing(epoch, state))
+            if self._complete == before and (attempts := attempts + 1) >= self._save_attempts:
+                raise StoreUnavailable(
+                    f"shard {self._shard}: version {state.version} cannot be written to "
+                    f"{self._wanted.path} ({self._failure}); version {before} is there"
+                )
 
     async def restore(self, epoch: int) -> ShardState:
         """Return the newest checkpoint that is whole, recording those that are not."""
@@ -156,7 +177,11 @@ class Checkpoints:
         except (StoreUnavailable, StaleEpoch) as error:
             if isinstance(error, StaleEpoch):
                 self._refused = epoch
-            self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, str(error)))
+            self._failed(epoch, str(error))
+
+    def _failed(self, epoch: int, reason: str) -> None:
+        self._failure = reason
+        self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
 
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Write a state that held all that was acked up to the moment `noted`."""

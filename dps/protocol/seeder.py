@@ -14,6 +14,7 @@ import numpy as np
 from dps.core.shard import ShardState, initial_state
 from dps.errors import DpsError
 from dps.protocol.group import Group
+from dps.protocol.losses import brought
 from dps.protocol.messages import Install, Seed, Seeded
 from dps.protocol.router import Router
 from dps.protocol.transport import Transport
@@ -95,4 +96,4 @@ class Seeder:
             source = "initial"
         request = Install(seed.shard, seed.epoch, (seed.host,), state, source)
         await self._transport.call(seed.host, request, self._group.timings.copy)
-        await self._router.ask(Seeded(seed.shard, seed.epoch))
+        await self._router.ask(Seeded(seed.shard, seed.epoch, brought(source, state)))

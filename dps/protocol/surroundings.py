@@ -6,6 +6,7 @@ from typing import Protocol
 
 from dps.core.rebalancing import Move
 from dps.protocol.cuts import Cuts
+from dps.protocol.losses import Brought
 from dps.protocol.members import Members
 from dps.protocol.messages import HostInfo, Seed, View
 from dps.protocol.rebuild import Offer, Offers
@@ -44,6 +45,10 @@ class Surroundings(Protocol):
 
     def rebuilt(self, offer: Offer) -> None:
         """Take note that a shard was rebuilt from a copy."""
+        ...
+
+    def restored(self, view: View, brought: Brought, *, certain: bool) -> None:
+        """Take note of what a shard that had been served goes on with (see `Restoration`)."""
         ...
 
     def load(self, host: Endpoint) -> int:

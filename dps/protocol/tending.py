@@ -18,6 +18,7 @@ from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, Work
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
 from dps.protocol.candidates import Candidates
 from dps.protocol.group import Group
+from dps.protocol.losses import Brought
 from dps.protocol.messages import (
     Configure,
     Extend,
@@ -77,6 +78,8 @@ class Tender:
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
+        self._brought: Brought | None = None
+        self._failed_attempts = 0
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
         self._releases: set[asyncio.Task[None]] = set()
@@ -115,9 +118,10 @@ class Tender:
         self.interrupt()
         self.wake()
 
-    def seeded(self, epoch: int) -> None:
-        """Take note that the initial values are installed."""
+    def seeded(self, epoch: int, brought: Brought) -> None:
+        """Take note that the initial values are installed, or a worker's copy."""
         if self._seeded is not None and epoch == self.view.epoch:
+            self._brought = brought
             self._seeded.set()
 
     def store_lost(self) -> None:
@@ -234,7 +238,7 @@ class Tender:
         self._around.decided(view, host, "restore")
         served = False
         try:
-            await self._bring_back(view, host)
+            brought = await self._bring_back(view, host)
             await self._around.admit_present(view, host)
             served = self.view == view and self._is_coming(host)
         except DpsError:
@@ -243,10 +247,16 @@ class Tender:
         finally:
             if served:
                 self.view = View(view.shard, view.epoch, (host,), serving=True)
+                if self.begun:
+                    # An earlier attempt may have applied mail to what is now taken for what it was.
+                    mail = self._failed_attempts and self._group.recovery.needs_store
+                    self._around.restored(self.view, brought, certain=not mail)
                 self.begun, self._stored, self._forsaken = True, store, ()
                 self._stopped = None
+                self._failed_attempts = 0
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
+                self._failed_attempts += 1
             await self._around.publish()
 
     @property
@@ -267,20 +277,19 @@ class Tender:
                     await self._call(forsaken, request)
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
-    async def _bring_back(self, view: View, host: Endpoint) -> None:
+    async def _bring_back(self, view: View, host: Endpoint) -> Brought:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
-            await self._rebuild(view, host)
-        elif self.begun and self._around.cuts is not None:
-            await self._restore_cut(view, host, self._around.cuts.newest)
-        elif self._is_kept:
-            await self._call(host, Restore(view.shard, view.epoch, host))
-        else:
-            await self._have_seeded(Seed(view.shard, view.epoch, host))
+            return await self._rebuild(view, host)
+        if self.begun and self._around.cuts is not None:
+            return await self._restore_cut(view, host, self._around.cuts.newest)
+        if self._is_kept:
+            return await self._restored(host, Restore(view.shard, view.epoch, host))
+        return await self._have_seeded(Seed(view.shard, view.epoch, host))
 
-    async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> None:
+    async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:
         """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
         try:
-            await self._call(host, Restore(view.shard, view.epoch, host, cut))
+            return await self._restored(host, Restore(view.shard, view.epoch, host, cut))
         except CheckpointCorrupt:
             self._around.refuse_cut(view.shard, cut)
             raise
@@ -310,7 +319,11 @@ class Tender:
         kept = isinstance(self._group.recovery.durability, SharedStore)
         return kept and self._around.store is None
 
-    async def _rebuild(self, view: View, host: Endpoint) -> None:
+    async def _restored(self, host: Endpoint, request: Restore) -> Brought:
+        brought: Brought = await self._call(host, request)
+        return brought
+
+    async def _rebuild(self, view: View, host: Endpoint) -> Brought:
         """Have the worker with the freshest copy install it; without any, start from the first."""
         offers = self._around.offers
         offers.ask(Wanted(view.shard, view.epoch, host))
@@ -318,13 +331,14 @@ class Tender:
             await self._around.publish()
             offer = await offers.best(view.shard)
             seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
-            await self._have_seeded(seed, offer)
+            brought = await self._have_seeded(seed, offer)
         finally:
             offers.close(view.shard)
         if offer is not None:
             self._around.rebuilt(offer)
+        return brought
 
-    async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> None:
+    async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> Brought:
         """Ask whoever has the state to install it, and wait until that is done.
 
         Raises
@@ -346,6 +360,8 @@ class Tender:
         finally:
             self._seeded = None
             del self._around.seeds[seed.shard]
+        assert self._brought is not None
+        return self._brought
 
     async def _extend(self, view: View, host: Endpoint) -> bool:
         """Add a replica at the tail of a chain."""
@@ -455,9 +471,9 @@ class Tender:
         for member in reversed(view.chain):
             await self._call(member, Configure(view.shard, view.epoch, view.chain, member, kept))
 
-    async def _call(self, host: Endpoint, request: Any) -> None:
+    async def _call(self, host: Endpoint, request: Any) -> Any:
         try:
-            await self._transport.call(host, request, self._group.timings.copy)
+            return await self._transport.call(host, request, self._group.timings.copy)
         except TransportError:
             # It may have been lost before it was added, so that nobody will tell of it again.
             self._around.members.suspect(host.address, "coordinator")

@@ -103,6 +103,7 @@ class Auditor:
         self._saved_incarnations: dict[str, int] = {}
         seconds = getattr(case.recovery.durability, "seconds", None)
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
+        self._workers_lost = 0
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
 
@@ -243,6 +244,7 @@ class Auditor:
                     self._worker_given_up(event)
                 self._tally.left(event.worker, event.incarnation)
                 if event.was_lost:
+                    self._workers_lost += 1
                     self._tally.forgive_buffer(event.worker)
 
     def _refused(self, number: int, path: str, reason: str) -> None:
@@ -366,7 +368,9 @@ class Auditor:
         for view in table.views:
             states = self._world.states(view)
             _check_equal(view, states)
-            self._check_kept(view, self._check_state(view, states[0]))
+            found = self._check_state(view, states[0])
+            self._check_kept(view, found)
+            self._check_told(view.shard, found)
 
     def _check_placement(self, table: Table) -> None:
         """Replicas are spread evenly over no more hosts than are wanted, once anybody wants it."""
@@ -386,6 +390,21 @@ class Auditor:
         require(not lost, "lost", text)
         undone = tally.seen[shard] - found - tally.forgiven[shard]
         require(not undone, "taken back", f"shard {shard}: {sorted(undone)} was read, is lost")
+
+    def _check_told(self, shard: int, found: set[int]) -> None:
+        """Acked updates that are gone were reported, and not many more than those."""
+        gone = self._tally.acked[shard] - found
+        losses = [loss for loss in self._world.losses.found if loss.shard == shard]
+        told = sum(loss.updates for loss in losses)
+        text = f"shard {shard}: {len(gone)} acked updates are lost, but {told} were reported"
+        require(bool(losses) or not gone, "lost without a word", text)
+        if self._case.filters:
+            return  # an update may bring several cells, or none
+        if all(loss.exact for loss in losses):
+            require(told >= len(gone), "lost without a word", text)
+        # One of each lost worker may have been durable, but not acked; buffered ones never are.
+        unacked = self._workers_lost + len(self._tally.buffered[shard])
+        require(told <= len(gone) + unacked, "false alarm", text)
 
     def _check_state(self, view: View, state: ShardState) -> set[int]:
         applied = sum(progress.applied for progress in state.workers.values())
@@ -411,7 +430,8 @@ async def settled(world: World, patience: float) -> Table:
                     await asyncio.sleep(0.1)
                     continue
                 indices = [{state.index for state in world.states(v)} for v in table.views]
-                if all(len(of_shard) == 1 for of_shard in indices):
+                alike = all(len(of_shard) == 1 for of_shard in indices)
+                if alike and world.losses.is_settled:
                     return table
                 await asyncio.sleep(0.1)
     except TimeoutError:

@@ -301,6 +301,7 @@ class CountingWorker:
             values = weights[name_of(shard)]
             self._check_twin(shard, values, weights.get(twin_of(shard)))
             found = self._check_found(shard, "weights", values, versions[shard], known[shard])
+            self._check_told(shard, found)
             set_back = tally.clock(self.name, shard, found) is None
             active = {} if set_back else tally.active
             clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active.items()}
@@ -349,6 +350,16 @@ class CountingWorker:
             text = f"{self.name} took table {table.version} after {self._table}"
             self._world.network.report(Violation("older table", text))
         self._table = table.version
+
+    def _check_told(self, shard: int, found: set[int]) -> None:
+        """Who lost acked updates has been told by the time of its next read."""
+        gone = (self._tally.acked[shard] & set(cells_of(self.name))) - found
+        losses = [loss for loss in self.client.losses if loss.shard == shard]
+        told = sum(loss.updates for loss in losses)
+        counts = not self._world.group.filters and all(loss.exact for loss in losses)
+        enough = told >= len(gone) if counts else bool(losses) or not gone
+        text = f"{self.name} lost {len(gone)} acked updates on shard {shard}, but knows of {told}"
+        require(enough or not self._linear, "lost without a word", text)
 
     def _check_lead(self, number: int, cell: int, computed_from: list[_Reading]) -> None:
         """No gradient is applied that misses what slow workers should have pushed by then."""

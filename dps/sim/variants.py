@@ -20,6 +20,7 @@ from dps.protocol.coordinator import Coordinator
 from dps.protocol.host import Host
 from dps.protocol.lane import Lane
 from dps.protocol.lease import Lease
+from dps.protocol.losses import Loss, Losses, Receipts
 from dps.protocol.members import Members
 from dps.protocol.messages import (
     ClearMail,
@@ -363,6 +364,27 @@ async def _keep_the_dead(self: Replica, epoch: int, workers: Sequence[UpdateId])
 @instead_of(Coordinator, "admit_present", "workers forgotten after a loss", gated)
 async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
     """Serve a restored shard that waits for nobody whom its state does not know."""
+
+
+# -- telling of losses -----------------------------------------------------------------------------
+
+
+@instead_of(Receipts, "heard", "workers not told what they lost", any_case)
+def _hear_nothing(self: Receipts, restorations: Any) -> bool:
+    """Do not compare what a worker was told with what its shard was restored with."""
+    return False
+
+
+@instead_of(Losses, "restored", "losses reported to nobody", any_case)
+def _take_no_note(self: Losses, *args: Any, **known: Any) -> list[Loss]:
+    """Restore a shard without a word about what it lacks."""
+    return []
+
+
+@instead_of(Losses, "left", "lost workers asked what they were told", any_case)
+def _wait_for_the_dead(self: Losses, worker: str, incarnation: int) -> list[Loss]:
+    """Wait for what a worker that was lost has to say of a loss."""
+    return []
 
 
 _install, _configure = Host._install, Replica.configure

@@ -24,6 +24,7 @@ from dps.protocol.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.host import Host
 from dps.protocol.lane import OnAck
+from dps.protocol.losses import Losses
 from dps.protocol.messages import AddHosts, HostInfo, Table, View
 from dps.protocol.router import Router
 from dps.protocol.scaling import Drain, Scaling
@@ -222,6 +223,11 @@ class World:
     def scaling(self) -> Scaling:
         """What the coordinator knows of how many hosts are to hold shards."""
         return self._coordinator.scaling
+
+    @property
+    def losses(self) -> Losses:
+        """What the coordinator knows of acknowledged updates that were lost."""
+        return self._coordinator.losses
 
     @property
     def table(self) -> Table:

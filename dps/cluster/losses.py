@@ -1,0 +1,104 @@
+"""What the driver and the workers are told of acknowledged updates that were lost, by default.
+
+The driver hears of a loss with the routing table, whether it records events or not, and issues a
+Python warning. Workers and Dask's scheduler write a line to Dask's own log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from dps.errors import DpsError, UpdatesLostWarning
+from dps.events import Event, LossReported, Sink
+from dps.protocol.group import Group
+from dps.protocol.losses import GetLosses, Loss
+from dps.protocol.messages import Table
+from dps.protocol.router import Router
+
+SILENT = "ignore"
+
+# Below the loggers that Dask shows by default, and keeps for `Client.get_worker_logs()`.
+scheduler_log = logging.getLogger("distributed.scheduler.dps")
+worker_log = logging.getLogger("distributed.worker.dps")
+
+
+class LossWatch:
+    """Knows a group's losses, and warns of new ones. Used from the client's event loop.
+
+    Attributes
+    ----------
+    found
+        The losses that are known, one for each restoration that cost any. May be read in any
+        thread.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.found: tuple[Loss, ...] = ()
+        self._group = group
+        self._revision = 0
+        self._asking: asyncio.Task[None] | None = None
+
+    def open(self, router: Router) -> None:
+        """Begin to listen."""
+        self._router = router
+        router.listen(self._heard)
+
+    async def close(self) -> None:
+        """Stop listening, once all is known that the coordinator knows."""
+        self._router.unlisten(self._heard)
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self.look()
+
+    async def look(self) -> None:
+        """Ask the coordinator; what it has told before must do where it does not answer."""
+        try:
+            reply = await self._router.ask_once(GetLosses(), self._group.timings.call)
+        except DpsError:
+            return
+        before, self.found = self.found, reply.losses
+        if self._group.on_loss != SILENT:
+            warn(self._group, (loss for loss in self.found if loss not in before))
+
+    def _heard(self, table: Table) -> None:
+        asking = self._asking is not None and not self._asking.done()
+        if table.losses > self._revision and not asking:
+            self._revision = table.losses
+            self._asking = asyncio.create_task(self.look())
+
+
+def warn(group: Group, losses: Iterable[Loss]) -> None:
+    """Issue a Python warning of each loss, which is shown unless somebody has filtered it out."""
+    for loss in losses:
+        text = (
+            f"dps: {loss} (parameter server {group.name}, epoch {loss.epoch}). See ps.losses; "
+            "recovery= says what survives, on_loss='raise' ends a training that has lost updates"
+        )
+        warnings.warn(text, UpdatesLostWarning, stacklevel=2)
+
+
+def logged(group: Group, sink: Sink) -> Sink:
+    """A sink that also writes losses to the log of Dask's scheduler."""
+
+    def take(event: Event) -> None:
+        if isinstance(event, LossReported) and group.on_loss != SILENT:
+            scheduler_log.warning("%s", _line(group, event))
+        sink(event)
+
+    return take
+
+
+def log_own(group: Group, worker: str, loss: Loss) -> None:
+    """Write to the log of a worker's node that some of the worker's updates are lost."""
+    if group.on_loss != SILENT:
+        worker_log.warning("dps: of the updates of %s, %s (group %s)", worker, loss, group.name)
+
+
+def _line(group: Group, event: LossReported) -> str:
+    what: Any = event.t, event.updates, event.exact, event.source, event.version, event.epoch
+    return f"dps: {Loss(event.shard, *what)} (group {group.name}, epoch {event.epoch})"

@@ -1,0 +1,65 @@
+"""How every shard is written to its checkpoint at a moment that somebody chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from dps.errors import NotServing, ShardUnavailable, StaleEpoch, TransportError
+from dps.protocol.group import Group
+from dps.protocol.router import Router
+from dps.protocol.transport import Transport
+from dps.protocol.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Save:
+    """To a shard's head: write what is acknowledged by now to its checkpoint. Reply: SavedAt.
+
+    With consistent cuts, that is one which holds it.
+    """
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class SavedAt:
+    """The version of a shard that is in its checkpoint, or an earlier one than that is."""
+
+    version: int
+
+
+async def save_all(
+    group: Group, router: Router, transport: Transport, limit: float
+) -> tuple[int, ...]:
+    """Have every shard written; return the version of each that is in its checkpoint at least.
+
+    Raises
+    ------
+    StoreUnavailable
+        A checkpoint could not be written.
+    ShardUnavailable
+        A shard was not served for `limit` seconds.
+    """
+    until = asyncio.get_running_loop().time() + limit
+
+    async def save(shard: int) -> int:
+        while True:
+            table = await router.fetch()  # also when the group is closed
+            view = table.views[shard]
+            try:
+                if view.serving:
+                    request = Save(shard, view.epoch)
+                    deadline = group.timings.copy
+                    reply = await transport.call(view.chain[-1], request, deadline, "control")
+                    return int(reply.version)
+            except (TransportError, NotServing, StaleEpoch):
+                router.report(view.chain[-1])
+            if asyncio.get_running_loop().time() >= until:
+                raise ShardUnavailable(f"checkpoint: shard {shard} was not served for {limit:g} s")
+            await asyncio.sleep(group.timings.retry)
+
+    return tuple(await asyncio.gather(*(save(s) for s in range(len(group.layout.shards)))))
