@@ -127,6 +127,9 @@ def test_cuts_stay_until_they_are_not_needed(path: str) -> None:
     assert [found.cut for found in files(path).found()] == [3, 2, 1, 0]
     files(path).prune_cuts(1, oldest=2)
     assert [found.cut for found in files(path).found()] == [3, 2]
+    files(path).write(2, state(0, 20), 4)
+    files(path).prune_cuts(1, oldest=9)
+    assert [found.cut for found in files(path).found()] == [4], "what a later server wrote stays"
 
 
 @pytest.mark.parametrize("scope", ["shard", "all"])

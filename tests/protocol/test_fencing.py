@@ -98,8 +98,11 @@ def test_a_replica_that_has_come_back_is_not_released() -> None:
         assert s.world.hosts[host.address].states()[0].version == 1
         await client.push(ONES, pull=True)
         assert client.versions() == (2,)
+        state = (await s.states())[0]
         await s.ask(host, Release(0, view.epoch))
         assert not s.world.hosts[host.address].states()
+        with pytest.raises(StaleEpoch, match=f"gave shard 0 up after epoch {view.epoch}"):
+            await s.ask(host, Install(0, view.epoch, (host,), state, "initial"))
 
     in_world(scenario, shards=1)
 
@@ -401,6 +404,25 @@ def test_a_table_that_was_overtaken_does_not_replace_a_newer_one() -> None:
         assert (await client.router.table()).views == after.views
 
     in_world(scenario)
+
+
+def test_a_keeper_that_started_over_has_nothing_that_it_was_given_before() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES, pull=True)
+        keeper = s.world.hosts[s.world.endpoint("store-0").address]
+        s.world.crash("server-0")
+        await asyncio.sleep(0.1)
+        states = keeper.stored_bytes
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        assert keeper.stored_bytes > states > 0  # with a gradient in the mailbox
+        cut_off(s, "store-0")
+        await until(lambda: s.world.table.store is None, 6 * LEASE)
+        s.network.heal()
+        await until(lambda: keeper._life == 1, 2 * LEASE)
+        assert keeper.stored_bytes == 0
+
+    in_world(scenario, recovery=STORED, shards=1, last_copy=LEASE)
 
 
 def test_a_lease_that_is_renewed_at_the_last_moment_goes_on() -> None:

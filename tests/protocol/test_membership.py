@@ -20,7 +20,18 @@ from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.lane import Outcome
-from dps.protocol.messages import AddHosts, EnterWorker, HostInfo, Pull, Push, Replicate, View
+from dps.protocol.messages import (
+    AddHosts,
+    EnterWorker,
+    ExitWorker,
+    HostInfo,
+    Pull,
+    Push,
+    RenewWorker,
+    Replicate,
+    ReportLink,
+    View,
+)
 from dps.protocol.transport import Endpoint
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR
@@ -192,6 +203,22 @@ def test_the_last_replica_of_a_chain_is_given_up_in_the_end() -> None:
     in_world(scenario, recovery=recovery, shards=1, meanwhile=bring_a_spare, last_copy=3.0)
 
 
+def test_a_report_of_an_epoch_that_is_over_costs_nobody_a_replica() -> None:
+    """Whoever reported it may have been the one that could not be reached."""
+
+    async def scenario(s: Setting) -> None:
+        view = await view_of(s)
+        head, tail = view.chain
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch - 1, tail))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, head))  # which has no predecessor
+        await asyncio.sleep(3 * LEASE)
+        assert (await view_of(s)) == view
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await until(lambda: happened(s, Detected), 2 * LEASE)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
 def test_a_new_replica_goes_to_another_machine_than_the_others() -> None:
     """Its name alone would put it on the machine of the head."""
 
@@ -317,6 +344,22 @@ def test_a_worker_that_asks_twice_to_enter_enters_once() -> None:
         again = await s.ask(COORDINATOR, replace(enter, token="second"))
         assert (first.incarnation, again.incarnation) == (1, 2)
         assert [event.incarnation for event in happened(s, WorkerJoined)] == [1, 2]
+
+    in_world(scenario)
+
+
+def test_what_an_earlier_incarnation_of_a_worker_says_is_not_of_the_present_one() -> None:
+    async def scenario(s: Setting) -> None:
+        enter = EnterWorker("worker-0", "sim://nobody", "node", "first")
+        for token in ("first", "second"):
+            await s.ask(COORDINATOR, replace(enter, token=token))
+        assert not (await s.ask(COORDINATOR, RenewWorker("worker-0", 1))).granted
+        await s.ask(COORDINATOR, ExitWorker("worker-0", 1, "finished", False))
+        assert (await s.ask(COORDINATOR, RenewWorker("worker-0", 2))).granted
+        assert not happened(s, WorkerLeft)
+        await s.ask(COORDINATOR, ExitWorker("worker-0", 2, "finished", False))
+        assert not (await s.ask(COORDINATOR, RenewWorker("worker-0", 2))).granted
+        assert [(e.incarnation, e.reason) for e in happened(s, WorkerLeft)] == [(2, "finished")]
 
     in_world(scenario)
 
