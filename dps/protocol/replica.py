@@ -134,7 +134,7 @@ class Replica:
         # for one. Workers that are present enter again when the shards go back.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._until(lambda: self._commits.index >= target, until):
-            return Waiting()
+            return Waiting(self._commits.failure)
         self._must_be_head(m.epoch)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.duplicates += 1
