@@ -26,6 +26,7 @@ from flows.record import (
     FAILED_ATTEMPTS,
     EventWriter,
     Record,
+    end_record,
     read_record,
     read_start,
     read_trial,
@@ -170,12 +171,11 @@ def end_unfinished(attempt: Attempt, reason: str) -> None:
     if record.ended is not None:
         return
     now = time.time()
-    told = settings(attempt.trial, attempt.circumstances)
-    start = TrialStarted(now, attempt.trial.name, told, versions())
-    with EventWriter(path) as write:  # again from its start, as its last line may be cut short
-        for event in record.events or (start,):
-            write(event)
-        write(TrialEnded(now, "failed", reason))
+    if not record.events:
+        told = settings(attempt.trial, attempt.circumstances)
+        with EventWriter(path) as write:
+            write(TrialStarted(now, attempt.trial.name, told, versions()))
+    end_record(path, TrialEnded(now, "failed", reason))
 
 
 def versions(torch: bool = False) -> dict[str, str]:

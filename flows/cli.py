@@ -6,6 +6,7 @@ imports what it needs.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -31,6 +32,7 @@ from flows.terminal import store as _store
 from flows.terminal import warn as _warn
 
 PRIVATE = 0o077  # what nobody but the user may do with a file that is made
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -87,6 +89,12 @@ def main() -> None:
     except DpsError as error:
         for line in masked(str(error)).splitlines():
             print(f"dps: {line}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        where = f" for {masked(str(error.filename))}" if error.filename else ""
+        print(f"dps: {error.strerror}{where}. Make room, and run it again", file=sys.stderr)
         sys.exit(2)
 
 

@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from dps.cluster.lifetime import end_with_parent, without_interrupts
+from dps.errors import StoreUnavailable
 from flows.attempt import Attempt, end_unfinished
 from flows.progress import Follower, PlainView
 
@@ -50,7 +51,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The attempt is over, and its record whole."""
+    """The attempt is over, and its record whole; or its end could not be written: `failure`."""
+
+    failure: str = ""
 
 
 class Drivers:
@@ -148,8 +151,10 @@ class _Driver:
                         view.told(attempt.trial, line)
                     case Moved(updates, state):
                         view.moved(attempt.trial, updates, state)
-                    case Over():
+                    case Over(failure):
                         self.attempt = None
+                        if failure:
+                            end_unfinished(attempt, failure)
                         return attempt
         except (EOFError, ConnectionResetError):
             return self._gave_up(attempt, f"its driver was lost: {self._ending()}")
@@ -231,15 +236,19 @@ def _run_attempts(connection: Connection) -> NoReturn:
             lambda line: send(Told(line)),
             lambda updates, state: send(Moved(updates, state)),
         )
-        run_trial(
-            attempt.trial,
-            attempt.folder,
-            follower,
-            attempt.path,
-            attempt.circumstances,
-            follower.told,
-        )
-        send(Over())
+        failure = ""
+        try:
+            run_trial(
+                attempt.trial,
+                attempt.folder,
+                follower,
+                attempt.path,
+                attempt.circumstances,
+                follower.told,
+            )
+        except StoreUnavailable as error:
+            failure = f"StoreUnavailable: {error}"
+        send(Over(failure))
 
 
 def _end_as_orphan() -> None:

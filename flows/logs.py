@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,11 +20,36 @@ LOG_FILE = "trial.log"
 FORMAT = "time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s"
 
 
+class _UntilFull(logging.FileHandler):
+    """Writes no more after an error, which Python's own would print with every line.
+
+    Attributes
+    ----------
+    full
+        Whether there was one.
+    """
+
+    full = False
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a record, if all before it were."""
+        return not self.full and super().handle(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is Python's)
+        """Give up; what is left in the buffer is dropped, or closing would try again."""
+        self.full = True
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+
+
 class TrialLog:
     """Writes a line for every event that is of interest by itself; an event sink, for any thread.
 
     What is in the file already is kept: a trial that is resumed goes on with it. Events that come
-    after `close` are left out.
+    after `close` are left out, and so are all after one that could not be written: the record
+    counts, and is on the same disk.
 
     Parameters
     ----------
@@ -42,7 +68,7 @@ class TrialLog:
         formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%S")
         formatter.converter = time.gmtime
         try:
-            self._handler = logging.FileHandler(path, encoding="utf-8")
+            self._handler = _UntilFull(path, encoding="utf-8")
         except OSError as error:
             raise StoreUnavailable(
                 f"the log cannot be written to {path}: {error.strerror or error}. "

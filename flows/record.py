@@ -11,10 +11,11 @@ import json
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
@@ -23,6 +24,8 @@ from flows.files import write_whole
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
+RESERVE_FILE = ".reserve"  # beside a record that is being written: room for its end
+RESERVE_BYTES = 1 << 14
 EARLIER = "earlier"  # beside the trials: the records that others took the place of
 FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
@@ -51,7 +54,14 @@ E = TypeVar("E", bound=Event)
 class EventWriter:
     """Writes events to a file, one line each; call it with an event, from any thread.
 
-    An older record at `path` is replaced. Events that come after `close` are left out.
+    An older record at `path` is replaced. Events that come after `close` are left out, and so are
+    those that come after one could not be written: a record has no gaps. Some space is kept for
+    its last one, which says so.
+
+    Attributes
+    ----------
+    failure
+        Why an event could not be written; None: all were.
 
     Raises
     ------
@@ -60,28 +70,51 @@ class EventWriter:
     """
 
     def __init__(self, path: Path) -> None:
+        self.failure: StoreUnavailable | None = None
         self._path = path
+        self._reserve = path.with_name(RESERVE_FILE)
         self._lock = threading.Lock()
+        self._whole = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("w", encoding="utf-8", buffering=1)
+            self._reserve.write_bytes(bytes(RESERVE_BYTES))
+            self._file = path.open("wb", buffering=0)
         except OSError as error:
+            with suppress(OSError):
+                self._reserve.unlink()
             raise self._unwritable(error) from error
 
     def __call__(self, event: Event) -> None:
-        line = to_json(event) + "\n"
         with self._lock:
-            if self._file.closed:
-                return  # A late event from another thread: the record has its end already.
-            try:
-                self._file.write(line)
-            except OSError as error:
-                raise self._unwritable(error) from error
+            # A late event from another thread: the record has its end already.
+            if not self._file.closed and self.failure is None:
+                self._write(event)
+
+    def end(self, event: Event) -> None:
+        """Write the last event, also if others before it could not be written, and close."""
+        with self._lock:
+            self._reserve.unlink(missing_ok=True)
+            self._write(event)
+        self.close()
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         with self._lock:
             self._file.close()
+            self._reserve.unlink(missing_ok=True)
+
+    def _write(self, event: Event) -> None:
+        left = memoryview((to_json(event) + "\n").encode())
+        whole = self._whole + len(left)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._file.truncate(self._whole)  # no line is there in part
+            self._file.seek(self._whole)
+            self.failure = self._unwritable(error)
+            raise self.failure from error
+        self._whole = whole
 
     def __enter__(self) -> EventWriter:
         return self
@@ -97,8 +130,28 @@ class EventWriter:
     def _unwritable(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
             f"the events cannot be written to {self._path}: {error.strerror or error}. "
-            "Make the folder writable, or run in another one."
+            "Make the folder writable, or room on its disk, or run in another one."
         )
+
+
+def end_record(path: Path, event: TrialEnded) -> None:
+    """Put an end to a record that nobody writes any more; what is in it stays.
+
+    Raises
+    ------
+    StoreUnavailable
+        The file cannot be written.
+    """
+    try:
+        with path.open("r+b") as file:
+            text = file.read()
+            file.truncate(text.rfind(b"\n") + 1)  # without a last line that was cut short
+            file.seek(0, os.SEEK_END)
+            file.write((to_json(event) + "\n").encode())
+    except OSError as error:
+        raise StoreUnavailable(
+            f"that it has failed cannot be written to {path}: {error.strerror or error}"
+        ) from error
 
 
 def without_secrets(event: Event) -> Event:

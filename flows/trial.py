@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import traceback
 import uuid
@@ -35,7 +36,7 @@ from dps.cluster.worker import Worker
 from dps.core.credentials import masked
 from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
-from dps.errors import ConfigurationError, DpsError
+from dps.errors import ConfigurationError, DpsError, StoreUnavailable
 from dps.events import (
     Audited,
     CheckpointRefused,
@@ -106,35 +107,50 @@ def run_trial(
     -----
     The record ends with `TrialEnded` in any case, but for an interruption (`KeyboardInterrupt`):
     then it just stops, and the processes are ended before the interruption goes on. What nobody
-    foresaw fails the trial as well, and leaves its traceback beside the record.
+    foresaw fails the trial as well, and leaves its traceback beside the record. Where an event
+    cannot be written, the training is stopped: nothing trains unrecorded.
+
+    Raises
+    ------
+    StoreUnavailable
+        Not even the end can be recorded, or nothing at all.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
     clock = SystemClock()
     missed: list[FaultMissed] = []
     labels = _labels(trial)
+    unrecorded = threading.Event()
     with EventWriter(folder / EVENTS_FILE) as write, TrialLog(folder / LOG_FILE, labels) as log:
 
         def record(event: Event) -> None:
             event = without_secrets(event)
             if isinstance(event, FaultMissed):
                 missed.append(event)
-            write(event)
+            try:
+                write(event)
+            except StoreUnavailable:  # it is the reason why the trial fails
+                unrecorded.set()
             log(event)
             sink(event)
 
         told = settings(trial, circumstances or {})
         record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
         try:
-            failure = _train(trial, folder, record, path, tell, plan)
+            failure = _train(trial, folder, record, path, tell, plan, unrecorded)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = reason_of(error, folder)
+        if write.failure is not None:
+            failure = f"StoreUnavailable: {write.failure}"
+        status, reason = "valid", ""
         if failure is not None:
-            record(TrialEnded(clock.now(), "failed", failure))
+            status, reason = "failed", failure
         elif missed:
-            reasons = "; ".join(f"fault on {m.target}: {m.reason}" for m in missed)
-            record(TrialEnded(clock.now(), "invalid", reasons))
-        else:
-            record(TrialEnded(clock.now(), "valid", ""))
+            reason = "; ".join(f"fault on {m.target}: {m.reason}" for m in missed)
+            status = "invalid"
+        ended = without_secrets(TrialEnded(clock.now(), status, reason))
+        log(ended)
+        sink(ended)
+        write.end(ended)
 
 
 def reason_of(error: Exception, folder: Path) -> str:
@@ -143,7 +159,10 @@ def reason_of(error: Exception, folder: Path) -> str:
     if isinstance(error, DpsError | OSError):
         return reason
     text = masked("".join(traceback.format_exception(error)))
-    (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+    try:
+        (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+    except OSError as away:
+        return f"{reason} (unforeseen; its traceback could not be written: {away.strerror})"
     return f"{reason} (unforeseen; see {TRACEBACK_FILE} beside the record)"
 
 
@@ -154,6 +173,7 @@ def _train(
     path: str | None,
     tell: Callable[[str], None] | None,
     plan: FaultPlan | None,
+    unrecorded: threading.Event,
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
@@ -189,10 +209,31 @@ def _train(
                     record(CheckpointRefused(clock.now(), **asdict(refused)))
                 record(TrialResumed(clock.now(), path, ps.saved.updates))
             notify += [crew.note, injector.note]
-            with injector:
+            with injector, _stopped_by(unrecorded, ps):
                 failure = crew.work(config.time_limit)
             _audit(ps, clock.now(), record)
     return failure
+
+
+@contextmanager
+def _stopped_by(unrecorded: threading.Event, ps: ParameterServer) -> Iterator[None]:
+    """Stop the training as soon as an event cannot be recorded."""
+    over = False
+
+    def stop() -> None:
+        unrecorded.wait()
+        if not over:
+            ps.stop()
+
+    thread = threading.Thread(target=stop, name="dps-unrecorded", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over = True
+        if not unrecorded.is_set():
+            unrecorded.set()  # that ends the thread
+        thread.join()
 
 
 def _to_nobody(line: str) -> None:

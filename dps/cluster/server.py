@@ -406,8 +406,8 @@ class ParameterServer(Readable, Elastic):
         """End the training: return when no worker pushes any more.
 
         Every worker's next request raises `TrainingStopped`, also one that it waits for at this
-        moment, and `worker.leaving` is true. A training function that lets the error through ends
-        with it, and so does its Dask future; one that returns instead has a result as always.
+        moment. A training function that lets the error through ends with it, and so does its Dask
+        future; one that catches it and returns has a result as always.
         The parameter server stays: it can be read, and `run` starts workers that go on from there.
 
         Raises

@@ -526,7 +526,7 @@ class Client:
         A client that is no worker goes on.
         """
         if self.worker and self._ended is None:
-            self._ended, self.leaving = error, True
+            self._ended = error
             self._start(self._end_in_order())
 
     async def _end_in_order(self) -> None:

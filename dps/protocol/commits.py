@@ -36,6 +36,8 @@ class Commits:
         The last committed state.
     index
         Index of the last operation that is committed.
+    failure
+        Why the last attempt to commit failed; "" if it did not.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Commits:
         self.successor = successor
         self.visible = state
         self.index = state.index
+        self.failure = ""
         self._shard = shard
         self._group = group
         self._newest = state
@@ -145,8 +148,9 @@ class Commits:
             while self.in_flight:
                 try:
                     await self.until_interrupted(self._commit())
-                    self._unreached_since = None
+                    self._unreached_since, self.failure = None, ""
                 except (DpsError, OSError) as error:
+                    self.failure = str(error)
                     # The successor or the store does not answer. Nothing is acked meanwhile; the
                     # coordinator changes the chain, or the store comes back.
                     await asyncio.sleep(self._group.timings.retry)

@@ -102,6 +102,7 @@ class Lane:
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
         self._since_read = 0
+        self._why = ""  # why the shard makes this client wait, if it says so
         self._clock = 0
         self._last: UpdateId | None = None
         self._told_in = 0  # the epoch in which the shard was told of the last update
@@ -174,6 +175,7 @@ class Lane:
             request = Push(view.shard, view.epoch, op, False, self._group.timings.patience)
             reply = await self._ask(view, view.chain[0], request)
             if isinstance(reply, Waiting):
+                self._why = reply.reason
                 return False
             if reply.result is None:  # what the caller is told of is always its last call
                 raise Evicted(
@@ -260,6 +262,7 @@ class Lane:
                 self.keys.forget()
                 return False
             if isinstance(reply, Waiting):
+                self._why = reply.reason
                 return False
             self.keys.acked(op, sent, head)
             replies.append(reply)
@@ -367,7 +370,7 @@ class Lane:
         ShardUnavailable
             The shard stayed down for longer than the group's `unavailable` seconds.
         """
-        limit = self._group.timings.unavailable
+        limit, self._why = self._group.timings.unavailable, ""
         view = await self._router.view(self._shard)
         try:
             async with asyncio.timeout(limit):
@@ -376,8 +379,10 @@ class Lane:
                     view = await self._router.view(self._shard)
                     self._may_go_on()
         except TimeoutError:
+            why = f": {self._why}" if self._why else ""
             raise ShardUnavailable(
                 f"{what}: shard {self._shard} (epoch {view.epoch}) was not served for {limit:g} s"
+                f"{why}"
             ) from None
 
     async def _attempt(

@@ -278,7 +278,12 @@ class Pushed:
 @message
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The consistency model still makes the worker wait; ask again."""
+    """The consistency model still makes the worker wait, or what it sent is not durable; ask again.
+
+    `reason` is why it could not be made durable, if that has failed.
+    """
+
+    reason: str = ""
 
 
 @message

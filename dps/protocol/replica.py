@@ -138,7 +138,7 @@ class Replica:
         # for one. Workers that are present enter again when the shards go back.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._until(lambda: self._commits.index >= target, until):
-            return Waiting()
+            return Waiting(self._commits.failure)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)

@@ -94,7 +94,9 @@ class Checkpoints:
             before = self._complete
             await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
-                raise StoreUnavailable(f"shard {self._shard}: checkpoints cannot be written")
+                raise StoreUnavailable(
+                    f"shard {self._shard}: checkpoints cannot be written ({self._failure})"
+                )
 
     async def save(self, epoch: int, state: ShardState) -> None:
         """Return when a checkpoint holds a state that was committed.

@@ -104,6 +104,7 @@ class Auditor:
         seconds = getattr(case.recovery.durability, "seconds", None)
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
         self._workers_lost = 0
+        self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
 
@@ -129,6 +130,9 @@ class Auditor:
                 known = self._saved_incarnations.get(worker, 0)
                 self._saved_incarnations[worker] = max(known, progress.incarnation)
         self._incarnations = dict(self._saved_incarnations)
+        for shard, state in enumerate(saved.states):
+            values = counted(f"shard {shard}, saved", world.group.layout, shard, state.values)
+            self._ended_without[shard] = self._tally.acked[shard] - cells_in(values)
         if applies(world.group):
             self._check_cut(saved.states)
 
@@ -393,7 +397,7 @@ class Auditor:
 
     def _check_told(self, shard: int, found: set[int]) -> None:
         """Acked updates that are gone were reported, and not many more than those."""
-        gone = self._tally.acked[shard] - found
+        gone = self._tally.acked[shard] - self._ended_without[shard] - found
         losses = [loss for loss in self._world.losses.found if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         text = f"shard {shard}: {len(gone)} acked updates are lost, but {told} were reported"

@@ -182,6 +182,9 @@ class CountingWorker:
         self._newest: dict[int, tuple[int, int]] = {}  # by shard, its life and the version read
         self._weights: dict[int, int] = {}  # by shard, the version of the weights that it has
         self._lives = list(tally.lives)
+        # Nobody tells a process what an earlier one of its name was told, and has lost.
+        own = set(cells_of(name))
+        self._acked_before = [acked & own for acked in tally.acked]
         self._table = -1
         self.client.router.listen(self._heard)
         shards = range(len(world.group.layout.shards))
@@ -353,7 +356,8 @@ class CountingWorker:
 
     def _check_told(self, shard: int, found: set[int]) -> None:
         """Who lost acked updates has been told by the time of its next read."""
-        gone = (self._tally.acked[shard] & set(cells_of(self.name))) - found
+        own = set(cells_of(self.name)) - self._acked_before[shard]
+        gone = (self._tally.acked[shard] & own) - found
         losses = [loss for loss in self.client.losses if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         counts = not self._world.group.filters and all(loss.exact for loss in losses)

@@ -68,7 +68,9 @@ def run_published(trial: PublishedTrial, folder: Path, failed_before: int = 0) -
                 status = "invalid" if reason else "valid"
         except Exception as error:  # noqa: BLE001 (whatever an actor raised must not stop the others)
             status, reason = "failed", reason_of(error, folder)
-        record(TrialEnded(clock.now(), status, reason))
+        if record.failure is not None:
+            status, reason = "failed", f"StoreUnavailable: {record.failure}"
+        record.end(TrialEnded(clock.now(), status, reason))
 
 
 def _names(trial: PublishedTrial) -> tuple[str, ...]:

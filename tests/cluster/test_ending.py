@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -26,7 +27,8 @@ from dps import (
     Worker,
 )
 from dps.cluster.local import LocalCluster
-from dps.errors import ConfigurationError, StoreUnavailable
+from dps.errors import ConfigurationError, ShardUnavailable, StoreUnavailable
+from dps.protocol.group import Timings
 from dps.protocol.runs import find_saved
 from tests.cluster.training import (
     COUNTING,
@@ -34,7 +36,6 @@ from tests.cluster.training import (
     SECONDS,
     count,
     count_until,
-    count_while_wanted,
     counts,
     nodes,
     ones,
@@ -186,6 +187,22 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(
     assert "No space left" in warning
 
 
+def test_a_path_that_stays_full_is_the_reason_why_pushes_end(
+    plain: Client, small_disk: Path
+) -> None:
+    recovery = Recovery(Checkpoint(every=10, path=str(small_disk / "saved")))
+    choices: dict[str, Any] = {"recovery": recovery, "timings": Timings(unavailable=3.0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UpdatesLostWarning)
+        with ParameterServer(plain, params(), optimizer=COUNTING, **choices) as ps:
+            fill(small_disk)
+            (future,) = ps.run(partial(count, 100))
+            with pytest.raises(ShardUnavailable, match=r"for 3 s: .*No space left on device"):
+                future.result(timeout=SECONDS)
+            assert versions(ps)[0] <= 11  # one more than is acknowledged
+    assert saved_versions(small_disk / "saved") == [0]
+
+
 def fill(folder: Path) -> None:
     """Write until there is no space left."""
     with (folder / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
@@ -211,20 +228,24 @@ def test_nothing_is_pushed_after_a_stop(plain: Client) -> None:
         assert versions(ps) == [version + 3 for version in there]
 
 
-def test_a_function_that_looks_whether_it_is_to_leave_returns(plain: Client) -> None:
+def test_a_function_that_catches_it_has_a_result(plain: Client) -> None:
     with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
-        (future,) = ps.run(leave_when_asked)
+        (future,) = ps.run(return_what_it_did)
         eventually(lambda: min(versions(ps)) >= 5, SECONDS)
         ps.stop()
-        assert future.result(timeout=SECONDS) == "left"
+        (there,) = versions(ps)
+        # The last one may have been under way when the training was stopped.
+        assert future.result(timeout=SECONDS) in (there, there - 1)
 
 
-def leave_when_asked(worker: Worker) -> str:
-    try:
-        count_while_wanted(worker)
-    except TrainingStopped:
-        assert worker.leaving
-    return "left"
+def return_what_it_did(worker: Worker) -> int:
+    gradients = ones(worker.pull())
+    for step in itertools.count():
+        try:
+            worker.push(gradients)
+        except TrainingStopped:
+            return step
+    raise AssertionError
 
 
 def compute_then_push(flag: str, worker: Worker) -> None:
