@@ -130,9 +130,9 @@ class Auditor:
                 known = self._saved_incarnations.get(worker, 0)
                 self._saved_incarnations[worker] = max(known, progress.incarnation)
         self._incarnations = dict(self._saved_incarnations)
-        for shard, state in enumerate(saved.states):
-            values = counted(f"shard {shard}, saved", world.group.layout, shard, state.values)
-            self._ended_without[shard] = self._tally.acked[shard] - cells_in(values)
+        for number, state in enumerate(saved.states):
+            values = counted(f"shard {number}, saved", world.group.layout, number, state.values)
+            self._ended_without[number] = self._tally.acked[number] - cells_in(values)
         if applies(world.group):
             self._check_cut(saved.states)
 

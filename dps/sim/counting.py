@@ -134,7 +134,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The clocks that the weights of one shard show of each worker that takes part since."""
+    """The clocks that what was read of a shard shows of each worker that takes part since."""
 
     clocks: dict[str, tuple[int, int | None]]
 
@@ -187,6 +187,7 @@ class CountingWorker:
         self._acked_before = [acked & own for acked in tally.acked]
         self._table = -1
         self.client.router.listen(self._heard)
+        self._row_readings: list[_Reading] = []
         shards = range(len(world.group.layout.shards))
         self._kept: list[set[int]] = [set() for _ in shards]
         self._told: list[set[int]] = [set() for _ in shards]
@@ -229,7 +230,8 @@ class CountingWorker:
         number = self._tally.numbers[cell] = self.client.next_seq
         self._pushed.add(cell)
         self._on_the_way = {number: cell}
-        computed_from, self._readings = self._readings, []
+        computed_from = [*enumerate(self._readings), *enumerate(self._row_readings)]
+        self._readings, self._row_readings = [], []
         rows = self._row_keys.gradient(cell) if self._row_keys else {}
         await self._in_time(self.client.push(self._gradient(cell), pull, rows))
         self._on_the_way = {}
@@ -269,8 +271,10 @@ class CountingWorker:
 
         await self._in_time(read())
         self._note_entered()
+        self._row_readings = []
         for shard, values in enumerate(keys.by_shard(rows[0])):
-            self._check_found(shard, "rows", values, int(values[0]), known[shard])
+            found = self._check_found(shard, "rows", values, int(values[0]), known[shard])
+            self._row_readings.append(self._reading(shard, found))
 
     def _note_entered(self) -> None:
         """Take note if the worker has entered anew."""
@@ -297,19 +301,22 @@ class CountingWorker:
         return gradients
 
     def _check_read(self, known: list[set[int]]) -> None:
-        tally, versions = self._tally, self.client.versions()
-        readings = []
+        versions, readings = self.client.versions(), []
         weights = self.client.weights()
         for shard in range(len(versions)):
             values = weights[name_of(shard)]
             self._check_twin(shard, values, weights.get(twin_of(shard)))
             found = self._check_found(shard, "weights", values, versions[shard], known[shard])
             self._check_told(shard, found)
-            set_back = tally.clock(self.name, shard, found) is None
-            active = {} if set_back else tally.active
-            clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active.items()}
-            readings.append(_Reading(clocks))
+            readings.append(self._reading(shard, found))
         self._readings = readings
+
+    def _reading(self, shard: int, found: set[int]) -> _Reading:
+        """How far everybody is in what was read of a shard."""
+        tally = self._tally
+        set_back = tally.clock(self.name, shard, found) is None
+        active = {} if set_back else tally.active
+        return _Reading({w: (since, tally.clock(w, shard, found)) for w, since in active.items()})
 
     def _check_found(
         self, shard: int, kind: str, values: np.ndarray, version: int, known: set[int]
@@ -365,11 +372,13 @@ class CountingWorker:
         text = f"{self.name} lost {len(gone)} acked updates on shard {shard}, but knows of {told}"
         require(enough or not self._linear, "lost without a word", text)
 
-    def _check_lead(self, number: int, cell: int, computed_from: list[_Reading]) -> None:
+    def _check_lead(
+        self, number: int, cell: int, computed_from: list[tuple[int, _Reading]]
+    ) -> None:
         """No gradient is applied that misses what slow workers should have pushed by then."""
         if self._lead is None:
             return
-        for shard, reading in enumerate(computed_from):
+        for shard, reading in computed_from:
             if cell not in self._tally.acked[shard] | self._tally.buffered[shard]:
                 continue  # it was dropped as too stale
             for worker, (since, clock) in reading.clocks.items():
