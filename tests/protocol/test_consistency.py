@@ -242,6 +242,24 @@ def test_a_worker_that_joins_starts_at_the_minimum(consistency: Consistency) -> 
     in_world(scenario, consistency=consistency)
 
 
+def test_a_worker_that_joins_while_a_shard_is_behind_starts_as_far_on_all() -> None:
+    """There it knows nobody who is further: the one who is could not tell it yet."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.all_of(process.run(keep_pushing(client, 5)), within=3.0)
+        s.network.cut("worker-0", "server-0")
+        s.world.crash("server-0", back_after=0.1)
+        await asyncio.sleep(1.0)
+        assert await s.clocks() == [{"worker-0": 0}, {"worker-0": 5}]
+        joining, other = await s.enter("worker-1")
+        assert [clocks["worker-1"] for clocks in await s.clocks()] == [5, 5]
+        await s.all_of(joining.run(keep_pushing(other, 2)), within=2.0)
+        assert [clocks["worker-1"] for clocks in await s.clocks()] == [7, 7]
+
+    in_world(scenario, consistency=SSP(9))
+
+
 def test_a_shard_that_was_lost_is_told_how_far_each_worker_is() -> None:
     """Also by one that asks nothing of it for long; else the others would wait for that one."""
 

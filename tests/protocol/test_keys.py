@@ -56,6 +56,15 @@ def test_a_list_is_left_out_once_it_was_acknowledged_there() -> None:
     assert known.shortened(op, HERE) is op
 
 
+def test_what_one_node_has_had_is_not_left_out_for_another() -> None:
+    """It would say so, and the operation be sent a second time, once for each list."""
+    known = KnownKeys()
+    known.acked(operation(0), operation(0), HERE)
+    known.acked(operation(1), operation(1), THERE)
+    assert known.shortened(operation(1), THERE).codec[0].cached
+    assert known.shortened(operation(0), THERE).codec == operation(0).codec
+
+
 def test_a_list_is_hashed_once_when_it_is_sent_and_once_at_most_when_that_is_acknowledged() -> None:
     known, op = KnownKeys(), operation()
     with patch.object(keys, "blake2b", wraps=keys.blake2b) as hashed:

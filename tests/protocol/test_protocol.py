@@ -17,10 +17,19 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import DeadlineExceeded, NonFiniteGradient, ShardUnavailable, StaleEpoch
 from dps.events import Applied, Detected, Promoted, Replayed, Restored, WorkerLeft
 from dps.protocol.lane import Outcome
-from dps.protocol.messages import Evict, Extend, Install, Push, PutState, ReplayBuffered
+from dps.protocol.messages import (
+    Evict,
+    Extend,
+    Install,
+    Push,
+    PutState,
+    ReplayBuffered,
+    Seeded,
+)
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather
-from tests.protocol.worlds import TIMINGS, Setting, in_world
+from dps.sim.world import COORDINATOR
+from tests.protocol.worlds import TIMINGS, Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 
@@ -297,6 +306,24 @@ def test_a_node_may_be_lost_while_the_group_comes_up(recovery: Recovery) -> None
 
     for seed in range(25):
         in_world(scenario, seed=seed, recovery=recovery, meanwhile=lose_one)
+
+
+def test_that_initial_values_were_installed_before_does_not_serve_a_shard_now() -> None:
+    """The driver says so again if it was not told that it was heard."""
+
+    async def scenario(s: Setting) -> None:
+        before = (await s.world.complete()).views[0]
+        s.network.slow("driver", "server-0", 1.0)
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: s.world.table.seeds, 1.0)
+        await s.ask(COORDINATOR, Seeded(0, before.epoch))
+        await asyncio.sleep(0.2)
+        assert s.world.table.seeds
+        assert not s.world.view(0).serving
+        s.network.slow("driver", "server-0", 0.001)
+        await s.world.complete()
+
+    in_world(scenario, shards=1)
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,27 @@ def test_states_are_kept_elsewhere_before_their_node_is_drained() -> None:
     in_world(scenario, params=PARAMS, shards=2, recovery=recovery, extra=("store-1",))
 
 
+def test_a_store_that_is_drained_is_not_empty_before_another_one_has_the_states() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        old, new = s.world.endpoint("store-0"), s.world.endpoint("store-1")
+        for server in ("server-0", "server-1"):
+            s.network.slow(server, "store-1", 0.3)
+        await s.ask(COORDINATOR, Drain(old))
+        while (table := s.world.table).store != new or not table.complete:
+            assert old in table.leaving
+            await asyncio.sleep(0.01)
+        await until(lambda: old not in s.world.table.leaving, 1.0)
+        s.world.crash("store-0")
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: restored(s))
+        assert restored(s)[-1].version == 1
+
+    recovery = Recovery(SharedStore(every=4))
+    in_world(scenario, params=PARAMS, shards=2, recovery=recovery, extra=("store-1",))
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
