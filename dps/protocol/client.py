@@ -54,6 +54,7 @@ from dps.protocol.outgoing import FilterState, Outgoing, basis
 from dps.protocol.rebuild import Copies, donor_name
 from dps.protocol.router import Router
 from dps.protocol.row_reads import PullRange, PullRows, RowsAsked, RowsRead
+from dps.protocol.stopping import STOPPED
 from dps.protocol.transport import Transport
 
 
@@ -508,7 +509,7 @@ class Client:
         if self._receipts.heard(table.restorations) and (entered or self._receipts.accounts):
             self._start(self._renew())  # the coordinator waits for what this client was told
         if table.stops > self._stops:
-            self._end(TrainingStopped("the training was stopped by ParameterServer.stop()"))
+            self._end(TrainingStopped(STOPPED))
         elif table.losses:
             self._end_if_wanted("a shard has lost acknowledged updates")
 

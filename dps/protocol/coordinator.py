@@ -15,7 +15,7 @@ from typing import Any
 from dps.core.consistency import ASP
 from dps.core.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
-from dps.errors import DpsError
+from dps.errors import DpsError, TrainingStopped
 from dps.events import (
     Decided,
     Detected,
@@ -57,7 +57,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.rebuild import Offer, Offers, donor_name
 from dps.protocol.scaling import KEEPERS, Dismiss, Drain, Scale, Scaling
-from dps.protocol.stopping import Ending, StopTraining
+from dps.protocol.stopping import STOPPED, Ending, StopTraining
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -252,6 +252,8 @@ class Coordinator:
         before = self._workers.get(m.worker)
         if before is not None and before.token == m.token:
             return Entered(before.incarnation)
+        if m.stops < self._stops:  # it was under way when the training was stopped
+            raise TrainingStopped(STOPPED)
         incarnation = before.incarnation + 1 if before else 1
         self._workers[m.worker] = _Worker(incarnation, m.address, m.token, True, m.stops)
         self._worker_leases.grant(m.worker)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dps.protocol.wire import message
 
+STOPPED = "the training was stopped by ParameterServer.stop()"
+
 
 @message
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,254 @@
+"""What is known of acknowledged updates that are lost: to workers, and to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from dps.core.functions import Changed
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    SharedStore,
+    WorkerCache,
+    with_checkpoint_path,
+)
+from dps.errors import TrainingStopped
+from dps.events import LossReported, WorkerLeft
+from dps.protocol.losses import Account, Brought, Losses, Receipts, Restoration, Statement
+from dps.protocol.stopping import StopTraining
+from dps.sim.world import COORDINATOR
+from tests.protocol.worlds import Setting, happened, in_world, until
+
+ONES = {"w": -np.ones(40)}
+
+
+async def loses(s: Setting, shard: int) -> None:
+    """Crash the head of a shard, and wait until another one serves and all have said what."""
+    view = s.world.view(shard)
+    s.world.crash(s.world.name_of(view.chain[0]), back_after=0.1)
+    await until(lambda: s.world.view(shard).epoch > view.epoch and s.world.view(shard).serving)
+    await until(lambda: s.world.losses.is_settled)
+
+
+def test_a_loss_is_counted_by_worker_and_told_to_each() -> None:
+    async def scenario(s: Setting) -> None:
+        (_, a), (_, b) = await s.enter("a"), await s.enter("b")
+        for _ in range(5):
+            await a.push(ONES)
+        for _ in range(3):
+            await b.push(ONES)
+        await loses(s, 0)
+        (loss,) = s.world.losses.found
+        assert (loss.shard, loss.updates, loss.exact) == (0, 8, True)
+        assert loss.workers == {"a": 5, "b": 3}
+        assert (loss.source, loss.version) == ("initial", 0)
+        assert [x.workers for x in (*a.losses, *b.losses)] == [{"a": 5}, {"b": 3}]
+        assert [event.updates for event in happened(s, LossReported)] == [8]
+        await a.push(ONES)
+        await loses(s, 0)
+        assert [x.updates for x in s.world.losses.found] == [8, 1]
+        assert [x.updates for x in a.losses] == [5, 1]
+        assert [x.updates for x in b.losses] == [3]
+
+    in_world(scenario)
+
+
+def test_what_workers_that_have_left_had_pushed_is_counted() -> None:
+    async def scenario(s: Setting) -> None:
+        (_, a), (_, b) = await s.enter("a"), await s.enter("b")
+        for client in (a, b):
+            for _ in range(4):
+                await client.push(ONES)
+            await client.leave("finished" if client is a else "failed")
+        await loses(s, 1)
+        (loss,) = s.world.losses.found
+        assert (loss.workers, loss.exact) == ({"a": 4, "b": 4}, True)
+
+    in_world(scenario)
+
+
+def test_what_a_worker_had_pushed_that_was_lost_before_is_counted_by_the_shard() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("a")
+        _, b = await s.enter("b")
+        for _ in range(4):
+            await b.push(ONES)
+        s.world.crash("b")
+        await until(lambda: any(e.worker == "b" for e in happened(s, WorkerLeft)))
+        await asyncio.sleep(0.5)
+        await loses(s, 0)
+        (loss,) = s.world.losses.found
+        assert (loss.workers, loss.exact) == ({"b": 4}, True)
+
+    in_world(scenario)
+
+
+def test_a_worker_that_is_lost_with_the_shard_makes_it_a_lower_bound() -> None:
+    async def scenario(s: Setting) -> None:
+        (_, a), (_, b) = await s.enter("a"), await s.enter("b")
+        await a.push(ONES)
+        await b.push(ONES)
+        await asyncio.sleep(1.0)  # its lease is renewed, and what it was told so far is known
+        await b.push(ONES)
+        s.world.crash("b")
+        await loses(s, 0)
+        await until(lambda: s.world.losses.found)
+        (loss,) = s.world.losses.found
+        assert loss.workers["a"] == 1
+        assert loss.workers["b"] in (1, 2)
+        assert not loss.exact
+        assert "at least" in str(loss)
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "lost", "source"),
+    [
+        (Recovery(Checkpoint(every=4)), range(5), "checkpoint"),
+        (Recovery(Checkpoint(every=4, scope="all")), range(5), "checkpoint"),
+        (Recovery(WorkerCache()), range(9, 10), "worker"),
+        (Recovery(SharedStore(every=4)), range(1), ""),
+        (Recovery(SharedStore(every=4), Continue()), range(1), ""),
+    ],
+    ids=str,
+)
+def test_as_much_is_reported_as_is_gone(recovery: Recovery, lost: range, source: str) -> None:
+    async def scenario(s: Setting) -> None:
+        _, a = await s.enter("a")
+        await a.pull()
+        for _ in range(9):
+            await a.push(ONES)
+        await loses(s, 0)
+        await a.pull()
+        for shard, state in enumerate(await s.states()):
+            found = [loss for loss in s.world.losses.found if loss.shard == shard]
+            gone = 9 - state.version
+            assert shard or gone in lost
+            assert sum(loss.updates for loss in found) == gone
+            assert sum(x.updates for x in a.losses if x.shard == shard) == gone
+            assert {loss.source for loss in found} <= {source}
+            assert all(loss.version == state.version for loss in found)
+
+    in_world(scenario, recovery=with_checkpoint_path(recovery, "memory://losses"))
+
+
+def test_a_chain_loses_nothing_with_its_head_and_all_with_the_last_of_it() -> None:
+    async def scenario(s: Setting) -> None:
+        _, a = await s.enter("a")
+        for _ in range(6):
+            await a.push(ONES)
+        await loses(s, 0)
+        await s.world.complete()
+        await a.push(ONES)
+        assert s.world.losses.found == ()
+        for host in s.world.view(0).chain:
+            s.world.crash(s.world.name_of(host), back_after=0.5)
+        await until(lambda: s.world.losses.found)
+        (loss,) = s.world.losses.found
+        assert (loss.updates, loss.exact, loss.source) == (7, True, "initial")
+
+    in_world(scenario, recovery=Recovery(Chain(2)))
+
+
+def test_calls_that_changed_something_count() -> None:
+    def one_more(arrays: object) -> Changed:
+        ((name, part),) = arrays.items()  # type: ignore[attr-defined]
+        return Changed({name: part.values + 1})
+
+    async def scenario(s: Setting) -> None:
+        _, a = await s.enter("a")
+        for _ in range(3):
+            await a.apply("one more", [])
+        await loses(s, 0)
+        (loss,) = s.world.losses.found
+        assert loss.workers == {"a/calls": 3}
+        assert [x.updates for x in a.losses] == [3]
+
+    in_world(scenario, recovery=Recovery(NoDurability()), functions={"one more": one_more})
+
+
+def test_a_stopped_worker_pushes_no_more_and_one_started_later_does() -> None:
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        await a.push(ONES)
+        ending = await s.ask(COORDINATOR, StopTraining(1, 5.0), 10.0)
+        assert ending.left == ()
+        assert [e.reason for e in happened(s, WorkerLeft)] == ["stopped"]
+        for request in (a.push(ONES), a.pull()):
+            with pytest.raises(TrainingStopped):
+                await process.run(request)
+        assert [state.version for state in await s.states()] == [1, 1]
+        late, b = s.world.client("b")
+        with pytest.raises(TrainingStopped):
+            await late.run(b.enter(late.address, "b"))
+
+    in_world(scenario)
+
+
+# -- the two sides by themselves -------------------------------------------------------------------
+
+
+def restoration(number: int, epoch: int, **applied: int) -> Restoration:
+    return Restoration(0, epoch, number, 1.0, "checkpoint", 0, applied, certain=True)
+
+
+def test_a_reply_that_the_table_has_overtaken_counts_for_the_time_before() -> None:
+    told: list[int] = []
+    receipts = Receipts(together=False, on_loss=lambda loss: told.append(loss.updates))
+    receipts.acked(0, 1, "a", 4)
+    assert receipts.heard([restoration(1, 3, a=2)])
+    receipts.acked(0, 1, "a", 5)
+    assert told == [2, 3]
+    assert not receipts.heard([restoration(1, 3, a=2)])
+    receipts.acked(0, 3, "a", 3)
+    assert set(receipts.accounts) == {
+        Account(0, "a", 1, 4),
+        Account(0, "a", 1, 5),
+        Account(0, "a", 3, 3),
+    }
+
+
+def test_what_goes_back_before_all_shards_have_it_is_no_loss() -> None:
+    receipts = Receipts(together=True, on_loss=lambda loss: pytest.fail(str(loss)))
+    receipts.acked(0, 1, "a", 1)
+    receipts.heard([restoration(1, 3)])
+    receipts.acked(0, 3, "a", 1)  # it was sent again
+    receipts.all_acked()
+    assert receipts.accounts == (Account(0, "a", 3, 1),)
+
+
+def test_a_restoration_that_nobody_heard_of_makes_it_a_lower_bound() -> None:
+    receipts = Receipts(together=False, on_loss=lambda loss: None)
+    receipts.acked(0, 1, "a", 8)
+    receipts.heard([restoration(2, 5, a=7)])  # mail may have been applied in between
+    (loss,) = receipts.losses
+    assert (loss.updates, loss.exact) == (1, False)
+
+
+def test_each_restoration_is_charged_with_what_it_cost() -> None:
+    losses = Losses(1)
+    of_five = Brought("checkpoint", 5, {"a": 5})
+    assert losses.restored(0, 3, of_five, 1.0, certain=True, after=4, active={"a": 1}) == []
+    of_two = Brought("checkpoint", 2, {"a": 2})
+    assert losses.restored(0, 5, of_two, 2.0, certain=True, after=6, active={"a": 1}) == []
+    # The worker has heard of the second one only.
+    statement = Statement(7, 1, (Account(0, "a", 1, 8),))
+    assert [loss.updates for loss in losses.stated("a", 1, statement)] == [3, 3]
+    assert losses.is_settled
+    late = Statement(7, 1, (Account(0, "a", 1, 9),))
+    assert [(loss.epoch, loss.updates) for loss in losses.stated("a", 1, late)] == [(3, 4)]
+
+
+def test_another_process_of_the_same_name_cannot_speak_for_the_one_before() -> None:
+    losses = Losses(1)
+    losses.stated("a", 1, Statement(1, 1, (Account(0, "a", 1, 8),)))
+    losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 1})
+    (loss,) = losses.stated("a", 2, Statement(9, 2, ()))
+    assert (loss.updates, loss.exact) == (8, False)
