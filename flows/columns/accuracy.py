@@ -49,7 +49,8 @@ ACCURACY = (
         "drop",
         "points",
         "Accuracy before the fault minus accuracy after it, in percentage points; negative when "
-        "accuracy was higher afterwards.",
+        "accuracy was higher afterwards. What was learnt between the two is in it: early in a "
+        "training it tells less than the fault cost.",
         "fault/accuracy_drop",
         better="lower",
     ),
