@@ -186,6 +186,7 @@ class Judged:
     mean: str
     interval: str
     difference: str
+    tested: str
     verdict: str
     tone: str
     repeats: str
@@ -228,6 +229,7 @@ def _judged(row: Compared) -> Judged:
         mean=column.text(own.mean if own else None),
         interval=_bounds(column, own.low, own.high) if own else "",
         difference=_difference(column, row),
+        tested="p {}, corrected {}".format(*row.tested) if row.tested else "",
         verdict=row.said,
         tone=TONES.get(row.verdict or "", ""),
         repeats=_repeats(row),

@@ -6,7 +6,7 @@ worse is said only where the statistics say so.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,7 +134,7 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
         f"Ranges are lowest to highest over {seeds} valid trials each, which differ only in their "
         "seed."
     )
-    judged = sum(row.p is not None for row in rows)
+    judged = max((row.tests for row in rows), default=0)
     if not judged:
         return (
             f"{ranges} They show what happened here; it takes {FEWEST_SEEDS} seeds at least, and "
@@ -142,8 +142,8 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
         )
     return (
         f"{ranges} Strategies are compared seed by seed; verdicts are at the 5% level, corrected "
-        f"for all {judged} comparisons (paired t-test, Holm). “No difference shown” is not “no "
-        "difference”: the statistics tell how many seeds would show one."
+        f"for all {judged} comparisons (paired t-test, Holm). What is not shown may be there all "
+        "the same: the statistics tell how many seeds would show it."
     )
 
 
@@ -153,14 +153,26 @@ def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
     for metric in dict.fromkeys(row.metric for row in rows):
         of_metric = [row for row in rows if row.metric == metric and row.verdict is not None]
         parts = [_verdict(row) for row in of_metric if row.verdict in ("better", "worse")]
-        quiet = [row.strategy for row in of_metric if row.verdict == "no difference shown"]
         parts += [f"{row.strategy} {row.said}" for row in of_metric if row.uneven]
-        if quiet:
-            parts.append(f"{', '.join(quiet)}: no difference shown")
+        rest: defaultdict[str, list[str]] = defaultdict(list)
+        for row in of_metric:
+            if row.p is not None and row.verdict not in ("better", "worse"):
+                rest[_not_shown(row)].append(row.strategy)
+        parts += [f"{', '.join(names)}: {said}" for said, names in rest.items()]
         if parts:
             label = BY_KEY[metric].label
             told.append(f"{label[:1].upper()}{label[1:]}: {'; '.join(parts)}.")
     return tuple(told)
+
+
+def _not_shown(row: Compared) -> str:
+    """What is neither better nor worse, so that it can stand alone."""
+    if row.verdict != "only before correction" or row.difference is None:
+        return row.said
+    return (
+        f"excludes 0 by itself, but not after correction for {row.tests} comparisons "
+        f"({row.difference.n} seeds)"
+    )
 
 
 def _verdict(row: Compared) -> str:
