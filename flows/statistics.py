@@ -181,6 +181,11 @@ def verdicts(
     return tuple(map(_verdict, differences, ps, better))
 
 
+def direction(difference: Difference, better: Better) -> Literal["better", "worse"]:
+    """Say which way a difference goes, whatever it shows."""
+    return "better" if (difference.mean > 0) == (better == "higher") else "worse"
+
+
 def repeats_needed(
     sd_of_differences: float,
     difference: float,
@@ -259,7 +264,7 @@ def _verdict(difference: Difference | None, p: float | None, better: Better) -> 
         return "too few seeds to tell"
     if p >= SIGNIFICANCE:
         return _not_shown(difference)
-    return "better" if (difference.mean > 0) == (better == "higher") else "worse"
+    return direction(difference, better)
 
 
 def _not_shown(difference: Difference) -> Verdict:

@@ -10,6 +10,7 @@ from flows.columns import BY_KEY, COLUMNS, NOT_APPLICABLE, Column
 from flows.comparisons import Compared
 from flows.outcome import Outcome
 from flows.prices import Prices
+from flows.statistics import Interval
 from flows.summary import Group, summarize
 
 COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -227,7 +228,7 @@ def _judged(row: Compared) -> Judged:
     column, own = BY_KEY[row.metric], row.interval
     return Judged(
         mean=column.text(own.mean if own else None),
-        interval=_bounds(column, own.low, own.high) if own else "",
+        interval=_interval(column, own) if own else "",
         difference=_difference(column, row),
         tested="p {}, corrected {}".format(*row.tested) if row.tested else "",
         verdict=row.said,
@@ -256,6 +257,12 @@ def _difference(column: Column, row: Compared) -> str:
     elif found.mean > 0:
         mean = f"+{mean}"
     return f"{mean} ({bounds})" if bounds else mean
+
+
+def _interval(column: Column, own: Interval) -> str:
+    if own.low is None or own.high is None:
+        return ""
+    return _bounds(column, column.cut(own.low), column.cut(own.high))
 
 
 def _bounds(column: Column, low: float | None, high: float | None) -> str:

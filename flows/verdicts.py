@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 STYLES = {"better": "green", "worse": "red"}
 LEGEND = (
-    "Mean, and difference to {baseline} seed by seed, each with its 95% interval in brackets; "
+    "Mean, and difference to {baseline} seed by seed, each with its 95% interval in brackets, that "
+    "of a mean cut at 0 where a figure cannot be less; "
     f"intervals and verdicts from {FEWEST_SEEDS} seeds on. p: of the paired t-test by itself, and "
     "corrected (Holm) for the {tests} of these; verdicts go by the corrected one, at the 5% level. "
     "seeds: paired, and in brackets how many would show the difference seen, or the one "
@@ -87,7 +88,7 @@ def _mean(row: Compared, column: Column) -> str:
     found = row.interval
     if found is None:
         return NOT_APPLICABLE
-    return column.text(found.mean) + _bounds(column, found)
+    return column.text(found.mean) + _bounds(column, found, cut=True)
 
 
 def _difference(row: Compared, column: Column) -> str:
@@ -97,11 +98,12 @@ def _difference(row: Compared, column: Column) -> str:
     return signed(column, found.mean) + _bounds(column, found)
 
 
-def _bounds(column: Column, found: Interval | Difference) -> str:
+def _bounds(column: Column, found: Interval | Difference, cut: bool = False) -> str:
     # Of two seeds an interval is that wide that it only misleads.
     if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return ""
-    return f" [{column.text(found.low)}, {column.text(found.high)}]"
+    low, high = (column.cut(b) if cut else b for b in (found.low, found.high))
+    return f" [{column.text(low)}, {column.text(high)}]"
 
 
 def _seeds(row: Compared) -> str:

@@ -247,8 +247,7 @@ def test_what_the_correction_alone_hides_is_not_told_as_no_difference() -> None:
     assert row.verdict == "only before correction"
     assert (row.tested, row.tests) == (("0.032", "0.064"), 6)
     assert words.judged([row]) == (
-        "Final accuracy: chain: excludes 0 by itself, but not after correction for 6 comparisons "
-        "(3 seeds).",
+        "Final accuracy: chain worse than none by 44.0 points, but only before correction.",
     )
     console = Console(width=120, record=True, file=io.StringIO())
     print_verdicts(list(rows.values()), console)
@@ -258,6 +257,21 @@ def test_what_the_correction_alone_hides_is_not_told_as_no_difference() -> None:
         "“Only before correction”: by itself the difference is significant, and its interval "
         "excludes 0; after the correction for 6 comparisons, of 3 seeds each, it is not."
     ) in text
+
+
+def test_no_count_is_told_to_be_less_than_none() -> None:
+    """The interval of 0, 0 and 30 reaches below 0, which no number of updates does."""
+    trials = [
+        dataclasses.replace(each, ledger=dataclasses.replace(each.ledger, lost=lost))
+        for strategy, counts in (("none", (317, 318, 319)), ("chain", (0, 0, 30)))
+        for seed, lost in enumerate(counts)
+        for each in [trial(strategy, seed)]
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_verdicts(list(judge(trials, metrics=["updates_lost"]).values()), console)
+    text = text_of(console)
+    assert "chain 10 [0, 53.0] −308 [−348" in text
+    assert "cut at 0 where a figure cannot be less" in text
 
 
 def test_as_many_seeds_are_told_as_the_correction_asks_for() -> None:

@@ -457,15 +457,12 @@ def unsure_page() -> str:
 
 def test_what_the_correction_alone_hides_is_explained_on_the_page(unsure_page: str) -> None:
     text = text_of(unsure_page)
-    assert "p 0.032, corrected 0.064 only before correction 5 seeds would show it" in text
+    assert "p 0.032, corrected 0.064 only before correction about 5 seeds would show it" in text
     assert (
         "“Only before correction”: by itself the difference is significant, and its interval "
         "excludes 0; after the correction for 6 comparisons, of 3 seeds each, it is not."
     ) in text
-    assert (
-        "Final accuracy: chain: excludes 0 by itself, but not after correction for 6 comparisons "
-        "(3 seeds)."
-    ) in text
+    assert "chain worse than none by 44.0 points, but only before correction" in text
 
 
 def test_no_interval_on_the_page_that_excludes_0_is_told_as_no_difference(
