@@ -277,5 +277,5 @@ def _not_shown(difference: Difference) -> Verdict:
 def _power(n: int, effect: float, level: float) -> float:
     """The probability that the two-sided t-test on `n` differences finds this effect size."""
     critical = stats.t.ppf(1 - level / 2, n - 1)
-    shift = effect * math.sqrt(n)
-    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+    # The square of t is F. The lower tail of the noncentral t of scipy is not a number at times.
+    return float(stats.ncf.sf(critical**2, 1, n - 1, n * effect**2))

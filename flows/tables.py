@@ -137,7 +137,7 @@ PER_TRIAL = (
 
 GLANCE: tuple[tuple[str, str], ...] = (
     ("rto_seconds", "until the next update was applied"),
-    ("accuracy_drop", "drop in accuracy"),
+    ("accuracy_drop", "net drop in accuracy"),
     ("regain_seconds", "until the accuracy was back"),
     ("updates_lost", "updates lost"),
     ("updates_replayed", "gradients of the outage applied after it"),

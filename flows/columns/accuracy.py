@@ -46,11 +46,11 @@ ACCURACY = (
     ),
     Column(
         "accuracy_drop",
-        "drop",
+        "net drop",
         "points",
         "Accuracy before the fault minus accuracy after it, in percentage points; negative when "
-        "accuracy was higher afterwards. What was learnt between the two is in it: early in a "
-        "training it tells less than the fault cost.",
+        "accuracy was higher afterwards. It does not count what would have been learnt meanwhile "
+        "without the fault.",
         "fault/accuracy_drop",
         better="lower",
     ),

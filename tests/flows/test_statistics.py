@@ -199,6 +199,23 @@ def test_repeats_at_the_level_of_a_correction(effect: float, level: float, pairs
     assert repeats_needed(0.0, 0.5, level=few) == 11, "2/2^11 is less than 0.05/30, 2/2^10 is not"
 
 
+@pytest.mark.parametrize("effect", [0.7, 1.5, 3.41, 8.0])
+@pytest.mark.parametrize("level", [0.05, 0.05 / 32])
+def test_as_many_repeats_find_the_effect_in_four_of_five_cases(
+    rng: np.random.Generator, effect: float, level: float
+) -> None:
+    """And one less in fewer, if that would be judged at all."""
+
+    def found(n: int) -> float:
+        draws = rng.normal(effect, size=(20_000, n))
+        return float((stats.ttest_1samp(draws, 0.0, axis=1).pvalue < level).mean())
+
+    needed = repeats_needed(1.0, effect, level=level)
+    assert needed is not None
+    assert found(needed) > 0.79
+    assert needed == 3 or found(needed - 1) < 0.81
+
+
 def test_repeats_at_the_edges() -> None:
     assert repeats_needed(1.0, 0.0) is None
     assert repeats_needed(0.0, 0.5) == 6
