@@ -27,6 +27,7 @@ from flows.files import write_whole
 from flows.outcome import Outcome
 from flows.sections import ComparisonSection
 from flows.statistics import (
+    SIGNIFICANCE,
     Difference,
     Interval,
     Verdict,
@@ -39,6 +40,7 @@ from flows.statistics import (
 from flows.summary import conditions, strategies
 
 COMPARISON_FILE = "comparison.json"
+LEAST_SHOWN = 0.001  # of a p-value
 
 # By condition and strategy, what is known of the valid trials by seed; see `known`.
 Trials = Mapping[int, Mapping[str, Any]]
@@ -74,11 +76,14 @@ class Compared:
         valid for both, and where the figure is not comparable.
     p
         Of that difference, corrected for all comparisons of the experiment; None without a test.
+        By itself it is `difference.p`.
+    tests
+        For how many comparisons `p` is corrected.
     verdict
         What the difference shows; None for the baseline itself.
     repeats_needed
         Seeds that would show the difference seen, or the one that the configuration names, with a
-        probability of 80% if it stood alone; None where that cannot be told.
+        probability of 80%, whatever the other comparisons show; None where that cannot be told.
     """
 
     metric: str
@@ -89,17 +94,51 @@ class Compared:
     uneven: Uneven | None
     difference: Difference | None
     p: float | None
+    tests: int
     verdict: Judgement | None
     repeats_needed: int | None
 
     @property
     def said(self) -> str:
-        """The verdict in words, with the reason if the figure is not comparable."""
-        if self.uneven is None:
-            return self.verdict or ""
-        found = self.uneven
-        counts = f"{found.mine} of {found.seeds} seeds against {found.theirs} of {found.seeds}"
-        return f"{self.verdict}: a value in {counts}"
+        """The verdict in words, with the reason where the figures beside it seem to say more."""
+        verdict, uneven, found = self.verdict or "", self.uneven, self.difference
+        if uneven is not None:
+            counts = f"{uneven.mine} of {uneven.seeds} seeds against {uneven.theirs}"
+            return f"{verdict}: a value in {counts} of {uneven.seeds}"
+        if found is None or found.p is None or not found.excludes_zero:
+            return verdict
+        if verdict == "too few seeds to tell":
+            return f"the same in all {found.n} seeds: {verdict}"
+        if verdict == "no difference shown":
+            return f"{verdict} by the t-test, though the resampled interval excludes 0"
+        return verdict
+
+    @property
+    def tested(self) -> tuple[str, str] | None:
+        """The p-value by itself, and corrected; None without a test."""
+        if self.difference is None or self.difference.p is None or self.p is None:
+            return None
+        return p_text(self.difference.p), p_text(self.p)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value as readers expect it."""
+    if p < LEAST_SHOWN:
+        return f"<{LEAST_SHOWN:g}"
+    return f"{p:.3f}" if p < 2 * SIGNIFICANCE else f"{p:.2f}"
+
+
+def before_correction(rows: Sequence[Compared]) -> str:
+    """Explain the verdict "only before correction", once for all; nothing where no row has it."""
+    told = [row for row in rows if row.verdict == "only before correction"]
+    if not told:
+        return ""
+    seeds = " or ".join(map(str, sorted({row.difference.n for row in told if row.difference})))
+    return (
+        f"“Only before correction”: by itself the difference is significant, and its interval "
+        f"excludes 0; after the correction for {told[0].tests} comparisons, of {seeds} seeds each, "
+        "it is not."
+    )
 
 
 def compared(
@@ -255,7 +294,7 @@ def _measured(
         difference = paired(mine, _values(base, metric), rng)
     spread = interval([mine[seed] for seed in sorted(mine)], rng) if mine else None
     names = (metric, condition, strategy, baseline)
-    return Compared(*names, spread, uneven, difference, None, None, None)
+    return Compared(*names, spread, uneven, difference, None, 0, None, None)
 
 
 def _judged(rows: Sequence[Compared], resolve: Mapping[str, float]) -> tuple[Compared, ...]:
@@ -265,12 +304,16 @@ def _judged(rows: Sequence[Compared], resolve: Mapping[str, float]) -> tuple[Com
     differences = [row.difference for row in others]
     ps = corrected(differences)
     said = verdicts(differences, [_better(row.metric) for row in others])
+    tests = sum(p is not None for p in ps)
+    # What has too few seeds for a test yet will be one of the comparisons when it has enough.
+    level = SIGNIFICANCE / max(1, sum(found is not None for found in differences))
     judged = [
         replace(
             row,
             p=p,
+            tests=tests,
             verdict="not comparable" if row.uneven else verdict,
-            repeats_needed=_repeats(row, resolve),
+            repeats_needed=_repeats(row, resolve, level),
         )
         for row, p, verdict in zip(others, ps, said, strict=True)
     ]
@@ -285,8 +328,9 @@ def _better(metric: str) -> Better:
     return better
 
 
-def _repeats(row: Compared, resolve: Mapping[str, float]) -> int | None:
+def _repeats(row: Compared, resolve: Mapping[str, float], level: float) -> int | None:
     difference = row.difference
     if difference is None or difference.sd is None:
         return None
-    return repeats_needed(difference.sd, resolve.get(row.metric, difference.mean))
+    wanted = resolve.get(row.metric, difference.mean)
+    return repeats_needed(difference.sd, wanted, level=level)

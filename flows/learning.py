@@ -57,7 +57,7 @@ class Accuracy:
 
     @property
     def drop(self) -> float | None:
-        """`before` minus `after`: what the fault cost at once (negative: accuracy went on up)."""
+        """`before` minus `after`, what was learnt between the two included (then it is less)."""
         return None if self.before is None or self.after is None else self.before - self.after
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from dps.errors import ConfigurationError
 from flows import tables, words
 from flows.columns import BY_KEY, Column
-from flows.comparisons import Compared, compared, read_comparison
+from flows.comparisons import Compared, before_correction, compared, read_comparison
 from flows.figures.drawing import Chapter, Drawing, write_files
 from flows.figures.gallery import chapters, drawings
 from flows.figures.style import STRATEGY_COLOURS, for_page, looks
@@ -198,6 +198,8 @@ def _content(
         "looks": looks(names),
         "colours": {colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
         "statistics": tables.statistics(rows),
+        "tests": max((row.tests for row in rows), default=0),
+        "before_correction": before_correction(rows),
         "chapters": _sections(drawn),
         "comparisons": [
             tables.figure_table(groups, c)

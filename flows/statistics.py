@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -21,8 +22,6 @@ CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.8
 FEWEST_SEEDS = 3
-# As few as show a difference that is the same for all seeds; see `p_of_equal`.
-FEWEST_EQUAL = 6
 # What needs more seeds than this to be shown is shown by no experiment.
 MOST_SEEDS = 1_000_000
 # Sums of floating-point numbers that should be equal differ by less than this share of them.
@@ -32,7 +31,9 @@ ROUNDING = 1e-9
 # skewed as exponential ones, they miss 12% and 10% for 10, and 7% both for 30.
 FEWEST_TO_RESAMPLE = 30
 
-Verdict = Literal["better", "worse", "no difference shown", "too few seeds to tell"]
+Verdict = Literal[
+    "better", "worse", "only before correction", "no difference shown", "too few seeds to tell"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,13 @@ class Difference:
     sd: float | None
     p: float | None
     n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of 0."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > 0 or self.high < 0
 
 
 def interval(
@@ -158,6 +166,10 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Say of each difference of a family what it shows at the 5% level, corrected for all of them.
 
+    One that is significant taken alone, but not after the correction, is not the same as one of
+    which nothing is shown: it is "only before correction". Of differences that are all equal, but
+    fewer than can show anything (`p_of_equal`), there are too few seeds to tell.
+
     Parameters
     ----------
     differences
@@ -169,8 +181,18 @@ def verdicts(
     return tuple(map(_verdict, differences, ps, better))
 
 
-def repeats_needed(sd_of_differences: float, difference: float, power: float = POWER) -> int | None:
-    """Return how many seeds a paired t-test at the 5% level needs to find a difference.
+def direction(difference: Difference, better: Better) -> Literal["better", "worse"]:
+    """Say which way a difference goes, whatever it shows."""
+    return "better" if (difference.mean > 0) == (better == "higher") else "worse"
+
+
+def repeats_needed(
+    sd_of_differences: float,
+    difference: float,
+    power: float = POWER,
+    level: float = SIGNIFICANCE,
+) -> int | None:
+    """Return how many seeds a paired t-test needs to find a difference.
 
     Parameters
     ----------
@@ -181,6 +203,9 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
         The true mean of the differences.
     power
         The probability with which it is to be found.
+    level
+        Of the test. Of a family of m comparisons, one that is found at 5% divided by m is found
+        whatever the others are (Bonferroni); Holm's correction asks for no more than that.
 
     Returns
     -------
@@ -191,17 +216,17 @@ def repeats_needed(sd_of_differences: float, difference: float, power: float = P
     if abs(difference) <= ROUNDING * sd_of_differences:
         return None
     if sd_of_differences <= ROUNDING * abs(difference):
-        return FEWEST_EQUAL
+        return next(n for n in count(FEWEST_SEEDS) if p_of_equal(n) < level)
     effect = abs(difference) / sd_of_differences
     enough = FEWEST_SEEDS
-    while _power(enough, effect) < power:
+    while _power(enough, effect, level) < power:
         if enough >= MOST_SEEDS:
             return None
         enough = min(2 * enough, MOST_SEEDS)
     too_few = enough // 2
     while enough - too_few > 1:
         middle = (enough + too_few) // 2
-        if _power(middle, effect) < power:
+        if _power(middle, effect, level) < power:
             too_few = middle
         else:
             enough = middle
@@ -238,12 +263,19 @@ def _verdict(difference: Difference | None, p: float | None, better: Better) -> 
     if difference is None or p is None:
         return "too few seeds to tell"
     if p >= SIGNIFICANCE:
-        return "no difference shown"
-    return "better" if (difference.mean > 0) == (better == "higher") else "worse"
+        return _not_shown(difference)
+    return direction(difference, better)
 
 
-def _power(n: int, effect: float) -> float:
+def _not_shown(difference: Difference) -> Verdict:
+    if difference.p is not None and difference.p < SIGNIFICANCE:
+        return "only before correction"
+    equal = difference.excludes_zero and difference.low == difference.high
+    return "too few seeds to tell" if equal else "no difference shown"
+
+
+def _power(n: int, effect: float, level: float) -> float:
     """The probability that the two-sided t-test on `n` differences finds this effect size."""
-    critical = stats.t.ppf(1 - SIGNIFICANCE / 2, n - 1)
-    shift = effect * math.sqrt(n)
-    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+    critical = stats.t.ppf(1 - level / 2, n - 1)
+    # The square of t is F. The lower tail of the noncentral t of scipy is not a number at times.
+    return float(stats.ncf.sf(critical**2, 1, n - 1, n * effect**2))

@@ -10,6 +10,7 @@ from flows.columns import BY_KEY, COLUMNS, NOT_APPLICABLE, Column
 from flows.comparisons import Compared
 from flows.outcome import Outcome
 from flows.prices import Prices
+from flows.statistics import Interval
 from flows.summary import Group, summarize
 
 COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -136,7 +137,7 @@ PER_TRIAL = (
 
 GLANCE: tuple[tuple[str, str], ...] = (
     ("rto_seconds", "until the next update was applied"),
-    ("accuracy_drop", "drop in accuracy"),
+    ("accuracy_drop", "net drop in accuracy"),
     ("regain_seconds", "until the accuracy was back"),
     ("updates_lost", "updates lost"),
     ("updates_replayed", "gradients of the outage applied after it"),
@@ -186,6 +187,7 @@ class Judged:
     mean: str
     interval: str
     difference: str
+    tested: str
     verdict: str
     tone: str
     repeats: str
@@ -226,8 +228,9 @@ def _judged(row: Compared) -> Judged:
     column, own = BY_KEY[row.metric], row.interval
     return Judged(
         mean=column.text(own.mean if own else None),
-        interval=_bounds(column, own.low, own.high) if own else "",
+        interval=_interval(column, own) if own else "",
         difference=_difference(column, row),
+        tested="p {}, corrected {}".format(*row.tested) if row.tested else "",
         verdict=row.said,
         tone=TONES.get(row.verdict or "", ""),
         repeats=_repeats(row),
@@ -254,6 +257,12 @@ def _difference(column: Column, row: Compared) -> str:
     elif found.mean > 0:
         mean = f"+{mean}"
     return f"{mean} ({bounds})" if bounds else mean
+
+
+def _interval(column: Column, own: Interval) -> str:
+    if own.low is None or own.high is None:
+        return ""
+    return _bounds(column, column.cut(own.low), column.cut(own.high))
 
 
 def _bounds(column: Column, low: float | None, high: float | None) -> str:

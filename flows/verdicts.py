@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.columns import BY_KEY, NOT_APPLICABLE, Column
-from flows.comparisons import Compared
+from flows.comparisons import Compared, before_correction
 from flows.statistics import FEWEST_SEEDS, Difference, Interval
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 STYLES = {"better": "green", "worse": "red"}
 LEGEND = (
-    "Mean, and difference to {baseline} seed by seed, each with its 95% interval in brackets; "
-    f"intervals and verdicts from {FEWEST_SEEDS} seeds on. Verdicts are at the 5% level, corrected "
-    "(Holm) for the {tests} of these. seeds: paired, and in brackets how many would show the "
-    "difference seen, or the one configured, with a probability of 80% if it stood alone."
+    "Mean, and difference to {baseline} seed by seed, each with its 95% interval in brackets, that "
+    "of a mean cut at 0 where a figure cannot be less; "
+    f"intervals and verdicts from {FEWEST_SEEDS} seeds on. p: of the paired t-test by itself, and "
+    "corrected (Holm) for the {tests} of these; verdicts go by the corrected one, at the 5% level. "
+    "seeds: paired, and in brackets how many would show the difference seen, or the one "
+    "configured, with a probability of 80%, at the level of that correction."
 )
 
 
@@ -33,8 +35,10 @@ def print_verdicts(rows: Sequence[Compared], console: Console) -> None:
         if condition:
             console.print(Text(condition, style="bold underline"))
         console.print(_table([row for row in rows if row.condition == condition]))
-    tests = sum(row.p is not None for row in rows)
+    tests = max(row.tests for row in rows)
     console.print(Text(LEGEND.format(baseline=rows[0].baseline, tests=tests), style="dim"))
+    if explained := before_correction(rows):
+        console.print(Text(explained, style="dim"))
 
 
 def figure_name(column: Column) -> str:
@@ -55,6 +59,7 @@ def _table(rows: Sequence[Compared]) -> Table:
         ("strategy", "left"),
         ("mean", "right"),
         ("difference", "right"),
+        ("p, corrected", "right"),
         ("seeds", "right"),
         ("", "left"),
     ):
@@ -64,9 +69,14 @@ def _table(rows: Sequence[Compared]) -> Table:
         column = BY_KEY[row.metric]
         name = "" if row.metric == shown else figure_name(column)
         shown = row.metric
-        cells = (name, row.strategy, _mean(row, column), _difference(row, column), _seeds(row))
+        figures = (
+            _mean(row, column),
+            _difference(row, column),
+            ", ".join(row.tested or ()),
+            _seeds(row),
+        )
         said = Text(row.said, style=STYLES.get(row.verdict or "", ""))
-        table.add_row(*map(Text, cells), said)
+        table.add_row(*map(Text, (name, row.strategy, *figures)), said)
     return table
 
 
@@ -78,7 +88,7 @@ def _mean(row: Compared, column: Column) -> str:
     found = row.interval
     if found is None:
         return NOT_APPLICABLE
-    return column.text(found.mean) + _bounds(column, found)
+    return column.text(found.mean) + _bounds(column, found, cut=True)
 
 
 def _difference(row: Compared, column: Column) -> str:
@@ -88,11 +98,12 @@ def _difference(row: Compared, column: Column) -> str:
     return signed(column, found.mean) + _bounds(column, found)
 
 
-def _bounds(column: Column, found: Interval | Difference) -> str:
+def _bounds(column: Column, found: Interval | Difference, cut: bool = False) -> str:
     # Of two seeds an interval is that wide that it only misleads.
     if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return ""
-    return f" [{column.text(found.low)}, {column.text(found.high)}]"
+    low, high = (column.cut(b) if cut else b for b in (found.low, found.high))
+    return f" [{column.text(low)}, {column.text(high)}]"
 
 
 def _seeds(row: Compared) -> str:

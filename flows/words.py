@@ -6,7 +6,7 @@ worse is said only where the statistics say so.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ import numpy as np
 from dps.core.recovery import PRESETS
 from dps.events import TrialResumed
 from flows.columns import BY_KEY
-from flows.comparisons import Compared
+from flows.comparisons import Compared, before_correction
 from flows.fault_words import WAYS
 from flows.outcome import Outcome
 from flows.record import Record
-from flows.statistics import FEWEST_SEEDS, Interval, interval
+from flows.statistics import FEWEST_SEEDS, Interval, direction, interval
 from flows.summary import Group
 from flows.timeline import FaultTimes
 
@@ -134,17 +134,20 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
         f"Ranges are lowest to highest over {seeds} valid trials each, which differ only in their "
         "seed."
     )
-    judged = sum(row.p is not None for row in rows)
+    judged = max((row.tests for row in rows), default=0)
     if not judged:
         return (
             f"{ranges} They show what happened here; it takes {FEWEST_SEEDS} seeds at least, and "
             "better 10, to tell how likely a difference between strategies is elsewhere."
         )
-    return (
+    parts = (
         f"{ranges} Strategies are compared seed by seed; verdicts are at the 5% level, corrected "
-        f"for all {judged} comparisons (paired t-test, Holm). “No difference shown” is not “no "
-        "difference”: the statistics tell how many seeds would show one."
+        f"for all {judged} comparisons (paired t-test, Holm).",
+        before_correction(rows),
+        "What is not shown may be there all the same: the statistics tell how many seeds would "
+        "show it.",
     )
+    return " ".join(filter(None, parts))
 
 
 def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
@@ -153,10 +156,16 @@ def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
     for metric in dict.fromkeys(row.metric for row in rows):
         of_metric = [row for row in rows if row.metric == metric and row.verdict is not None]
         parts = [_verdict(row) for row in of_metric if row.verdict in ("better", "worse")]
-        quiet = [row.strategy for row in of_metric if row.verdict == "no difference shown"]
+        parts += [_verdict(row) for row in of_metric if row.verdict == "only before correction"]
         parts += [f"{row.strategy} {row.said}" for row in of_metric if row.uneven]
-        if quiet:
-            parts.append(f"{', '.join(quiet)}: no difference shown")
+        quiet: defaultdict[str, list[str]] = defaultdict(list)
+        for row in of_metric:
+            if row.p is not None and row.verdict in (
+                "no difference shown",
+                "too few seeds to tell",
+            ):
+                quiet[row.said].append(row.strategy)
+        parts += [f"{', '.join(names)}: {said}" for said, names in quiet.items()]
         if parts:
             label = BY_KEY[metric].label
             told.append(f"{label[:1].upper()}{label[1:]}: {'; '.join(parts)}.")
@@ -170,8 +179,11 @@ def _verdict(row: Compared) -> str:
     unit = {"%": " points", "points": " points", "s": " s", "MB": " MB", "USD": " USD"}.get(
         column.unit, ""
     )
-    by = column.text(abs(difference.mean))
-    return f"{row.strategy} {row.verdict} than {row.baseline} by {by}{unit}"
+    by = f"than {row.baseline} by {column.text(abs(difference.mean))}{unit}"
+    if row.verdict == "only before correction":
+        way = direction(difference, column.better or "higher")
+        return f"{row.strategy} {way} {by}, but only before correction"
+    return f"{row.strategy} {row.verdict} {by}"
 
 
 def resumed(record: Record, outcome: Outcome) -> str:
@@ -239,7 +251,7 @@ def _accuracy(group: Group) -> str:
         return ""
     if drop.low > NOTABLE_DROP:
         return f"Test accuracy fell from {before} to {after}{_regained(group)}."
-    seen = ": no drop was seen" if drop.high <= 0 else ""
+    seen = ", what was learnt meanwhile included: no drop was seen" if drop.high <= 0 else ""
     return f"Test accuracy was {before} before and {after} after it{seen}."
 
 

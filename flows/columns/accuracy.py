@@ -46,10 +46,11 @@ ACCURACY = (
     ),
     Column(
         "accuracy_drop",
-        "drop",
+        "net drop",
         "points",
         "Accuracy before the fault minus accuracy after it, in percentage points; negative when "
-        "accuracy was higher afterwards.",
+        "accuracy was higher afterwards. It does not count what would have been learnt meanwhile "
+        "without the fault.",
         "fault/accuracy_drop",
         better="lower",
     ),

@@ -9,6 +9,8 @@ Unit = Literal["", "%", "points", "s", "MB", "USD", "count", "per second"]
 Better = Literal["higher", "lower"]
 
 NOT_APPLICABLE = "–"
+# Units of what is counted or measured from 0 on.
+FROM_ZERO = ("count", "s", "MB", "USD", "per second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Column:
         """The unit as it follows the label; nothing where the label says it, or there is none."""
         told = self.unit in ("", "count") or self.label.endswith(self.unit)
         return "" if told else self.unit
+
+    def cut(self, bound: float) -> float:
+        """Return the bound of an interval of a mean, cut at 0 where the figure cannot be less."""
+        return max(0.0, bound) if self.unit in FROM_ZERO else bound
 
     def text(self, value: Any) -> str:
         """Return a value of this column as a reader wants to see it."""

@@ -1,13 +1,19 @@
 """Owns the paper's five claims: what each means in numbers, and when it holds.
 
-Each claim is two statements about a difference. Both sides of it are trials with the same number of
-kills, of workers, and seed; a seed's value is the mean over the cells that both sides have. A
-statement says which way the difference is to go and which size would matter to anybody:
+Each claim is statements about a difference, most of them two. Both sides of it are trials with the
+same number of kills, of workers, and seed; a seed's value is the mean over the cells that both
+sides have. A statement says which way the difference is to go and which size would matter to
+anybody:
 
 - it *holds* if the 95% interval lies wholly on the claimed side of 0, also after Holm's correction
   for all statements of the study;
 - it *does not hold* if the interval excludes even the smallest difference that matters;
 - else it is *not resolved*.
+
+Accuracy before against after a kill, which is what the paper tells of claims 1 and 2, contains what
+would have been learnt anyway in that time: it is told as published and *not judged*. Judged is the
+same minus what a control gained, the training of the same seed without a kill, over the same
+seconds (`Change.effect`).
 
 So a claim is judged by its direction; the size that was published is told beside what was found.
 Of claims 1 and 2, that training *converges* is not judged: a trial ends long before it could be
@@ -38,7 +44,7 @@ from flows.statistics import (
     p_of_equal,
     paired,
 )
-from flows.ttf.measures import Cells, Measured, by_cell, by_seed
+from flows.ttf.measures import Cells, Change, Measured, by_cell, by_seed
 
 BASES = ("checkpoint", "chain")
 HIT = (1, 2)  # numbers of kills
@@ -47,6 +53,7 @@ SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
 
 BY_CONSTRUCTION: Final = "by construction"
+NOT_JUDGED: Final = "not judged"
 
 CLAIMS = {
     1: "Stateless gains accuracy across a failure (published: up to 10 points; 15 in the text)",
@@ -101,6 +108,7 @@ class Statement:
 
     `of` returns its value for each cell that both sides have. `margin` is the smallest difference
     that matters; with `same`, the largest that does not. `reach` tells which values are bounds.
+    Not `judged` is what does not measure what the claim says, and is told because it was published.
     """
 
     claim: int
@@ -109,6 +117,7 @@ class Statement:
     margin: float
     unit: Literal["points", "%"]
     same: bool = False
+    judged: bool = True
     reach: Callable[[Sequence[Measured]], Reach] | None = None
 
 
@@ -116,12 +125,13 @@ class Statement:
 class Judged:
     """A statement with what was found; `difference` is None where no seed could tell.
 
-    The verdict is "by construction" for what was settled before anything ran.
+    The verdict is "by construction" for what was settled before anything ran, "not judged" for a
+    statement that is not.
     """
 
     statement: Statement
     difference: Difference | None
-    verdict: Verdict | Literal["by construction"]
+    verdict: Verdict | Literal["by construction", "not judged"]
     reach: Reach | None = None
 
     def effect(self) -> str:
@@ -151,15 +161,32 @@ def _select(
 
 
 def _change(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """Accuracy after the kills minus that before, as published."""
+    return _of_kills(trials, strategies, lambda change: change.points)
+
+
+def _effect(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """The same, minus what the controls gained; of the kills that have one."""
+    return _of_kills(trials, strategies, lambda change: change.effect)
+
+
+def _of_kills(
+    trials: Sequence[Measured],
+    strategies: Sequence[str],
+    of: Callable[[Change], float | None],
+) -> Cells:
     parts = []
     for strategy in strategies:
-        hit = [t for t in _select(trials, [strategy], HIT) if t.changes]
-        parts.append(by_cell((t, fmean(c.points for c in t.changes)) for t in hit))
+        hit = [
+            (trial, [value for change in trial.changes if (value := of(change)) is not None])
+            for trial in _select(trials, [strategy], HIT)
+        ]
+        parts.append(by_cell((trial, fmean(values)) for trial, values in hit if values))
     return _mean(parts)
 
 
-def _lost(trials: Sequence[Measured], strategy: str) -> Cells:
-    return {cell: -value for cell, value in _change(trials, strategy).items()}
+def _lost(cells: Cells) -> Cells:
+    return {cell: -value for cell, value in cells.items()}
 
 
 def _minus(values: Cells, base: Cells) -> Cells:
@@ -230,29 +257,62 @@ def _pairs(trials: Sequence[Measured], base: str, kills: int) -> list[tuple[Meas
 STATEMENTS = (
     Statement(
         1,
-        "stateless: first accuracy after a kill minus mean of the last 3 before",
+        "stateless, as published: first accuracy after a kill minus mean of the last 3 before, "
+        "ordinary learning included",
         lambda trials: _change(trials, "stateless"),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        1,
+        "as published, minus that of checkpoint and chain, each over its own time",
+        lambda trials: _minus(_change(trials, "stateless"), _change(trials, *BASES)),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        1,
+        "stateless: change across the first kill minus the control's over the same seconds",
+        lambda trials: _effect(trials, "stateless"),
         POINT,
         "points",
     ),
     Statement(
         1,
         "the same, minus that of checkpoint and chain",
-        lambda trials: _minus(_change(trials, "stateless"), _change(trials, *BASES)),
+        lambda trials: _minus(_effect(trials, "stateless"), _effect(trials, *BASES)),
         POINT,
         "points",
     ),
     Statement(
         2,
-        "checkpoint: accuracy lost across a kill",
-        lambda trials: _lost(trials, "checkpoint"),
+        "checkpoint, as published: accuracy lost across a kill, ordinary learning included",
+        lambda trials: _lost(_change(trials, "checkpoint")),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        2,
+        "chain, as published: accuracy lost across a kill, ordinary learning included",
+        lambda trials: _lost(_change(trials, "chain")),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        2,
+        "checkpoint: lost across the first kill against the control over the same seconds",
+        lambda trials: _lost(_effect(trials, "checkpoint")),
         POINT,
         "points",
     ),
     Statement(
         2,
-        "chain: accuracy lost across a kill",
-        lambda trials: _lost(trials, "chain"),
+        "chain: lost across the first kill against the control over the same seconds",
+        lambda trials: _lost(_effect(trials, "chain")),
         POINT,
         "points",
     ),
@@ -309,25 +369,34 @@ STATEMENTS = (
 
 
 def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, ...]:
-    """Judge every statement on the trials of one study.
+    """Judge every statement that is to be judged on the trials of one study.
 
     Where trials are `timed`, all take as long as they were told to: what their nodes cost is known
     before they run, and there is nothing to judge.
     """
     rng = np.random.default_rng(0)  # resampling only: the same records give the same intervals
     found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
-    ps = corrected([d if not s.same else None for s, d in zip(STATEMENTS, found, strict=True)])
+    tested = [
+        difference if statement.judged and not statement.same else None
+        for statement, difference in zip(STATEMENTS, found, strict=True)
+    ]
     return tuple(
-        Judged(statement, difference, BY_CONSTRUCTION)
-        if timed and statement.same
-        else _judged(statement, difference, p, trials)
-        for statement, difference, p in zip(STATEMENTS, found, ps, strict=True)
+        _judged(statement, difference, p, trials, timed)
+        for statement, difference, p in zip(STATEMENTS, found, corrected(tested), strict=True)
     )
 
 
 def _judged(
-    statement: Statement, found: Difference | None, p: float | None, trials: Sequence[Measured]
+    statement: Statement,
+    found: Difference | None,
+    p: float | None,
+    trials: Sequence[Measured],
+    timed: bool,
 ) -> Judged:
+    if not statement.judged:
+        return Judged(statement, found, NOT_JUDGED)
+    if timed and statement.same:
+        return Judged(statement, found, BY_CONSTRUCTION)
     said = verdict(statement, found, p)
     if statement.reach is None:
         return Judged(statement, found, said)

@@ -26,7 +26,7 @@ from flows.ttf.figures import (
     read_published,
     use_figure,
 )
-from flows.ttf.measures import Measured, measure, strategy_of, why_not
+from flows.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,9 +64,11 @@ class Study:
 
 
 def study(title: str, finished: Iterable[Finished], planned: int) -> Study:
-    """Measure the trials of one part."""
+    """Measure the trials of one part, those with a fault beside their controls."""
     done = tuple(finished)
-    found = [(each, measure(each.record, each.outcome)) for each in done]
+    named = [(twin(each.record, each.outcome), each) for each in done]
+    controls = {name: each.record for name, each in named if is_control(each.record, each.outcome)}
+    found = [(each, measure(each.record, each.outcome, controls.get(name))) for name, each in named]
     return Study(
         title,
         done,
@@ -144,11 +146,13 @@ def claims_table(studies: Mapping[str, Study]) -> str:
 def cells_table(each: Study) -> str:
     """Return one row for each cell of a study: means over its trials."""
     published = each.title == AS_PUBLISHED
+    controlled = bool(_effects(each.trials))
     headings = [
         "configuration",
         "condition",
         "trials",
         "before→after",
+        *(("1st kill, minus control: points",) if controlled else ()),
         "gap s",
         "final",
         "gradients",
@@ -158,7 +162,7 @@ def cells_table(each: Study) -> str:
         "USD, fixed",
         *(("published: before→after", "at 165–175 s") if published else ()),
     ]
-    return markdown_table(headings, [_row(cell, published) for cell in _cells(each)])
+    return markdown_table(headings, [_row(cell, published, controlled) for cell in _cells(each)])
 
 
 def _cells(each: Study) -> list[list[Measured]]:
@@ -168,8 +172,14 @@ def _cells(each: Study) -> list[list[Measured]]:
     return [found[key] for key in sorted(found, key=lambda key: (key[1], key[0]))]
 
 
-def _row(cell: Sequence[Measured], published: bool) -> list[str]:
-    first = cell[0]
+def _effects(trials: Iterable[Measured]) -> list[float]:
+    """What the kills did that have a control."""
+    of_kills = (change.effect for trial in trials for change in trial.changes)
+    return [effect for effect in of_kills if effect is not None]
+
+
+def _row(cell: Sequence[Measured], published: bool, controlled: bool) -> list[str]:
+    first, effects = cell[0], _effects(cell)
     across = "; ".join(
         f"{fmean(t.changes[i].before for t in cell if len(t.changes) > i):.3f}→"
         f"{fmean(t.changes[i].after for t in cell if len(t.changes) > i):.3f}"
@@ -184,6 +194,7 @@ def _row(cell: Sequence[Measured], published: bool) -> list[str]:
         first.condition,
         str(len(cell)),
         across or "–",
+        *((f"{100 * fmean(effects):+.1f}" if effects else "–",) if controlled else ()),
         f"{fmean(gaps):.2f}" if gaps else "–",
         f"{fmean(t.final for t in cell):.3f}",
         f"{fmean(t.pushed for t in cell):.0f}",
@@ -222,7 +233,12 @@ def _reading() -> str:
         "interval lies on the claimed side of 0, also after Holm's correction for the statements "
         "of its study; it does not hold if the interval excludes 1 point of accuracy, or 2% of "
         f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
-        "The price counts every node for the whole time. Judged is the direction of a claim; its "
+        "The price counts every node for the whole time. Before against after a kill, as "
+        "published, contains what would have been learnt anyway in that time, and is not judged. "
+        "Judged is the same minus what the control gained, the trial of the same seed without a "
+        "kill, over the same seconds, counted from when it had as many gradients; and of the first "
+        "kill alone, for up to there the two are the same training. "
+        "Judged is the direction of a claim; its "
         "size is to be compared with the published one. Not measured is that training converges "
         "(claims 1 and 2): a trial ends long before that."
     )

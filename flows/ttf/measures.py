@@ -7,10 +7,12 @@ judged on both by one yardstick.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from flows.learning import evaluations
 from flows.lineage import applied_rows
@@ -18,6 +20,7 @@ from flows.outcome import Outcome
 from flows.published.losses import lost_gradients
 from flows.published.settings import is_emulated
 from flows.record import Record
+from flows.steps import Steps, pushed_times
 from flows.timeline import fault_times, training_span
 
 LAST_BEFORE = 3
@@ -32,17 +35,28 @@ class Change:
     """Accuracy across one kill, as the paper's curves show it.
 
     `before` is the mean of the last 3 evaluations before the kill, `after` the first one after the
-    shard served again, `gap` the seconds between the last one before and that one.
+    shard served again, `gap` the seconds between the last one before and that one. `control` is
+    what the same seed gained without a kill over the same seconds; None where there is no such
+    trial, and of every kill but the first: only until then are the two the same training.
     """
 
     before: float
     after: float
     gap: float
+    control: float | None = None
 
     @property
     def points(self) -> float:
-        """`after` minus `before`, as a share of 1."""
+        """`after` minus `before`, as a share of 1, as published.
+
+        No effect of the kill: on a curve that rises, it contains what was learnt meanwhile.
+        """
         return self.after - self.before
+
+    @property
+    def effect(self) -> float | None:
+        """`points` minus `control`: the effect of the kill by the time the shard served again."""
+        return None if self.control is None else self.points - self.control
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +109,11 @@ class Measured:
         return self.pushed / self.seconds
 
 
-def measure(record: Record, outcome: Outcome) -> Measured | None:
-    """Return the quantities of a trial; None for one that cannot tell them (see `why_not`)."""
+def measure(record: Record, outcome: Outcome, control: Record | None = None) -> Measured | None:
+    """Return the quantities of a trial; None for one that cannot tell them (see `why_not`).
+
+    `control` is the same training without a fault, if there is one (see `twin`).
+    """
     seconds, label = outcome.training_seconds, outcome.identity.strategy
     if why_not(outcome) or not seconds or outcome.accuracy.final is None:
         return None
@@ -108,7 +125,7 @@ def measure(record: Record, outcome: Outcome) -> Measured | None:
         workers=record.config.get("training", {}).get("workers", 1),
         kills=planned_kills(record.config),
         seed=outcome.identity.seed or 0,
-        changes=changes(record),
+        changes=changes(record, control),
         pushed=outcome.pace.pushed,
         seconds=seconds,
         lost=lost_gradients(record) if is_emulated(record.config) else outcome.ledger.lost,
@@ -142,21 +159,57 @@ def planned_kills(config: Mapping[str, Any]) -> int:
     return sum(fault["kind"] == "kill" for fault in config.get("faults", ()))
 
 
+def twin(record: Record, outcome: Outcome) -> tuple[str, int, int]:
+    """Return what a trial and its control share: configuration, workers and seed."""
+    workers = record.config.get("training", {}).get("workers", 1)
+    return outcome.identity.strategy, workers, outcome.identity.seed or 0
+
+
+def is_control(record: Record, outcome: Outcome) -> bool:
+    """Whether a trial can tell what others would have been without their faults."""
+    return not (why_not(outcome) or planned_kills(record.config) or record.config.get("faults"))
+
+
 def strategy_of(label: str) -> str:
     """Return the strategy that a configuration counts for: "checkpoint" for "sync checkpoint"."""
     return label.removeprefix("sync ").removeprefix("async ")
 
 
-def changes(record: Record) -> tuple[Change, ...]:
+def changes(record: Record, control: Record | None = None) -> tuple[Change, ...]:
     """Return accuracy across each kill after which training went on and was evaluated again."""
     scores, found = evaluations(record), []
-    for fault in fault_times(record):
-        before = [s for s in scores if s.t < fault.began]
+    faults = fault_times(record)
+    for fault in faults:
+        before = [s for s in scores if s.t < fault.began][-LAST_BEFORE:]
         after = [s for s in scores if fault.serving is not None and s.t >= fault.serving]
-        if before and after:
-            mean = fmean(s.accuracy for s in before[-LAST_BEFORE:])
-            found.append(Change(mean, after[0].accuracy, after[0].t - before[-1].t))
+        if not (before and after):
+            continue
+        gained = None
+        if control is not None and fault.fault == faults[0].fault:
+            steps = Steps(record)
+            earlier = [steps.at(s.t) for s in before]
+            gained = _gained(control, earlier, steps.at(fault.began), after[0].t - fault.began)
+        mean = fmean(s.accuracy for s in before)
+        found.append(Change(mean, after[0].accuracy, after[0].t - before[-1].t, gained))
     return tuple(found)
+
+
+def _gained(control: Record, before: Sequence[int], killed: int, seconds: float) -> float | None:
+    """What a training without a fault gained where another one was hit by a kill.
+
+    `before` and `killed` are the gradients pushed by the evaluations before the kill and by the
+    kill, `seconds` what it then took to the evaluation after it. Up to the kill the two are the
+    same training, so the control is met where it had as many gradients, however fast the machine
+    was for each; from there on as many seconds count. Its curve is straight between evaluations,
+    and level after the last.
+    """
+    pushed, scores = pushed_times(control), evaluations(control)
+    if not scores or len(pushed) < killed:
+        return None
+    when = [pushed[number - 1] if number else scores[0].t for number in (*before, killed)]
+    moments = [*when[:-1], when[-1] + seconds]
+    *earlier, later = np.interp(moments, [s.t for s in scores], [s.accuracy for s in scores])
+    return float(later - fmean(earlier))
 
 
 def delivered(record: Record) -> tuple[list[float], list[int]]:

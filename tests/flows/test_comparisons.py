@@ -33,7 +33,7 @@ from flows.sections import ComparisonSection
 from flows.side_by_side import find_run, print_side_by_side, settings_that_differ
 from flows.summary import Group
 from flows.verdicts import print_verdicts
-from tests.flows.synthetic import missed, toy_events, write_experiment
+from tests.flows.synthetic import missed, toy_events, unsure_trials, write_experiment
 
 PRICES = load_prices()
 
@@ -234,8 +234,79 @@ def test_verdicts_are_printed_with_intervals(ten_seeds: list[Outcome]) -> None:
     print_verdicts(list(judge(ten_seeds).values()), console)
     text = text_of(console)
     assert "lost none 317 [317, 317]" in text
-    assert "chain 0 [0, 0] −317 [−317, −317] 10 (6) better" in text
+    assert "chain 0 [0, 0] −317 [−317, −317] 0.002, 0.002 10 (8) better" in text
     assert "corrected (Holm) for the 6 of these" in text
+    assert "before correction" not in text
+
+
+def test_what_the_correction_alone_hides_is_not_told_as_no_difference() -> None:
+    rows = judge([o for _, o in unsure_trials()])
+    row = rows["chain", "accuracy_final"]
+    assert row.difference is not None
+    assert row.difference.excludes_zero
+    assert row.verdict == "only before correction"
+    assert (row.tested, row.tests) == (("0.032", "0.064"), 6)
+    assert words.judged([row]) == (
+        "Final accuracy: chain worse than none by 44.0 points, but only before correction.",
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_verdicts(list(rows.values()), console)
+    text = text_of(console)
+    assert "−44.0 [−78.8, −9.2] 0.032, 0.064 3 (5) only before correction" in text
+    assert (
+        "“Only before correction”: by itself the difference is significant, and its interval "
+        "excludes 0; after the correction for 6 comparisons, of 3 seeds each, it is not."
+    ) in text
+
+
+def test_no_count_is_told_to_be_less_than_none() -> None:
+    """The interval of 0, 0 and 30 reaches below 0, which no number of updates does."""
+    trials = [
+        dataclasses.replace(each, ledger=dataclasses.replace(each.ledger, lost=lost))
+        for strategy, counts in (("none", (317, 318, 319)), ("chain", (0, 0, 30)))
+        for seed, lost in enumerate(counts)
+        for each in [trial(strategy, seed)]
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_verdicts(list(judge(trials, metrics=["updates_lost"]).values()), console)
+    text = text_of(console)
+    assert "chain 10 [0, 53.0] −308 [−348" in text
+    assert "cut at 0 where a figure cannot be less" in text
+
+
+def test_as_many_seeds_are_told_as_the_correction_asks_for() -> None:
+    alone = judge([o for _, o in unsure_trials()], metrics=["accuracy_final"])[
+        "chain", "accuracy_final"
+    ]
+    among = judge([o for _, o in unsure_trials()])["chain", "accuracy_final"]
+    assert alone.verdict == "worse"
+    assert (alone.repeats_needed, among.repeats_needed) == (4, 5)
+
+
+def test_counts_that_are_the_same_in_too_few_seeds_are_told_as_that() -> None:
+    row = judge([o for _, o in unsure_trials()])["chain", "updates_lost"]
+    assert row.difference is not None
+    assert row.difference.excludes_zero
+    assert row.said == "the same in all 3 seeds: too few seeds to tell"
+    assert words.judged([row]) == (f"Lost: chain: {row.said}.",)
+
+
+def test_a_resampled_interval_that_excludes_0_beside_a_test_that_does_not_is_told() -> None:
+    skewed = [0.0] * 27 + [1.0, 1.0, 1.0]
+    trials = [
+        dataclasses.replace(
+            trial(strategy, seed),
+            accuracy=dataclasses.replace(trial(strategy, 0).accuracy, final=0.5 + 0.1 * value),
+        )
+        for strategy, values in (("none", [0.0] * 30), ("chain", skewed))
+        for seed, value in enumerate(values)
+    ]
+    row = judge(trials, metrics=["accuracy_final"])["chain", "accuracy_final"]
+    assert row.difference is not None
+    assert row.difference.excludes_zero
+    assert row.said == (
+        "no difference shown by the t-test, though the resampled interval excludes 0"
+    )
 
 
 def test_two_trials_are_shown_setting_by_setting_and_figure_by_figure(here: Path) -> None:

@@ -41,6 +41,7 @@ from tests.flows.synthetic import (
     demo_trials,
     missed,
     toy_events,
+    unsure_trials,
     write_events,
     write_experiment,
 )
@@ -95,6 +96,10 @@ def parsed(page: str) -> Tags:
     tags.feed(page)
     assert tags.open == []
     return tags
+
+
+def text_of(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
 # -- the page ----------------------------------------------------------------------------------
@@ -440,3 +445,43 @@ def test_rendering_is_deterministic(folder: Path) -> None:
     trials, prices = read_trials(folder, load_prices())[:4], load_prices()
     pages = [render(trials, prices, ComparisonSection(), chapters(trials)) for _ in range(2)]
     assert pages[0] == pages[1]
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unsure_page() -> str:
+    return render(unsure_trials(), load_prices(), ComparisonSection(), [])
+
+
+def test_what_the_correction_alone_hides_is_explained_on_the_page(unsure_page: str) -> None:
+    text = text_of(unsure_page)
+    assert "p 0.032, corrected 0.064 only before correction about 5 seeds would show it" in text
+    assert (
+        "“Only before correction”: by itself the difference is significant, and its interval "
+        "excludes 0; after the correction for 6 comparisons, of 3 seeds each, it is not."
+    ) in text
+    assert "chain worse than none by 44.0 points, but only before correction" in text
+
+
+def test_no_interval_on_the_page_that_excludes_0_is_told_as_no_difference(
+    unsure_page: str,
+) -> None:
+    cells = re.findall(
+        r'"difference">.*? \((.*?) to (.*?)\)</small>.*?"verdict .*?">(.*?)</small>',
+        unsure_page,
+        re.DOTALL,
+    )
+    bounds = [
+        ([float(each.replace("−", "-").replace(",", "")) for each in (low, high)], said)
+        for low, high, said in cells
+    ]
+    excluding = [said for (low, high), said in bounds if low > 0 or high < 0]
+    assert len(excluding) == 6
+    assert "no difference shown" not in excluding
+    assert excluding.count("only before correction") == 1
+
+
+def test_a_page_without_such_verdicts_does_not_explain_them(page: str) -> None:
+    assert "before correction" not in text_of(page)

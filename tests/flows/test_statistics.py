@@ -108,7 +108,9 @@ def test_equal_differences_show_something_from_six_seeds_on(rng: np.random.Gener
         found = paired(dict.fromkeys(range(n), 7.0), dict.fromkeys(range(n), 4.0), rng)
         return verdicts([found], ["higher"])[0]
 
-    assert [verdict(n) for n in (3, 5, 6)] == ["no difference shown"] * 2 + ["better"]
+    assert [verdict(n) for n in (3, 5, 6)] == ["too few seeds to tell"] * 2 + ["better"]
+    none = paired(dict.fromkeys(range(3), 4.0), dict.fromkeys(range(3), 4.0), rng)
+    assert verdicts([none], ["higher"]) == ("no difference shown",)
     signs = stats.permutation_test(
         ([3.0] * 6,), np.mean, permutation_type="samples", n_resamples=np.inf
     )
@@ -131,7 +133,7 @@ def test_verdicts_are_corrected_for_all_that_were_tested() -> None:
     alone = verdicts([difference(0.03)], ["higher"])
     among = verdicts([difference(0.03), difference(0.5)], ["higher", "higher"])
     assert alone == ("better",)
-    assert among == ("no difference shown", "no difference shown")
+    assert among == ("only before correction", "no difference shown")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,21 @@ def test_a_verdict_knows_which_way_is_better(mean: float, better: str, said: str
     assert verdicts([difference(0.001, mean)], [better]) == (said,)  # type: ignore[list-item]
 
 
+def test_no_interval_that_excludes_0_is_told_as_no_difference(rng: np.random.Generator) -> None:
+    """Where it does, the t-test is significant: it is only the correction that hides it."""
+    seen = set()
+    for _ in range(200):
+        draws = rng.normal(0.8, size=(10, 3))
+        found = [paired(dict(enumerate(row)), dict.fromkeys(range(3), 0.0), rng) for row in draws]
+        said = verdicts(found, ["higher"] * 10)
+        seen |= {(each.excludes_zero, verdict) for each, verdict in zip(found, said, strict=True)}  # type: ignore[union-attr]
+    assert seen == {
+        (False, "no difference shown"),
+        (True, "only before correction"),
+        (True, "better"),
+    }
+
+
 def test_too_few_seeds_are_not_judged_and_do_not_count() -> None:
     found = verdicts([None, difference(None, n=2), difference(0.04)], ["higher"] * 3)
     assert found == ("too few seeds to tell", "too few seeds to tell", "better")
@@ -157,7 +174,7 @@ def test_of_nothing_but_chance_few_families_have_a_verdict(rng: np.random.Genera
     for _ in range(families):
         draws = rng.normal(size=(6, 2, 4))  # six comparisons of four seeds
         found = [paired(dict(enumerate(a)), dict(enumerate(b)), rng) for a, b in draws]
-        wrong += set(verdicts(found, ["higher"] * 6)) != {"no difference shown"}
+        wrong += not {"better", "worse"}.isdisjoint(verdicts(found, ["higher"] * 6))
     # At most 5% in the long run: of 200, more than 18 has a probability of less than 1%.
     assert wrong <= 18
 
@@ -169,6 +186,34 @@ def test_of_nothing_but_chance_few_families_have_a_verdict(rng: np.random.Genera
 def test_repeats_are_those_of_the_usual_tables(effect: float, pairs: int) -> None:
     assert repeats_needed(1.0, effect) == pairs
     assert repeats_needed(0.02, -0.02 * effect) == pairs
+
+
+@pytest.mark.parametrize(("effect", "level", "pairs"), [(0.5, 0.01, 51), (1.0, 0.01, 16)])
+def test_repeats_at_the_level_of_a_correction(effect: float, level: float, pairs: int) -> None:
+    """By the tables for 80%: more seeds than at 5%, and as few as a test of that level needs."""
+    assert repeats_needed(1.0, effect, level=level) == pairs
+    few = 0.05 / 30
+    needed = repeats_needed(1.0, effect, level=few)
+    assert needed is not None
+    assert needed > pairs
+    assert repeats_needed(0.0, 0.5, level=few) == 11, "2/2^11 is less than 0.05/30, 2/2^10 is not"
+
+
+@pytest.mark.parametrize("effect", [0.7, 1.5, 3.41, 8.0])
+@pytest.mark.parametrize("level", [0.05, 0.05 / 32])
+def test_as_many_repeats_find_the_effect_in_four_of_five_cases(
+    rng: np.random.Generator, effect: float, level: float
+) -> None:
+    """And one less in fewer, if that would be judged at all."""
+
+    def found(n: int) -> float:
+        draws = rng.normal(effect, size=(20_000, n))
+        return float((stats.ttest_1samp(draws, 0.0, axis=1).pvalue < level).mean())
+
+    needed = repeats_needed(1.0, effect, level=level)
+    assert needed is not None
+    assert found(needed) > 0.79
+    assert needed == 3 or found(needed - 1) < 0.81
 
 
 def test_repeats_at_the_edges() -> None:

@@ -27,7 +27,7 @@ def trial(strategy: str, kills: int, seed: int, **given: object) -> Measured:
         "workers": 2,
         "kills": kills,
         "seed": seed,
-        "changes": (Change(0.5, 0.5 + jitter - 0.001, 1.0),) * kills,
+        "changes": (Change(0.5, 0.5 + jitter - 0.001, 1.0, 0.0),) * kills,
         "pushed": 500,
         "seconds": 10.0 + jitter,
         "lost": 0,
@@ -54,24 +54,68 @@ def study(**of_strategy: dict[str, object]) -> list[Measured]:
 def by_claim(judged: tuple[Judged, ...]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for each in judged:
-        found.setdefault(each.statement.claim, []).append(each.verdict)
+        if each.statement.judged:
+            found.setdefault(each.statement.claim, []).append(each.verdict)
     return found
+
+
+def on_a_rising_curve(effect: float, learning: float, seed: int) -> tuple[Change, ...]:
+    """Accuracy across a kill where so much was learnt meanwhile without it."""
+    jitter = 0.001 * (seed % 3)
+    return (Change(0.4, 0.4 + learning + effect + jitter, 1.2, learning),)
 
 
 def test_what_is_true_by_construction_holds() -> None:
     trials = [
         *study(
-            stateless={"changes": (Change(0.5, 0.6, 1.0),), "seconds": 10.0, "idle": 0.2},
+            stateless={"changes": (Change(0.5, 0.6, 1.0, 0.0),), "seconds": 10.0, "idle": 0.2},
             checkpoint={
-                "changes": (Change(0.5, 0.4, 1.0),),
+                "changes": (Change(0.5, 0.4, 1.0, 0.0),),
                 "seconds": 12.0,
                 "idle": 0.4,
                 "to_target": 7.0,
             },
-            chain={"changes": (Change(0.5, 0.45, 1.0),), "seconds": 11.0, "idle": 0.3},
+            chain={"changes": (Change(0.5, 0.45, 1.0, 0.0),), "seconds": 11.0, "idle": 0.3},
         )
     ]
     assert by_claim(judge(trials)) == {claim: ["holds", "holds"] for claim in range(1, 6)}
+
+
+def test_what_would_have_been_learnt_anyway_is_no_effect_of_a_kill() -> None:
+    """Accuracy rises across every kill, but less than it does in the same seconds without one."""
+    effects = {"stateless": -0.18, "checkpoint": -0.30, "chain": 0.0}
+    trials = [
+        replace(each, changes=on_a_rising_curve(effects[each.strategy], 0.24, each.seed))
+        if each.kills
+        else each
+        for each in study()
+    ]
+    judged = judge(trials)
+    verdicts = by_claim(judged)
+    assert verdicts[1] == ["does not hold"] * 2, "18 points are more than the mean of 30 and 0"
+    assert verdicts[2] == ["holds", "does not hold"]
+    told = {each.statement.text: each for each in judged if each.statement.claim in (1, 2)}
+    published = [each for text, each in told.items() if "as published" in text]
+    assert [each.verdict for each in published] == ["not judged"] * 4
+    assert published[0].effect().startswith("+6.1 [+6.0, +6.2] points")
+    controlled = next(each for text, each in told.items() if text.startswith("stateless: change"))
+    assert controlled.effect().startswith("-17.9 [-18.0, -17.8] points")
+
+
+def test_what_is_not_judged_makes_no_verdict_harder_to_reach() -> None:
+    judged = judge(study(stateless={"changes": (Change(0.5, 0.6, 1.0, 0.0),)}))
+    tested = [each for each in judged if each.statement.judged and not each.statement.same]
+    assert len(judged) - len(tested) == 6
+
+
+def test_without_controls_claims_of_what_a_kill_does_are_not_resolved() -> None:
+    """As published, accuracy rises across a kill; whether it would have anyway is not known."""
+    trials = study(stateless={"changes": (Change(0.5, 0.6, 1.0),)})
+    bare = [replace(t, changes=tuple(replace(c, control=None) for c in t.changes)) for t in trials]
+    judged = judge(bare)
+    assert by_claim(judged)[1] == ["not resolved"] * 2
+    assert by_claim(judged)[2] == ["not resolved"] * 2
+    assert {each.effect() for each in judged if "first kill" in each.statement.text} == {"–"}
 
 
 def test_a_claim_is_worded_as_the_direction_that_it_is_judged_by() -> None:
@@ -166,14 +210,16 @@ def test_there_is_no_ratio_to_nothing() -> None:
 
 
 def test_two_seeds_resolve_nothing() -> None:
-    trials = [t for t in study(stateless={"changes": (Change(0.5, 0.6, 1.0),)}) if t.seed < 2]
-    assert {each.verdict for each in judge(trials)} == {"not resolved"}
+    trials = [t for t in study(stateless={"changes": (Change(0.5, 0.6, 1.0, 0.0),)}) if t.seed < 2]
+    verdicts = {each.verdict for each in judge(trials) if each.statement.judged}
+    assert verdicts == {"not resolved"}
 
 
 @pytest.mark.parametrize(("seeds", "expected"), [(5, "not resolved"), (6, "does not hold")])
 def test_few_seeds_with_the_same_value_resolve_nothing(seeds: int, expected: str) -> None:
-    same = {"changes": (Change(0.5, 0.4, 1.0),)}
-    first, *_ = judge([t for t in study(stateless=same) if t.seed < seeds])
+    same = {"changes": (Change(0.5, 0.4, 1.0, 0.0),)}
+    judged = judge([t for t in study(stateless=same) if t.seed < seeds])
+    first = next(each for each in judged if each.statement.judged)
     assert first.verdict == expected
 
 
@@ -190,11 +236,12 @@ def test_few_seeds_with_the_same_value_resolve_nothing(seeds: int, expected: str
 )
 def test_intervals_decide(low: float, high: float, p: float, expected: str) -> None:
     found = Difference((low + high) / 2, low, high, 0.01, p, 6)
-    assert verdict(STATEMENTS[0], found, p) == expected
+    statement = next(each for each in STATEMENTS if each.judged)
+    assert verdict(statement, found, p) == expected
 
 
 def test_an_effect_is_told_with_its_interval_and_number_of_seeds() -> None:
-    (first, *_) = judge(study(stateless={"changes": (Change(0.5, 0.6, 1.0),)}))
+    (first, *_) = judge(study(stateless={"changes": (Change(0.5, 0.6, 1.0, 0.0),)}))
     assert first.effect() == "+10.0 [+10.0, +10.0] points, n=10"
 
 
