@@ -343,7 +343,7 @@ def overridden(data: dict[str, Any], override: Override) -> dict[str, Any]:
 
 def place_of(key: str, document: Document, overrides: Sequence[Override] = ()) -> str:
     """Say where the value of a key is from: the command line, or a line of the file."""
-    for override in overrides:
+    for override in reversed(overrides):  # the last one counts
         made_by_it = key not in document.lines and override.key.startswith(f"{key}.")
         if made_by_it or f"{key}.".startswith(f"{override.key}."):
             return f"{override}: {shown(key, LONGEST_PLACE)}"
