@@ -22,7 +22,7 @@ from dps.core.credentials import masked
 from dps.errors import ConfigurationError, DpsError
 from flows.checks import app as checks
 from flows.examples import app as examples
-from flows.quoting import screenful, visible
+from flows.quoting import screenful
 from flows.replicate import app as replicate
 from flows.replicate import run_replication
 from flows.terminal import console as _console
@@ -86,9 +86,7 @@ def main() -> None:
     try:
         app()
     except DpsError as error:
-        text = masked(str(error))
-        text = screenful(text) if isinstance(error, ConfigurationError) else visible(text)
-        for line in text.splitlines():
+        for line in screenful(masked(str(error))).splitlines():
             print(f"dps: {line}", file=sys.stderr)
         sys.exit(2)
 

@@ -41,6 +41,22 @@ def write_whole(path: Path, text: str, what: str) -> None:
         ) from error
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; of a name that is too long there is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; of a name that is too long there is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Read a file that somebody named.
 

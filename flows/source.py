@@ -43,7 +43,7 @@ _PLAIN_TAGS = {
     *_NUMBERS,
     MERGE_TAG,
 }
-LONGEST_PLACE = 120
+LONGEST_PLACE = 200
 LONGEST_PROBLEM = 200
 _MALFORMED = "malformed YAML: "
 _TOO_DEEP = f"more than {DEEPEST} levels, one in the other"
@@ -256,7 +256,7 @@ def read_document(path: Path, name: str | None = None) -> Document:
     ConfigurationError
         The file cannot be read, is malformed, holds something else, or a password.
     """
-    name = name or str(path)
+    name = name or shown(str(path), LONGEST_PLACE)
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8")
     except OSError as error:

@@ -15,7 +15,7 @@ from dps.errors import ConfigurationError
 from flows.complaints import suggest
 from flows.files import read_bytes
 from flows.limits import LONGEST_NAME, MOST_TRACE_BYTES
-from flows.quoting import quoted, unseen
+from flows.quoting import quoted, shown, unseen
 
 COLUMNS = ("seconds", "kind", "target", "duration")
 
@@ -50,21 +50,22 @@ def read_trace(path: Path) -> tuple[Row, ...]:
     ConfigurationError
         It cannot be read, or a row is broken: the message names row, line and column.
     """
+    name = shown(str(path), LONGEST_NAME)
     try:
         text = read_bytes(path, MOST_TRACE_BYTES).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-        _check_columns(path, reader.fieldnames or ())
+        _check_columns(name, reader.fieldnames or ())
         rows = []
         for number, cells in enumerate(reader, 1):
             if number > MOST_FAULTS:
-                raise ConfigurationError(f"{path}: expected {MOST_FAULTS:,} rows at most, got more")
-            rows.append(_row(f"{path}, row {number} (line {reader.line_num})", cells))
+                raise ConfigurationError(f"{name}: expected {MOST_FAULTS:,} rows at most, got more")
+            rows.append(_row(f"{name}, row {number} (line {reader.line_num})", cells))
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"{name}: cannot be read: {error.strerror or error}") from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: is no CSV in UTF-8: {error}") from error
+        raise ConfigurationError(f"{name}: is no CSV in UTF-8: {error}") from error
     if not rows:
-        raise ConfigurationError(f"{path}: has no rows; expected at least one fault")
+        raise ConfigurationError(f"{name}: has no rows; expected at least one fault")
     return tuple(rows)
 
 
@@ -73,19 +74,19 @@ def fault_of(row: Row) -> Fault:
     return FAULTS[row.kind](row)
 
 
-def _check_columns(path: Path, found: object) -> None:
+def _check_columns(place: str, found: object) -> None:
     names = list(found) if isinstance(found, list | tuple) else []
     for name in names:
         if name not in COLUMNS:
             raise ConfigurationError(
-                f"{path}, row 0 (line 1): unknown column {quoted(name)}; "
+                f"{place}, row 0 (line 1): unknown column {quoted(name)}; "
                 f"{suggest(str(name), COLUMNS)}"
             )
     for name in COLUMNS:
         if names.count(name) != 1:
             times = "is missing" if name not in names else "is there twice"
             raise ConfigurationError(
-                f"{path}, row 0 (line 1): the column {name!r} {times}; expected the header "
+                f"{place}, row 0 (line 1): the column {name!r} {times}; expected the header "
                 f"{','.join(COLUMNS)}"
             )
 
