@@ -37,6 +37,7 @@ from flows.config import ExperimentConfig, packaged_names
 SECONDS = 2.0
 MOST_LINES = 40
 MOST_CHARACTERS = 10_000
+LARGE = 12_000  # values of a document: more than there may be
 MOST_BYTES = 4 << 30  # of address space: what takes more ends in a MemoryError, not the machine
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -168,7 +169,8 @@ def change_value(draw: Draw, data: Any) -> None:
         case 1 if isinstance(where, dict):
             where[draw(st.sampled_from(["", "kind", "preset", "x" * 600, 1, None, "\x1b"]))] = value
         case 2:
-            where[key] = [deepcopy(value) for _ in range(draw(st.sampled_from([1, 2, 50, 3000])))]
+            often = draw(st.sampled_from([1, 2, 50, 3000]))
+            where[key] = [deepcopy(value) for _ in range(min(often, LARGE // size(value)))]
         case 3:
             where[key] = {draw(st.sampled_from(["kind", "a", "preset", "fault"])): value}
         case 4:
@@ -178,11 +180,16 @@ def change_value(draw: Draw, data: Any) -> None:
             where[key] = deepcopy(draw(odd_values))
 
 
+def size(data: Any) -> int:
+    """How many values there are in one."""
+    return 1 + sum(1 for _ in places_in(data))
+
+
 def places_in(data: Any, seen: frozenset[int] = frozenset()) -> Iterator[tuple[Any, Any]]:
     """Every place of a value in a document."""
     if id(data) in seen or not isinstance(data, dict | list):
         return
-    for key in data if isinstance(data, dict) else range(min(len(data), 20)):
+    for key in data if isinstance(data, dict) else range(len(data)):
         yield data, key
         yield from places_in(data[key], seen | {id(data)})
 
