@@ -19,6 +19,7 @@ LONGEST_TEXT = 4_096  # a path may be so long
 LONGEST_NUMBER = 100  # characters
 LARGEST_NUMBER = 2**64 - 1  # of whole numbers: what fits into 8 bytes, as seeds are drawn
 
+LONGEST_WORD = 1_000  # of the command line, but for what --set is given
 # All of `--set` together; the kernel takes 128 kB for one argument.
 MOST_OVERRIDES = 64 * 1024
 
@@ -36,9 +37,10 @@ MOST_ENTRIES = 1_000  # of a list of faults or changes; `dps.core.expansion` bou
 MOST_LAYERS = 100
 MOST_WEIGHTS = 100_000_000  # 0.4 GB in each node that holds them
 
-# -- a trace -------------------------------------------------------------------------------------
+# -- tables -------------------------------------------------------------------------------------
 
 MOST_TRACE_BYTES = 1024 * 1024
+MOST_CURVE_BYTES = 64 * 1024 * 1024  # of published curves, with a row for each evaluation
 
 # -- messages ------------------------------------------------------------------------------------
 

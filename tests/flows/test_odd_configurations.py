@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -333,6 +334,17 @@ def test_what_is_no_file_is_not_read(here: Path, path: str) -> None:
     assert "cluster.tls.ca_file" in refused("plan", with_values(here, cluster={"tls": files}))
 
 
+def test_no_server_is_asked_whether_checkpoints_can_go_there(here: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ftp://127.0.0.1:{silent.getsockname()[1]}/x"
+        durability = {"kind": "checkpoint", "path": address}
+        code, _, err = ended(["plan", with_values(here, recovery={"durability": durability})])
+        assert code == 0, err
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
 def test_a_password_in_an_odd_text_is_masked(here: Path) -> None:
     told = refused("plan", "http://ann:pa55word@host/" + "x" * 3000)
     assert "pa55word" not in told
@@ -341,6 +353,11 @@ def test_a_password_in_an_odd_text_is_masked(here: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
+        ["{}"],
+        ["--{}"],
+        ["run", "demo", "--parallel", "{}"],
+        ["results", "demo", "--format", "{}"],
+        ["ui", "--port", "{}"],
         ["compare", "{}", "{}"],
         ["results", "{}"],
         ["report", "{}"],
@@ -361,6 +378,7 @@ def test_a_password_in_an_odd_text_is_masked(here: Path) -> None:
     "name",
     [
         "x" * 5000,
+        "x" * 999,
         "\x1b[31mred",
         "\udcff",
         "a/" * 3000,
@@ -369,7 +387,7 @@ def test_a_password_in_an_odd_text_is_masked(here: Path) -> None:
         "9" * 5000,
         "?token" * 900,
     ],
-    ids=["long", "colour", "byte", "deep", "up", "lines", "digits", "secret"],
+    ids=["long", "lengthy", "colour", "byte", "deep", "up", "lines", "digits", "secret"],
 )
 def test_names_on_the_command_line(here: Path, words: list[str], name: str) -> None:
     refused(*(word.format(name) for word in words))
