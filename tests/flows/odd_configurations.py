@@ -324,7 +324,10 @@ def drawn(draw: Draw, schema: Any, odd: int, depth: int) -> Any:
             inner = inner if isinstance(inner, dict) else {}
             return {key: drawn(draw, inner, odd, depth + 1) for key in keys}
         case "array":
-            number = draw(st.integers(schema.get("minItems", 0), 3))
+            if "prefixItems" in schema:
+                return [drawn(draw, inner, odd, depth + 1) for inner in schema["prefixItems"]]
+            fewest = schema.get("minItems", 0)
+            number = draw(st.integers(fewest, fewest + 3))
             items = schema.get("items", {})
             return [drawn(draw, items, odd, depth + 1) for _ in range(number)]
         case "integer":
