@@ -15,6 +15,8 @@ from math import prod
 from typing import Any
 
 from flows.complaints import suggest
+from flows.limits import LONGEST_KEY, MOST_AXES, MOST_COMBINATIONS, MOST_EXCLUDED
+from flows.quoting import listed, quoted
 from flows.sections import refuse
 
 OF_THE_GRID = ("axes", "zip", "exclude", "seeds", "order_seed", "comparison")
@@ -50,6 +52,11 @@ class Combinations:
             labels = {axis: chosen[axis] for axis in self.axes}
             if not any(entry <= labels.items() for entry in excluded):
                 yield labels
+
+    @property
+    def before(self) -> int:
+        """How many there would be if none were left out."""
+        return prod(map(len, self._groups()))
 
     @property
     def count(self) -> int:
@@ -103,6 +110,21 @@ def _goes_on(entry: Left, row: Labels) -> Left | None:
 # -- what may be written -------------------------------------------------------------------------
 
 
+def check_extent(combinations: Combinations) -> None:
+    """Refuse more axes, entries of `exclude` or combinations than can be gone through."""
+    if len(combinations.axes) > MOST_AXES:
+        refuse(f"expected {MOST_AXES} axes at most, got {len(combinations.axes):,}", key="axes")
+    if len(combinations.excluded) > MOST_EXCLUDED:
+        number = len(combinations.excluded)
+        refuse(f"expected {MOST_EXCLUDED} entries at most, got {number:,}", key="exclude")
+    if (number := combinations.before) > MOST_COMBINATIONS:
+        refuse(
+            f"the axes have {number:,} combinations before any is left out; expected "
+            f"{MOST_COMBINATIONS:,} at most",
+            key="axes",
+        )
+
+
 def check_together(axes: Mapping[str, Sequence[str]], together: Sequence[Sequence[str]]) -> None:
     """Refuse groups of axes that cannot vary together."""
     seen: dict[str, int] = {}
@@ -112,12 +134,14 @@ def check_together(axes: Mapping[str, Sequence[str]], together: Sequence[Sequenc
             refuse("expected two axes or more that vary together", key=key)
         for axis in group:
             if axis not in axes:
-                refuse(f"there is no axis {axis!r}; {suggest(axis, axes)}", key=key)
+                refuse(f"there is no axis {quoted(axis)}; {suggest(axis, axes)}", key=key)
             if axis in seen:
-                refuse(f"{axis!r} stands in two places; an axis varies with one group", key=key)
+                refuse(
+                    f"{quoted(axis)} stands in two places; an axis varies with one group", key=key
+                )
             seen[axis] = index
         if len({len(axes[axis]) for axis in group}) > 1:
-            lengths = ", ".join(f"{axis} has {len(axes[axis])}" for axis in group)
+            lengths = listed((f"{axis} has {len(axes[axis])}" for axis in group), MOST_AXES)
             refuse(f"axes that vary together need as many values each: {lengths}", key=key)
 
 
@@ -134,10 +158,13 @@ def _check_entry(combinations: Combinations, entry: Labels, key: str) -> None:
         refuse("expected labels by axis, such as {recovery: none}", key=key)
     for axis, label in entry.items():
         if axis not in combinations.axes:
-            refuse(f"there is no axis {axis!r}; {suggest(axis, combinations.axes)}", key=key)
+            refuse(f"there is no axis {quoted(axis)}; {suggest(axis, combinations.axes)}", key=key)
         if label not in combinations.axes[axis]:
             known = suggest(label, combinations.axes[axis])
-            refuse(f"matches nothing: no value is labelled {label!r}; {known}", key=f"{key}.{axis}")
+            refuse(
+                f"matches nothing: no value is labelled {quoted(label)}; {known}",
+                key=f"{key}.{axis}",
+            )
     if not combinations.has(entry):
         refuse("matches nothing, for these axes vary together (zip)", key=key)
 
@@ -160,14 +187,22 @@ def labelled(key: str, values: Any) -> Any:
         refuse("cannot be an axis; give seeds as 'seeds: [0, 1]'", key=key)
     if not isinstance(values, list | tuple | dict) or not values:
         refuse("expected a list of values, or labels with values; at least one", key=key)
+    if len(values) > MOST_COMBINATIONS:
+        refuse(f"expected {MOST_COMBINATIONS:,} values at most, got {len(values):,}", key=key)
     if isinstance(values, dict):
         labels = [_label_text(key, label) for label in values]
         values = list(values.values())
     else:
         labels = [_label(value) for value in values]
-    twice = [label for label in labels if labels.count(label) > 1]
+    twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice:
-        refuse(f"{twice[0]!r} is given twice; keep one of them", key=key)
+        refuse(f"{quoted(twice[0])} is given twice; keep one of them", key=key)
+    if len(longest := max(labels, key=len)) > LONGEST_KEY:
+        refuse(
+            f"what {quoted(longest)} says is too long for a label; give labels with the values, as "
+            "in {short: …}",
+            key=key,
+        )
     return dict(zip(labels, values, strict=True))
 
 

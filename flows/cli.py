@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -23,6 +24,8 @@ from dps.core.credentials import masked
 from dps.errors import ConfigurationError, DpsError
 from flows.checks import app as checks
 from flows.examples import app as examples
+from flows.limits import LONGEST_WORD
+from flows.quoting import quoted, screenful, shown
 from flows.replicate import app as replicate
 from flows.replicate import run_replication
 from flows.terminal import console as _console
@@ -85,9 +88,10 @@ def main() -> None:
     os.umask(PRIVATE)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _refuse_odd(sys.argv[1:])
         app()
     except DpsError as error:
-        for line in masked(str(error)).splitlines():
+        for line in screenful(masked(str(error))).splitlines():
             print(f"dps: {line}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
@@ -96,6 +100,21 @@ def main() -> None:
         where = f" for {masked(str(error.filename))}" if error.filename else ""
         print(f"dps: {error.strerror}{where}. Make room, and run it again", file=sys.stderr)
         sys.exit(2)
+
+
+def _refuse_odd(words: Sequence[str]) -> None:
+    """Refuse words of the command line that would fill the screen in whatever is said of them.
+
+    Those of --set are judged by who reads them.
+    """
+    for before, word in pairwise(["", *words]):
+        if before == "--set" or word.startswith("--set="):
+            continue
+        if len(word) > LONGEST_WORD or shown(word, LONGEST_WORD) != word:
+            raise ConfigurationError(
+                f"{quoted(word)}: expected {LONGEST_WORD:,} characters at most, and none that "
+                "cannot be seen"
+            )
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
 from dps.core.faults import Way
+from flows.quoting import quoted
 from flows.sections import Section, refuse
 from flows.tls_sections import Tls, security_of
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from dps.cluster.queues import JobGroup, Queue
 
 Tell = Callable[[str], None]
-_AMOUNT = re.compile(r"\d+(\.\d+)? ?[kKMGT]i?B")
-_ADDRESS = re.compile(r"[a-z]+://\S+:\d+")
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)? ?[kKMGT]i?B")
+_ADDRESS = re.compile(r"[a-z]+://\S+:[0-9]+")
 
 
 class _AnyCluster(Section):
@@ -72,7 +73,8 @@ class ExistingSection(_AnyCluster):
     def _is_one(cls, address: str | None) -> str | None:
         if address is not None and not _ADDRESS.fullmatch(address):
             refuse(
-                f"expected the address of a Dask scheduler, tcp://10.0.0.1:8786; got {address!r}"
+                "expected the address of a Dask scheduler, tcp://10.0.0.1:8786; got "
+                f"{quoted(address)}"
             )
         return address
 
@@ -109,7 +111,7 @@ class JobSection(Section):
     @classmethod
     def _is_an_amount(cls, memory: str | None) -> str | None:
         if memory is not None and not _AMOUNT.fullmatch(memory):
-            refuse(f"expected an amount of memory, such as 2GB; got {memory!r}")
+            refuse(f"expected an amount of memory, such as 2GB; got {quoted(memory)}")
         return memory
 
     def asked(self) -> dict[str, Any]:

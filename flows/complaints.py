@@ -13,10 +13,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from dps.errors import ConfigurationError
+from flows.limits import MOST_COMPLAINTS, MOST_LISTED
+from flows.quoting import listed, quoted
 from flows.source import Document, Override, place_of
 
 Complaint = tuple[str, str]  # a dotted key, and the reason
 
+MOST_COMPARED = 500
+THOUSANDS = 10_000
 EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -39,23 +43,32 @@ BOUNDS = {
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return the nearest known word as a question, then all there are, for after a semicolon."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}? There" if near else "there"
-    return f"{hint} are: {', '.join(known)}"
+    # A comparison takes longer than in proportion to both; nobody mistypes a word of this length.
+    near = difflib.get_close_matches(word, known[:MOST_COMPARED], n=1) if len(word) < 100 else []
+    hint = f"did you mean {quoted(near[0])}? There" if near else "there"
+    return f"{hint} are: {listed(known, MOST_LISTED)}"
 
 
 def complaints(error: ValidationError, data: Any) -> list[Complaint]:
     """Return all that a model found wrong with `data`."""
     found = error.errors(include_url=False)
-    return [(key_of(entry, data), sentence(entry)) for entry in found]
+    told = [(key_of(entry, data), sentence(entry)) for entry in found[:MOST_COMPLAINTS]]
+    # One who has been told of so many need not know of each of the rest.
+    return told + [("", "")] * (len(found) - len(told))
 
 
 def placed(
     found: Iterable[Complaint], document: Document, overrides: Sequence[Override] = ()
 ) -> ConfigurationError:
     """Return an error with a line for each complaint: where the value is from, and the reason."""
-    lines = [f"{place_of(key, document, overrides)}: {reason}" for key, reason in found]
-    return ConfigurationError("\n".join(lines))
+    complaints = list(found)
+    lines = [
+        f"{place_of(key, document, overrides)}: {reason}"
+        for key, reason in complaints[:MOST_COMPLAINTS]
+    ]
+    more = len(complaints) - len(lines)
+    rest = [f"{document.name}: and {more:,} more such mistakes"] if more else []
+    return ConfigurationError("\n".join([*lines, *rest]))
 
 
 def key_of(error: Mapping[str, Any], data: Any) -> str:
@@ -80,15 +93,30 @@ def sentence(error: Mapping[str, Any]) -> str:
         return _unknown(error["loc"][-1], got, context["expected"])
     if kind in BOUNDS:
         name, words = BOUNDS[kind]
-        return f"expected {words} {context[name]}, got {got!r}"
+        return f"expected {words} {_number(context[name])}, got {quoted(got)}"
     if kind in EXPECTED:
         return f"expected {EXPECTED[kind]}, got {_short(got)}"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']:,} entries, got {_length(context)}"
     return str(error["msg"])
 
 
 def _unknown(what: int | str, got: Any, expected: str) -> str:
     known = re.findall(r"'([^']*)'", expected)
-    return f"unknown {what} {got!r}; {suggest(str(got), known)}"
+    return f"unknown {what} {quoted(got)}; {suggest(_text(got), known)}"
+
+
+def _text(got: Any) -> str:
+    return got if isinstance(got, str) else quoted(got)
+
+
+def _number(bound: Any) -> str:
+    return f"{bound:,}" if type(bound) is int and bound >= THOUSANDS else str(bound)
+
+
+def _length(context: Mapping[str, Any]) -> str:
+    found = context.get("actual_length")
+    return "more" if found is None else f"{found:,}"
 
 
 def _without_tags(loc: Sequence[int | str], data: Any) -> list[str]:
@@ -116,5 +144,4 @@ def _inside(data: Any, part: int | str) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return "nothing" if value is None else quoted(value)

@@ -7,12 +7,13 @@ seeds. Both are pydantic models at the edge; the `build_…` methods hand on the
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import (
     Field,
     NonNegativeInt,
@@ -23,9 +24,10 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency
-from dps.core.expansion import Entry, expand
+from dps.core.expansion import Entry, Expanded, expand
 from dps.core.faults import Fault, FaultPlan
 from dps.core.filters import Filter
+from dps.core.names import role_of
 from dps.core.rebalancing import as_servers
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
@@ -35,6 +37,7 @@ from flows.axes import (
     OF_THE_GRID,
     Combinations,
     check_excluded,
+    check_extent,
     check_together,
     excluded_labels,
     labelled,
@@ -45,7 +48,9 @@ from flows.elastic_sections import ChangeSection
 from flows.fault_checks import Stage, entry_objections, is_local, late, plan_objections
 from flows.fault_sections import FaultSection
 from flows.filter_sections import FilterSection
+from flows.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.optimizer_sections import OptimizerSection
+from flows.quoting import quoted, shown
 from flows.sections import (
     AspSection,
     ComparisonSection,
@@ -58,7 +63,7 @@ from flows.sections import (
     TrainingSection,
     refuse,
 )
-from flows.source import Document, Override, overridden, parse_override, read_document, set_key
+from flows.source import Document, Override, overridden, parse_overrides, read_document, set_key
 from flows.workload_sections import DatasetSection, WorkloadSection, workload_of
 
 
@@ -77,10 +82,11 @@ class _Settings(Section):
     consistency: ConsistencySection = AspSection()
     server: ServerSection = ServerSection()
     recovery: RecoverySection = RecoverySection()
-    faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
+    faults: Annotated[tuple[FaultSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     elastic: Annotated[
-        tuple[ChangeSection, ...], Field(strict=False, exclude_if=lambda changes: not changes)
+        tuple[ChangeSection, ...],
+        Field(strict=False, max_length=MOST_ENTRIES, exclude_if=lambda changes: not changes),
     ] = ()
     evaluation: EvaluationSection = EvaluationSection()
     # Likewise; what ran on this machine is not run again because other clusters can be named.
@@ -96,6 +102,25 @@ class TrialConfig(_Settings):
     seed: NonNegativeInt
 
     @model_validator(mode="after")
+    def _nodes_can_be_started(self) -> TrialConfig:
+        # First of all: what follows goes through their names.
+        replicas = self.server.shards * self._replicas
+        if replicas > MOST_NODES:
+            reason = (
+                f"the shards have {replicas:,} replicas in all; expected {MOST_NODES:,} at most"
+            )
+            refuse(reason, key="server.shards")
+        nodes = self._number_of_nodes
+        if nodes > MOST_NODES:
+            refuse(
+                f"the trial has {nodes:,} nodes: {self.most_workers:,} workers, "
+                f"{self._number_of_servers:,} servers and replicas, {self.server.spares:,} spares "
+                f"and others; expected {MOST_NODES:,} at most",
+                key="server" if replicas >= self.most_workers else "training.workers",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _faults_can_happen(self) -> TrialConfig:
         wrong = next(self._fault_objections(), None)
         if wrong is not None:
@@ -105,9 +130,9 @@ class TrialConfig(_Settings):
     @model_validator(mode="after")
     def _filters_can_work(self) -> TrialConfig:
         if self.filters:
-            arrays = workload_of(self).initial(np.random.default_rng(0))
             try:
-                checked_filters(self.build_filters(), arrays, self.build_optimizer())
+                names = workload_of(self).parameters
+                checked_filters(self.build_filters(), names, self.build_optimizer())
             except ConfigurationError as error:
                 refuse(str(error), key="filters")
         return self
@@ -130,7 +155,7 @@ class TrialConfig(_Settings):
                 refuse(str(error), key=key)
         return self
 
-    @property
+    @cached_property
     def node_names(self) -> tuple[str, ...]:
         """The nodes of the trial at its start."""
         return (
@@ -143,12 +168,30 @@ class TrialConfig(_Settings):
 
     def _server_names(self) -> Iterator[str]:
         if self.servers is not None:
-            most = max(self.servers, *(change.servers or 0 for change in self.elastic), 0)
-            yield from (f"server-{number}" for number in range(most))
+            yield from (f"server-{number}" for number in range(self._number_of_servers))
             return
         shards, replicas = range(self.server.shards), range(1, self._replicas)
         yield from (f"server-{shard}" for shard in shards)
         yield from (f"replica-{shard}-{i}" for shard in shards for i in replicas)
+
+    @property
+    def _number_of_servers(self) -> int:
+        """How many nodes hold replicas of shards, at most."""
+        if self.servers is None:
+            return self.server.shards * self._replicas
+        return max(self.servers, *(change.servers or 0 for change in self.elastic), 0)
+
+    @property
+    def _number_of_nodes(self) -> int:
+        """How many `node_names` there are."""
+        needs_store = self.build_recovery().needs_store
+        store_and_evaluator = 2 if needs_store else 1
+        servers = self._number_of_servers + self.server.spares
+        return servers + self._number_of_worker_nodes + store_and_evaluator
+
+    @property
+    def _number_of_worker_nodes(self) -> int:
+        return math.ceil(self.most_workers / self.training.workers_per_node)
 
     @property
     def servers(self) -> int | None:
@@ -169,8 +212,7 @@ class TrialConfig(_Settings):
     @property
     def worker_nodes(self) -> tuple[str, ...]:
         """The nodes that workers run on, `training.workers_per_node` on each."""
-        number = math.ceil(self.most_workers / self.training.workers_per_node)
-        return tuple(f"worker-{i}" for i in range(number))
+        return tuple(f"worker-{i}" for i in range(self._number_of_worker_nodes))
 
     @property
     def late_faults(self) -> tuple[tuple[Fault, str], ...]:
@@ -195,17 +237,23 @@ class TrialConfig(_Settings):
 
     def build_faults(self) -> FaultPlan:
         """Return the fault plan: every single fault that is to come."""
-        return expand(self._fault_entries(), self.seed).plan
+        return self._expanded.plan
+
+    @cached_property
+    def _expanded(self) -> Expanded:
+        return expand(self._fault_entries(), self.seed)
 
     def _fault_entries(self) -> list[Entry]:
-        names = self.node_names
-        return [section.build(names) for section in self.faults]
+        nodes: defaultdict[str, list[str]] = defaultdict(list)
+        for name in self.node_names:
+            nodes[role_of(name)].append(name)
+        return [section.build(nodes) for section in self.faults]
 
     def _fault_objections(self) -> Iterator[tuple[str, str]]:
         entries, stage = self._fault_entries(), self._stage()
         yield from entry_objections(entries, stage)
         try:
-            expanded = expand(entries, self.seed)
+            expanded = self._expanded
         except ConfigurationError as error:
             yield "faults", str(error)
         else:
@@ -255,7 +303,7 @@ class ExperimentConfig(_Settings):
         if not seeds:
             refuse("expected at least one seed, such as [0]")
         if len(set(seeds)) < len(seeds):
-            refuse(f"a seed is given twice in {list(seeds)}; keep one of them")
+            refuse(f"a seed is given twice in {quoted(list(seeds))}; keep one of them")
         return seeds
 
     @model_validator(mode="after")
@@ -264,7 +312,7 @@ class ExperimentConfig(_Settings):
         strategies = [self.experiment] if axis is None else list(self.axes[axis])
         baseline = self.comparison.baseline
         if baseline is not None and baseline not in strategies:
-            reason = f"there is no strategy {baseline!r}; {suggest(baseline, strategies)}"
+            reason = f"there is no strategy {quoted(baseline)}; {suggest(baseline, strategies)}"
             refuse(reason, key="comparison.baseline")
         return self
 
@@ -272,7 +320,13 @@ class ExperimentConfig(_Settings):
     def _grid_has_trials(self) -> ExperimentConfig:
         combinations = self.combinations
         check_together(combinations.axes, self.zip)
+        check_extent(combinations)
         check_excluded(combinations)
+        if (trials := self.trials) > MOST_TRIALS:
+            refuse(
+                f"the grid has {trials:,} trials; expected {MOST_TRIALS:,} at most",
+                key="axes" if self.axes else "seeds",
+            )
         return self
 
     @property
@@ -294,11 +348,19 @@ class ExperimentConfig(_Settings):
             An axis over something that is no key, or values that cannot work.
         """
         base = self.model_dump(exclude_unset=True, exclude=set(OF_THE_GRID))
+        in_all = 0
         for labels in self.combinations:
             values = {axis: self.axes[axis][label] for axis, label in labels.items()}
             data = _with_values(base, values)
             for seed in self.seeds:
-                yield labels, self._trial({**data, "seed": seed}, labels)
+                trial = self._trial({**data, "seed": seed}, labels)
+                in_all += len(trial.node_names) + len(trial.build_faults())
+                if in_all > MOST_IN_ALL:
+                    raise ConfigurationError(
+                        f"the trials of the grid have more than {MOST_IN_ALL:,} nodes and faults "
+                        "in all; vary less"
+                    )
+                yield labels, trial
 
     def _trial(self, data: dict[str, Any], labels: dict[str, str]) -> TrialConfig:
         try:
@@ -340,7 +402,7 @@ def load_experiment(
     """
     document = find_document(path_or_name)
     _refuse_other_kinds(document)
-    assignments = [parse_override(text) for text in overrides]
+    assignments = parse_overrides(overrides)
     data = document.data
     for assignment in assignments:
         data = _override(data, assignment)
@@ -373,15 +435,21 @@ def find_document(path_or_name: str) -> Document:
         There is neither, or it is no YAML.
     """
     path = Path(path_or_name)
-    if path.is_file():
+    try:
+        is_there = path.exists()
+        is_folder = path.is_dir()
+    except OSError as error:  # such as a name that is too long
+        reason = error.strerror or error
+        raise ConfigurationError(f"{shown(path_or_name)}: cannot be read: {reason}") from error
+    if is_there and not is_folder:
         return read_document(path)
     known = packaged_names()
     if path_or_name in known:
         packaged = Path(str(files("flows.configs") / f"{path_or_name}.yaml"))
         return read_document(packaged, f"packaged configuration {path_or_name!r}")
-    there = "a folder, not a file" if path.is_dir() else "no such file"
+    there = "a folder, not a file" if is_folder else "no such file"
     raise ConfigurationError(
-        f"{path_or_name}: {there}, and no packaged configuration of this name; "
+        f"{shown(path_or_name, 200)}: {there}, and no packaged configuration of this name; "
         f"{suggest(path_or_name, known)}"
     )
 
@@ -422,12 +490,14 @@ def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> tuple[str, str
     """Point a complaint about a trial at the axis that the value is from, if it is from one."""
     involved = [axis for axis in labels if f"{key}.".startswith(f"{axis}.")]
     if not involved:
-        combination = ", ".join(f"{axis} {label!r}" for axis, label in labels.items())
+        combination = ", ".join(f"{shown(axis)} {quoted(label)}" for axis, label in labels.items())
         return key, f"{reason} (with {combination})" if combination else reason
     axis = max(involved, key=len)
-    inner = f" {key.removeprefix(axis).lstrip('.')}:" if key != axis else ""
-    others = "".join(f" (with {other} {labels[other]!r})" for other in involved if other != axis)
-    return f"axes.{axis}", f"{labels[axis]!r}:{inner} {reason}{others}"
+    inner = f" {shown(key.removeprefix(axis).lstrip('.'))}:" if key != axis else ""
+    others = "".join(
+        f" (with {shown(other)} {quoted(labels[other])})" for other in involved if other != axis
+    )
+    return f"axes.{axis}", f"{quoted(labels[axis])}:{inner} {reason}{others}"
 
 
 def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
@@ -435,8 +505,8 @@ def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
     for axis in axes if isinstance(axes, dict) else ():
         if f"{override.key}.".startswith(f"{axis}."):
             raise ConfigurationError(
-                f"--set {override.text}: the axis {axis!r} varies this key, so that it would have "
-                f"no effect. Set the axis instead (--set 'axes.{axis}=[...]'), or leave out all "
-                "axes first (--set 'axes={}')."
+                f"{override}: the axis {quoted(axis)} varies this key, so that it would have no "
+                f"effect. Set the axis instead (--set 'axes.{shown(axis)}=[...]'), or leave out "
+                "all axes first (--set 'axes={}')."
             )
     return overridden(data, override)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from flows.sections import Section, refuse
+from flows.sections import Count, Section, refuse
 
 
 class ChangeSection(Section):
@@ -12,8 +12,8 @@ class ChangeSection(Section):
 
     at_updates: PositiveInt | None = None
     at_seconds: NonNegativeFloat | None = None
-    servers: PositiveInt | None = None
-    workers: PositiveInt | None = None
+    servers: Count | None = None
+    workers: Count | None = None
 
     @model_validator(mode="after")
     def _says_when_and_what(self) -> ChangeSection:

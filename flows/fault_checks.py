@@ -5,8 +5,10 @@ Each objection is a dotted key of the configuration and a reason, as a person sh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import get_args
 
 from dps.core.expansion import Entry, Expanded, Flapping, Recorded, Recurring
@@ -29,6 +31,8 @@ from dps.core.faults import (
 )
 from dps.core.names import original, predecessor, replacement, role_of
 from flows.complaints import suggest
+from flows.limits import MOST_LISTED
+from flows.quoting import listed, quoted
 
 Objection = tuple[str, str]
 
@@ -36,7 +40,7 @@ _KEEP_NO_FILES = {"worker", "evaluator", "store"}
 _FOLDER = "expected a folder as recovery.durability.path, or none"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """What a plan is carried out on: the nodes by name, the shards, and what the trial writes.
 
@@ -50,6 +54,11 @@ class Stage:
     checkpoints: bool
     local: bool
     ways: tuple[Way, ...] = get_args(Way)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The names, to look one up."""
+        return frozenset(self.names)
 
 
 def entry_objections(entries: Sequence[Entry], stage: Stage) -> Iterator[Objection]:
@@ -71,13 +80,14 @@ def entry_objections(entries: Sequence[Entry], stage: Stage) -> Iterator[Objecti
 
 def plan_objections(expanded: Expanded, stage: Stage) -> Iterator[Objection]:
     """Yield faults on nodes that are gone by then, or that cannot have joined by then."""
-    plan = expanded.plan
-    for number, fault in enumerate(plan):
+    plan = _Plan(expanded.plan)
+    for number, fault in enumerate(plan.faults):
         for name in _names(fault):
-            if not _may_be_there(name, number, plan):
-                there = sorted(_present(number, plan, stage.names))
+            if not plan.may_be_there(name, number):
+                there = sorted(plan.present(number, stage.names))
                 reason = (
-                    f"there is no node {name!r} to {kind_of(fault)} then; {suggest(name, there)}"
+                    f"there is no node {quoted(name)} to {kind_of(fault)} then; "
+                    f"{suggest(name, there)}"
                 )
                 yield f"faults.{expanded.origins[number]}.target", reason
 
@@ -147,7 +157,8 @@ def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
                 f"expected 0 to {stage.replicas - 1}"
             )
         case Among(role=str(role)) if not any(n.startswith(f"{role}-") for n in stage.names):
-            yield f"there is no {role} to {kind}; there are: {', '.join(stage.names)}"
+            known = listed(stage.names, MOST_LISTED)
+            yield f"there is no {role} to {kind}; there are: {known}"
         case Seat(name) | str(name):
             yield from _unknown((name,), kind, stage)
         case tuple(names):
@@ -176,10 +187,10 @@ def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
 
 def _unknown(names: Sequence[str], kind: str, stage: Stage) -> Iterator[str]:
     for name in names:
-        if original(name) not in stage.names:
-            yield f"there is no node {name!r} to {kind}; {suggest(name, stage.names)}"
+        if original(name) not in stage.known:
+            yield f"there is no node {quoted(name)} to {kind}; {suggest(name, stage.names)}"
     if len(set(names)) < len(names):
-        yield f"a node is named twice in {list(names)}; keep one of them"
+        yield f"a node is named twice in {quoted(list(names))}; keep one of them"
 
 
 def _no_shard(shard: int, stage: Stage) -> str:
@@ -259,20 +270,69 @@ def _names(fault: Fault) -> tuple[str, ...]:
     return fault.target if isinstance(fault.target, tuple) else ()
 
 
-def _may_be_there(name: str, number: int, plan: FaultPlan) -> bool:
-    """Whether a node of this name can be there when fault `number` comes."""
-    others = [(other, fault) for other, fault in enumerate(plan) if other != number]
-    kills = [(other, fault) for other, fault in others if isinstance(fault, Kill)]
-    if any(name in _names(fault) and _before(other, number, plan) for other, fault in kills):
+class _Plan:
+    """A plan with what is asked of it again and again: who is killed when, and what is before what.
+
+    A plan may have a thousand faults, each of which may come after the one before.
+    """
+
+    def __init__(self, plan: FaultPlan) -> None:
+        self.faults = plan
+        # For each fault: the one that began what it comes after, and all of these, as bits.
+        self._began = [*range(len(plan))]
+        self._waited = [0] * len(plan)
+        self._follow()
+        self._kills = [(n, fault) for n, fault in enumerate(plan) if isinstance(fault, Kill)]
+        self._kills_of: defaultdict[str, list[int]] = defaultdict(list)
+        for number, fault in self._kills:
+            for name in _names(fault):
+                self._kills_of[name].append(number)
+
+    def may_be_there(self, name: str, number: int) -> bool:
+        """Whether a node of this name can be there when fault `number` comes."""
+        killed = self._kills_of.get(name, ())
+        if any(other != number and self._before(other, number) for other in killed):
+            return False
+        if name == original(name):
+            return True
+        before = predecessor(name)
+        return any(
+            other != number
+            and fault.back_after is not None
+            and _may_hit(fault, before)
+            and not self._before(number, other)
+            for other, fault in self._kills
+        )
+
+    def present(self, number: int, names: Sequence[str]) -> set[str]:
+        """The nodes that can be there when fault `number` comes."""
+        there = set(names)
+        for other, fault in self._kills:
+            if fault.back_after is not None and other != number:
+                there |= {replacement(name) for name in _names(fault)}
+        return {name for name in there if self.may_be_there(name, number)}
+
+    def _before(self, first: int, second: int) -> bool:
+        """Whether one fault of the plan is sure to come before another."""
+        if self._waited[second] >> first & 1:
+            return True
+        began = self._began[second]
+        match self.faults[first].when, self.faults[began].when:
+            case (AtUpdates(one), AtUpdates(two)) | (AtSeconds(one), AtSeconds(two)):
+                return (one, first) < (two, began)
         return False
-    if name == original(name):
-        return True
-    before = predecessor(name)
-    return any(
-        fault.back_after is not None and _may_hit(fault, before)
-        for other, fault in kills
-        if not _before(number, other, plan)
-    )
+
+    def _follow(self) -> None:
+        done: set[int] = set()
+        for number in range(len(self.faults)):
+            # Not by recursion: each may come after the one before.
+            path = [number]
+            while path[-1] not in done and isinstance(when := self.faults[path[-1]].when, After):
+                path.append(when.fault)
+            for after, other in zip(reversed(path[:-1]), reversed(path[1:]), strict=True):
+                self._began[after] = self._began[other]
+                self._waited[after] = self._waited[other] | 1 << other
+            done.update(path)
 
 
 def _may_hit(fault: Fault, name: str) -> bool:
@@ -289,23 +349,3 @@ def _may_hit(fault: Fault, name: str) -> bool:
             return name.startswith(f"{role}-")
         case _:
             return True
-
-
-def _present(number: int, plan: FaultPlan, names: Sequence[str]) -> set[str]:
-    there = set(names)
-    for other, fault in enumerate(plan):
-        if isinstance(fault, Kill) and fault.back_after is not None and other != number:
-            there |= {replacement(name) for name in _names(fault)}
-    return {name for name in there if _may_be_there(name, number, plan)}
-
-
-def _before(first: int, second: int, plan: FaultPlan) -> bool:
-    """Whether one fault of a plan is sure to come before another."""
-    match plan[first].when, plan[second].when:
-        case _, After(other) if other == first or _before(first, other, plan):
-            return True
-        case AtUpdates(one), AtUpdates(two):
-            return (one, first) < (two, second)
-        case AtSeconds(one), AtSeconds(two):
-            return (one, first) < (two, second)
-    return False

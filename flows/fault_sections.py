@@ -5,7 +5,7 @@ Sections say what was written; `build` hands on entries that `dps.core.expansion
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,18 +19,21 @@ from pydantic import (
     PositiveInt,
     SerializerFunctionWrapHandler,
     Tag,
+    field_validator,
     model_serializer,
     model_validator,
 )
 
 from dps.core import faults
-from dps.core.expansion import Entry, Flapping, Process, Recorded, Recurring
-from dps.core.names import NODE_ROLES, role_of
+from dps.core.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
+from dps.core.names import NODE_ROLES
 from dps.errors import ConfigurationError
 from flows.complaints import suggest
+from flows.quoting import quoted
 from flows.sections import Section, refuse
-from flows.traces import Row, fault_of, read_trace
+from flows.traces import Row, check_row, fault_of, read_trace
 
+Nodes = Mapping[str, Sequence[str]]  # the names of a trial's nodes by role
 POSITIONS = ("head", "middle", "tail")
 MOMENTS = ("at_updates", "at_seconds", "phase", "after", "every")
 
@@ -40,7 +43,7 @@ MOMENTS = ("at_updates", "at_seconds", "phase", "after", "every")
 
 def _known_role(role: Any) -> Any:
     if role is not None and role not in NODE_ROLES:
-        refuse(f"unknown role {role!r}; {suggest(str(role), NODE_ROLES)}")
+        refuse(f"unknown role {quoted(role)}; {suggest(str(role), NODE_ROLES)}")
     return role
 
 
@@ -48,7 +51,7 @@ def _known_position(position: Any) -> Any:
     number = isinstance(position, int) and not isinstance(position, bool)
     if position is None or position in POSITIONS or (number and position >= 0):
         return position
-    refuse(f"expected head, middle, tail, or a number from 0 (the head), got {position!r}")
+    refuse(f"expected head, middle, tail, or a number from 0 (the head), got {quoted(position)}")
 
 
 class PlaceSection(Section):
@@ -86,13 +89,13 @@ class PlaceSection(Section):
     def _only_what_is_said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in handler(self).items() if value is not None}
 
-    def build(self, names: Sequence[str]) -> faults.Target:
-        """Return the target; `names` are the nodes of the trial."""
+    def build(self, nodes: Nodes) -> faults.Target:
+        """Return the target; `nodes` are those of the trial."""
         if self.pick is not None:
             return faults.Among(self.pick, self.role, self.shard)
         if self.shard is not None:
             return faults.InChain(self.shard, self.position or "head")
-        here = [name for name in names if role_of(name) == self.role]
+        here = nodes.get(str(self.role), ())
         index = self.index or 0
         # One that is not there is refused by its name, when the whole plan is checked.
         return faults.Seat(here[index] if index < len(here) else f"{self.role}-{index}")
@@ -138,7 +141,7 @@ class EverySection(Section):
     mtbf: PositiveFloat
     until: PositiveFloat
     distribution: Literal["exponential", "weibull"] = "exponential"
-    shape: PositiveFloat = 1.0
+    shape: Annotated[float, Field(ge=LEAST_SHAPE)] = 1.0
 
     @model_validator(mode="after")
     def _shape_of_something(self) -> EverySection:
@@ -195,9 +198,9 @@ class AimedSection(MomentSection):
 
     target: TargetSection
 
-    def aim(self, names: Sequence[str]) -> faults.Target:
-        """Return the target; `names` are the nodes of the trial."""
-        return self.target.build(names) if isinstance(self.target, PlaceSection) else self.target
+    def aim(self, nodes: Nodes) -> faults.Target:
+        """Return the target; `nodes` are those of the trial."""
+        return self.target.build(nodes) if isinstance(self.target, PlaceSection) else self.target
 
 
 # -- what -------------------------------------------------------------------------------------
@@ -221,9 +224,9 @@ class KillSection(AimedSection):
             refuse("a requeued job comes back by itself; leave it out", key="back_after")
         return self
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        return self.repeated(faults.Kill(self.aim(names), self.moment(), self.back_after, self.by))
+        return self.repeated(faults.Kill(self.aim(nodes), self.moment(), self.back_after, self.by))
 
 
 class PauseSection(AimedSection):
@@ -232,9 +235,9 @@ class PauseSection(AimedSection):
     kind: Literal["pause"]
     seconds: PositiveFloat = 2.0
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        return self.repeated(faults.Pause(self.aim(names), self.moment(), self.seconds))
+        return self.repeated(faults.Pause(self.aim(nodes), self.moment(), self.seconds))
 
 
 class SlowSection(AimedSection):
@@ -244,9 +247,9 @@ class SlowSection(AimedSection):
     factor: Annotated[float, Field(gt=1)] = 4.0
     seconds: PositiveFloat = 2.0
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        fault = faults.Slow(self.aim(names), self.moment(), self.factor, self.seconds)
+        fault = faults.Slow(self.aim(nodes), self.moment(), self.factor, self.seconds)
         return self.repeated(fault)
 
 
@@ -257,9 +260,9 @@ class CutSection(AimedSection):
     seconds: PositiveFloat = 2.0
     direction: Literal["both", "in", "out"] = "both"
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        fault = faults.Cut(self.aim(names), self.moment(), self.seconds, self.direction)
+        fault = faults.Cut(self.aim(nodes), self.moment(), self.seconds, self.direction)
         return self.repeated(fault)
 
 
@@ -270,9 +273,9 @@ class DelaySection(AimedSection):
     delay_seconds: PositiveFloat = 0.05
     seconds: PositiveFloat = 2.0
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        fault = faults.Delay(self.aim(names), self.moment(), self.delay_seconds, self.seconds)
+        fault = faults.Delay(self.aim(nodes), self.moment(), self.delay_seconds, self.seconds)
         return self.repeated(fault)
 
 
@@ -282,9 +285,9 @@ class DiskFullSection(AimedSection):
     kind: Literal["disk_full"]
     seconds: PositiveFloat = 2.0
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        return self.repeated(faults.DiskFull(self.aim(names), self.moment(), self.seconds))
+        return self.repeated(faults.DiskFull(self.aim(nodes), self.moment(), self.seconds))
 
 
 class CorruptSection(MomentSection):
@@ -293,7 +296,7 @@ class CorruptSection(MomentSection):
     kind: Literal["corrupt"]
     shard: NonNegativeInt
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
         return self.repeated(faults.Corrupt(self.shard, self.moment()))
 
@@ -313,10 +316,10 @@ class FlapSection(AimedSection):
             refuse("flapping recurs by itself; expected one of the other moments", key="every")
         return self
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
         cls = faults.Kill if self.by == "kill" else faults.Pause
-        fault = cls(self.aim(names), self.moment(), self.down_seconds)
+        fault = cls(self.aim(nodes), self.moment(), self.down_seconds)
         return Flapping(fault, self.times, self.up_seconds)
 
 
@@ -326,6 +329,16 @@ class TraceSection(Section):
     kind: Literal["trace"]
     csv: str
     rows: Annotated[tuple[Row, ...] | None, Field(strict=False)] = None
+
+    @field_validator("rows")
+    @classmethod
+    def _can_happen(cls, rows: tuple[Row, ...] | None) -> tuple[Row, ...] | None:
+        try:
+            for number, row in enumerate(rows or (), 1):
+                check_row(f"row {number}", row)
+        except ConfigurationError as error:
+            refuse(str(error))
+        return rows
 
     @model_validator(mode="after")
     def _read(self) -> TraceSection:
@@ -337,7 +350,7 @@ class TraceSection(Section):
                 refuse(str(error), key="csv")
         return self
 
-    def build(self, names: Sequence[str]) -> Entry:
+    def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
         return Recorded(tuple(map(fault_of, self.rows or ())))
 

@@ -1,10 +1,14 @@
 """Owns how files with results are written: whole or not at all, and with a message if it fails.
 
-A folder that cannot be written after hours of running must not end in a traceback.
+A folder that cannot be written after hours of running must not end in a traceback. And how files
+that somebody names are read: a device or a pipe would be read for ever.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
 
 from dps.errors import StoreUnavailable
@@ -35,3 +39,40 @@ def write_whole(path: Path, text: str, what: str) -> None:
             f"{what} cannot be written to {path}: {error.strerror or error}. Make the folder "
             "writable and repeat the command: what is recorded is kept."
         ) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; of a name that is too long there is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; of a name that is too long there is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file that somebody named.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, is something else than a file, or has more than `most` bytes.
+    """
+    # Nothing is waited for when it is opened, such as somebody who writes to a named pipe.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        kind = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "It is a device or a pipe, not a file", str(path))
+        read = file.read(most + 1)
+    if len(read) > most:
+        raise OSError(errno.EFBIG, f"It has more than {most:,} bytes", str(path))
+    return read

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from dps.errors import ConfigurationError
 from flows.config import ExperimentConfig, TrialConfig
+from flows.limits import LONGEST_NAME
+from flows.quoting import quoted
 
 LONGEST_PART = 48
 DIGEST_LENGTH = 12
@@ -49,7 +51,8 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
     Raises
     ------
     ConfigurationError
-        Values on the axes cannot work together, or two labels differ only in signs.
+        Values on the axes cannot work together, or two labels differ only in signs, or are too long
+        together.
     """
     trials = tuple(
         Trial(
@@ -62,11 +65,16 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
         )
         for labels, config in experiment.trial_configs()
     )
+    if len(longest := max((trial.name for trial in trials), key=len)) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"a trial would be named {quoted(longest)}, which is too long for a folder: expected "
+            f"{LONGEST_NAME} characters at most; give the values on the axes shorter labels"
+        )
     for name, count in Counter(trial.name for trial in trials).items():
         if count > 1:
             raise ConfigurationError(
-                f"{count} trials would be named {name!r}; give the values on the axes labels that "
-                f"differ in letters or digits within the first {LONGEST_PART}"
+                f"{count} trials would be named {quoted(name)}; give the values on the axes labels "
+                f"that differ in letters or digits within the first {LONGEST_PART}"
             )
     return trials
 

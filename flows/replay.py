@@ -14,8 +14,10 @@ from dps.core.faults import Among, Fault, FaultPlan, InChain
 from dps.errors import ConfigurationError
 from dps.events import Disturbed, Killed, Paused
 from flows.complaints import suggest
+from flows.files import is_file
 from flows.grid import Trial
 from flows.kept import trial_from
+from flows.quoting import quoted, shown
 from flows.record import EVENTS_FILE, Record, read_record
 from flows.results import RESULTS
 
@@ -79,15 +81,19 @@ def _aimed(fault: Fault, hit: list[str]) -> Fault:
 
 def _record_of(name: str, here: Path) -> Path:
     for place in (here / name, here / RESULTS / name):
-        if place.is_file():
+        if is_file(place):
             return place
-        if (place / EVENTS_FILE).is_file():
+        if is_file(place / EVENTS_FILE):
             return place / EVENTS_FILE
     root = here / RESULTS
     known = [str(p.parent.relative_to(root)) for p in sorted(root.glob(f"*/*/{EVENTS_FILE}"))]
     if not known:
-        raise ConfigurationError(f"{name}: no such record, and nothing is recorded in {root}")
-    raise ConfigurationError(f"no trial {name!r} is recorded in {root}; {suggest(name, known)}")
+        raise ConfigurationError(
+            f"{shown(name)}: no such record, and nothing is recorded in {root}"
+        )
+    raise ConfigurationError(
+        f"no trial {quoted(name)} is recorded in {root}; {suggest(name, known)}"
+    )
 
 
 def _free_name(folder: Path) -> str:

@@ -16,7 +16,7 @@ from dps.errors import ConfigurationError
 from flows.complaints import complaints, placed
 from flows.config import find_document
 from flows.sections import Section
-from flows.source import overridden, parse_override, place_of
+from flows.source import overridden, parse_overrides, place_of
 
 KEY = "replication"
 
@@ -45,7 +45,7 @@ def load_replication(path_or_name: str, overrides: Sequence[str] = ()) -> Replic
     document = find_document(path_or_name)
     if KEY not in document.data:
         return None
-    data, assignments = document.data, [parse_override(text) for text in overrides]
+    data, assignments = document.data, parse_overrides(overrides)
     for assignment in assignments:
         data = overridden(data, assignment)
     try:

@@ -18,6 +18,7 @@ from flows.columns import BY_KEY, NOT_APPLICABLE
 from flows.complaints import suggest
 from flows.outcome import Outcome, outcome, status
 from flows.prices import Prices
+from flows.quoting import quoted, shown
 from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_all, read_trial
 from flows.summary import Group, summarize
 
@@ -119,11 +120,11 @@ def experiment_folder(experiment: str, here: Path) -> Path:
         return root / experiment
     if not known:
         raise ConfigurationError(
-            f"nothing is recorded in {root}; `dps run {experiment}` here first, or go to the "
-            "directory in which it ran"
+            f"nothing is recorded in {root}; `dps run {shown(experiment)}` here first, or go to "
+            "the directory in which it ran"
         )
     raise ConfigurationError(
-        f"no experiment {experiment!r} is recorded in {root}; {suggest(experiment, known)}"
+        f"no experiment {quoted(experiment)} is recorded in {root}; {suggest(experiment, known)}"
     )
 
 

@@ -13,6 +13,7 @@ from dps.core.faults import AtUpdates
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.protocol.runs import Saved, about, find_saved
 from flows.config import TrialConfig
+from flows.files import is_folder
 from flows.grid import Trial
 from flows.kept import trial_from
 from flows.record import EVENTS_FILE, read_record
@@ -28,7 +29,7 @@ def checkpoints_of(name: str, here: Path) -> str:
     Anything else is taken for the path of checkpoints itself, which may be on another machine.
     """
     for folder in (Path(name), here / RESULTS / name):
-        if (folder / CHECKPOINTS).is_dir():
+        if is_folder(folder / CHECKPOINTS):
             return str(folder / CHECKPOINTS)
     return name
 

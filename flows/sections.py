@@ -30,6 +30,8 @@ from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.errors import ConfigurationError
 from flows.columns import COLUMNS
 from flows.complaints import suggest
+from flows.limits import LONGEST_NAME, MOST_NODES
+from flows.quoting import quoted
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -52,11 +54,17 @@ def is_of_record(info: ValidationInfo) -> bool:
 
 def _safe(name: str) -> str:
     if not _SAFE_NAME.fullmatch(name):
-        refuse(f"{name!r} names a folder: use letters, digits and . _ - only")
+        refuse(f"{quoted(name)} names a folder: use letters, digits and . _ - only")
+    if len(name) > LONGEST_NAME:
+        refuse(f"names a folder: expected {LONGEST_NAME} characters at most, got {len(name):,}")
     return name
 
 
 SafeName = Annotated[str, AfterValidator(_safe)]
+
+# A number of nodes, or of what nodes hold.
+Count = Annotated[int, Field(gt=0, le=MOST_NODES)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_NODES)]
 
 
 class Section(BaseModel):
@@ -94,12 +102,12 @@ class TrainingSection(Section):
     them in the order of their classes (`by_class`).
     """
 
-    workers: PositiveInt = 2
+    workers: Count = 2
     updates: PositiveInt
     batch_size: PositiveInt = 32
     compute_seconds: NonNegativeFloat = 0.0
     # Left out of what is recorded unless they are set: without them, a trial is what it always was.
-    workers_per_node: PositiveInt = Field(default=1, exclude_if=lambda number: number == 1)
+    workers_per_node: Count = Field(default=1, exclude_if=lambda number: number == 1)
     straggling: StragglingSection | None = Field(default=None, exclude_if=lambda s: s is None)
     partition: Literal["shared", "by_class"] = Field(
         default="shared", exclude_if=lambda partition: partition == "shared"
@@ -160,10 +168,10 @@ class ServerSection(Section):
     is how many nodes hold the shards at first, None: one for each replica of each.
     """
 
-    shards: PositiveInt = 2
+    shards: Count = 2
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    servers: PositiveInt | None = Field(default=None, exclude_if=lambda servers: servers is None)
-    spares: NonNegativeInt = 0
+    servers: Count | None = Field(default=None, exclude_if=lambda servers: servers is None)
+    spares: CountOrNone = 0
     lease: PositiveFloat = 1.0
 
 
@@ -218,7 +226,7 @@ class ChainSection(Section):
     """Shard state lives on a chain of nodes."""
 
     kind: Literal["chain"]
-    replicas: PositiveInt = 2
+    replicas: Count = 2
     reads: Literal["tail", "any"] = "tail"
     aggregate: PositiveInt = 1
     linger: PositiveFloat = 0.01
@@ -388,7 +396,7 @@ class ComparisonSection(Section):
         for index, key in enumerate(metrics):
             _require_comparable(key)
             if key in metrics[:index]:
-                refuse(f"{key!r} is given twice; keep one of them")
+                refuse(f"{quoted(key)} is given twice; keep one of them")
         return metrics
 
     @field_validator("resolve")
@@ -402,10 +410,13 @@ class ComparisonSection(Section):
 def _require_comparable(key: str) -> None:
     comparable = [column.key for column in COLUMNS if column.better]
     if key not in comparable:
-        refuse(f"{key!r} is no figure of which more or less is better; {suggest(key, comparable)}")
+        refuse(
+            f"{quoted(key)} is no figure of which more or less is better; "
+            f"{suggest(key, comparable)}"
+        )
 
 
 def _preset_axes(name: Any) -> dict[str, dict[str, str]]:
-    if name not in PRESET_KINDS:
-        refuse(f"unknown recovery strategy {name!r}; {suggest(str(name), PRESET_KINDS)}")
+    if not isinstance(name, str) or name not in PRESET_KINDS:
+        refuse(f"unknown recovery strategy {quoted(name)}; {suggest(str(name), PRESET_KINDS)}")
     return {axis: {"kind": kind} for axis, kind in PRESET_KINDS[name].items()}

@@ -23,6 +23,7 @@ from flows.comparisons import Compared, Rows, compare_rows, known, read_comparis
 from flows.complaints import suggest
 from flows.outcome import Outcome
 from flows.prices import Prices
+from flows.quoting import quoted
 from flows.record import event_files
 from flows.results import RESULTS, Finished, experiment_folder, read_finished
 from flows.sections import ComparisonSection
@@ -79,7 +80,8 @@ def find_run(name: str, here: Path, prices: Prices) -> Run:
     if not chosen:
         known = [*filter(None, combinations), *files]
         raise ConfigurationError(
-            f"{name!r}: the experiment {experiment!r} in {here / RESULTS} has no trial {part!r}; "
+            f"{quoted(name)}: the experiment {experiment!r} in {here / RESULTS} has no trial "
+            f"{quoted(part)}; "
             f"{suggest(part, known)}"
         )
     trials = tuple(read_finished(path, prices) for path in chosen)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dps.core.credentials import masked
+from flows.quoting import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,13 +44,14 @@ def curves(experiment: str, tracked: bool) -> str:
 
 def warn(text: str) -> None:
     """Tell of something that ends no command."""
-    print(f"dps: warning: {masked(text)}", file=sys.stderr)
+    print(f"dps: warning: {visible(masked(text))}", file=sys.stderr)
 
 
 def exit_if_failed(outcomes: Sequence[Outcome]) -> None:
     """Name those trials that failed, and end the command with 1 if there are any."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
+        failure = visible(f"{outcome.identity.trial} failed: {outcome.reason}")
+        print(f"dps: {failure}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)

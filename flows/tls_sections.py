@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Tag, ValidationInfo, model_validator
 
 from dps.errors import ConfigurationError
+from flows.quoting import quoted
 from flows.sections import Section, is_of_record, refuse
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _some_form(tls: Any, info: ValidationInfo) -> Any:
     if tls == "temporary" and missing and not is_of_record(info):
         refuse("making certificates needs the package cryptography: pip install 'dps[tls]'")
     if tls not in ("off", "temporary") and not isinstance(tls, dict | CertificateSection):
-        refuse(f"expected off, temporary, or {{ca_file: …, cert: …, key: …}}; got {tls!r}")
+        refuse(f"expected off, temporary, or {{ca_file: …, cert: …, key: …}}; got {quoted(tls)}")
     return tls
 
 

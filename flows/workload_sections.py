@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from dps.errors import ConfigurationError
+from flows.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.sections import Section, refuse
 from flows.workloads import SHAPES, Workload, build_workload
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
@@ -16,7 +18,16 @@ class MlpSection(Section):
     """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
 
     kind: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = (32,)
+    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False, max_length=MOST_LAYERS)] = (32,)
+
+    @field_validator("hidden")
+    @classmethod
+    def _fits_into_memory(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
+        features = max(shape.features for shape in SHAPES.values())
+        weights = sum(inputs * outputs for inputs, outputs in pairwise((features, *hidden)))
+        if weights > MOST_WEIGHTS:
+            refuse(f"the layers have {weights:,} weights; expected {MOST_WEIGHTS:,} at most")
+        return hidden
 
 
 class SoftmaxSection(Section):

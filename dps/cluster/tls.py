@@ -59,7 +59,8 @@ def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
     given = {"ca_file": ca_file, "cert": cert, **({"key": key} if key is not None else {})}
     paths = {name: os.path.abspath(path) for name, path in given.items()}
     for name, path in paths.items():
-        if not os.access(path, os.R_OK):
+        # A device or a named pipe would be read for ever.
+        if not os.path.isfile(path) or not os.access(path, os.R_OK):
             there = "cannot be read" if os.path.exists(path) else "there is no such file"
             raise ConfigurationError(f"{name}: {path}: {there}; expected a file in PEM format")
     by_role = {

@@ -26,6 +26,8 @@ from dps.core.faults import (
 from dps.errors import ConfigurationError
 
 MOST_FAULTS = 1000
+# Below, the gaps between failures are beyond what a float can hold.
+LEAST_SHAPE = 0.01
 
 Distribution = Literal["exponential", "weibull"]
 
@@ -44,7 +46,7 @@ class Process:
     distribution
         Of those gaps.
     shape
-        Of the Weibull distribution; below 1, failures come in bursts.
+        Of the Weibull distribution, 0.01 or more; below 1, failures come in bursts.
     """
 
     mtbf: float
@@ -57,6 +59,8 @@ class Process:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigurationError(f"{name}={value}, expected more than 0")
+        if self.shape < LEAST_SHAPE:
+            raise ConfigurationError(f"shape={self.shape}, expected {LEAST_SHAPE} or more")
         if self.distribution not in get_args(Distribution):
             raise ConfigurationError(f"distribution={self.distribution!r} is unknown")
 
@@ -111,13 +115,18 @@ def expand(entries: Sequence[Entry], seed: int) -> Expanded:
     Raises
     ------
     ConfigurationError
-        A random process would bring more than 1,000 faults.
+        It would bring more than 1,000 faults.
     """
     parts = [
         tuple(_faults(entry, random.Random(f"seed {seed}, entry {number} of the faults")))
         for number, entry in enumerate(entries)
     ]
     first = [0, *accumulate(map(len, parts))]
+    if first[-1] > MOST_FAULTS:
+        raise ConfigurationError(
+            f"there are {first[-1]:,} faults in all, with all that recur; expected {MOST_FAULTS:,} "
+            "at most"
+        )
     plan = [
         _renumbered(fault, first, number, position)
         for number, part in enumerate(parts)

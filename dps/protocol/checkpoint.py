@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import fsspec
 import numpy as np
+from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import load, save
@@ -219,24 +220,33 @@ def absolute(path: str) -> str:
     ConfigurationError
         It is one of which fsspec knows nothing.
     """
-    fs, bare = _resolved(path)
-    return str(bare) if isinstance(fs, LocalFileSystem) else path
+    kinds = _kinds(path)
+    local = len(kinds) == 1 and issubclass(kinds[0], LocalFileSystem)
+    return str(kinds[0]._strip_protocol(path)) if local else path
 
 
 def in_memory(path: str) -> bool:
     """Whether files there are seen only by the process that writes them."""
-    fs, _ = _resolved(path)
-    while hasattr(fs, "fs"):  # a cache in front of another one, or a folder in it
-        fs = fs.fs
-    return isinstance(fs, MemoryFileSystem)
+    return any(issubclass(kind, MemoryFileSystem) for kind in _kinds(path))
 
 
-def _resolved(path: str) -> tuple[Any, str]:
-    try:
-        fs, bare = fsspec.url_to_fs(path)
-    except Exception as error:
-        raise ConfigurationError(f"checkpoints cannot be written to {path!r}: {error}") from error
-    return fs, bare
+def _kinds(path: str) -> list[Any]:
+    """The file systems of a path: one, or caches and archives in front of another one.
+
+    None is made: that may ask a server that does not answer.
+    """
+    parts = path.split("::")
+    found = []
+    for part in parts:
+        protocol, _ = split_protocol(part)
+        if protocol is None:  # in a chain, a single word is the name of a file system
+            protocol = part if len(parts) > 1 and part.isascii() and part.isalpha() else "file"
+        try:
+            found.append(fsspec.get_filesystem_class(protocol))
+        except (ImportError, ValueError) as error:
+            reason = f"checkpoints cannot be written to {path!r}: {error}"
+            raise ConfigurationError(reason) from error
+    return found
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ that the user points to.
 from __future__ import annotations
 
 import csv
+import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from dps.events import ResourceSampled
 from flows.figures import bands
 from flows.figures.style import looks
 from flows.figures.subject import end, start
+from flows.files import read_bytes
 from flows.learning import evaluations
+from flows.limits import MOST_CURVE_BYTES
 from flows.results import Finished
 from flows.timeline import fault_times
 from flows.ttf.measures import delivered, strategy_of
@@ -77,7 +80,8 @@ def read_published(path: Path) -> dict[tuple[str, int], Curve]:
     """
     curves: defaultdict[tuple[str, int], Curve] = defaultdict(lambda: ([], []))
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        text = read_bytes(path, MOST_CURVE_BYTES).decode("utf-8")
+        with io.StringIO(text, newline="") as file:
             rows = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
             if missing:
@@ -87,7 +91,7 @@ def read_published(path: Path) -> dict[tuple[str, int], Curve]:
             for number, row in enumerate(rows, 2):
                 if row["recording"] == RECORDING:
                     _take(curves, row, f"{path}, line {number}")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(f"{path}: the published curves cannot be read: {error}") from error
     if not curves:
         raise ConfigurationError(

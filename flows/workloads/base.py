@@ -29,6 +29,11 @@ class Workload(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of `initial`."""
+        ...
+
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Draw initial parameters; the same state of `rng` gives the same values."""
         ...

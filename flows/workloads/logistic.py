@@ -37,6 +37,10 @@ class ParityRegression:
     def name(self) -> str:
         return "logistic"
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return WEIGHT, BIAS
+
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Return zeros: the problem is convex, so there is no symmetry to break."""
         return {WEIGHT: np.zeros(self.shape.features, self.dtype), BIAS: np.zeros(1, self.dtype)}

@@ -43,6 +43,10 @@ class MLP:
         return "mlp"
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(f(layer) for layer in range(self.layers) for f in (_weight, _bias))
+
+    @property
     def layers(self) -> int:
         return len(self.hidden) + 1
 

@@ -41,6 +41,10 @@ class SoftmaxRegression:
     def name(self) -> str:
         return "softmax"
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return WEIGHT, BIAS
+
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Return zeros: the problem is convex, so there is no symmetry to break."""
         return {

@@ -66,6 +66,10 @@ class TorchWorkload:
     def name(self) -> str:
         return "torch"
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(self.initial(np.random.default_rng(0)))
+
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Draw initial parameters as the module itself does."""
         with _seeded(int(rng.integers(1 << 63))):

@@ -90,7 +90,7 @@ def find(reference: str) -> Any:
     try:
         with _working_directory_on_path():
             found = getattr(import_module(place), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{reference!r} is not to be had: {error}") from error
     if not callable(found):
         raise ConfigurationError(f"{reference!r} is {type(found).__name__}, expected a callable")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from dps.core.credentials import holds_secret, masked, masked_for
@@ -88,3 +90,36 @@ def test_a_user_alone_may_be_written_down_and_is_not_shown() -> None:
     for text in ("sftp://ann@host/folder", "abfs://container@account/folder"):
         assert not holds_secret(text)
         assert masked(text) == text.replace("ann@", "***@").replace("container@", "***@")
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "?token",
+        "?token=",
+        "&key='",
+        "?key=a;",
+        "a://a:",
+        "a://a:1",
+        "a://a:1/",
+        "a://a@b:",
+        "http://a",
+        "mysql",
+        "mysql://a:",
+        ";pwd={",
+        "=;",
+        "@",
+        "://",
+        "-",
+        "'",
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "{} ", "http://{}@h", "?token={}x", "?{}=x"])
+def test_a_text_made_to_be_slow_is_not(piece: str, around: str) -> None:
+    text = around.format(piece * (200_000 // len(piece)))
+    began = time.process_time()
+    holds_secret(text)
+    masked(text)
+    assert time.process_time() - began < 1
+    masked_for(text[:20_000], text[:20_000])
+    assert time.process_time() - began < 2
