@@ -63,7 +63,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "evaluation", "target"): (int, float, type(None)),
 }
 
-_TRIAL = re.compile(r"[^./][^/]{0,199}")  # the name of a folder that can be there
+_FOLDER = re.compile(r"[^./][^/]{0,199}")
 
 E = TypeVar("E", bound=Event)
 
@@ -335,6 +335,11 @@ def read_files(events_files: Iterable[Path]) -> Found:
     return found
 
 
+def is_folder_name(name: object) -> bool:
+    """Whether a folder in another one can have this name, as that of an experiment or a trial."""
+    return isinstance(name, str) and name.isprintable() and bool(_FOLDER.fullmatch(name))
+
+
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     for keys, types in _SETTINGS.items():
         for place, value in _found(settings, keys):
@@ -376,7 +381,7 @@ def _names_in(grid: Path) -> tuple[str, ...]:
         if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
             raise ValueError("it has no list of trials")
         for name in found["trials"]:
-            if not isinstance(name, str) or not (_TRIAL.fullmatch(name) and name.isprintable()):
+            if not is_folder_name(name):
                 raise ValueError(f"{shown(name)} is no name of a trial")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
