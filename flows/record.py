@@ -347,6 +347,8 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
                 wanted = " or ".join(kind.__name__ for kind in types if kind is not type(None))
                 said = f"has {shown(value)} as {'.'.join(place)}, not of type {wanted}"
                 raise _damaged(path, 1, said)
+            if types == (int,) and value < 0:
+                raise _damaged(path, 1, f"has {value} as {'.'.join(place)}, expected 0 or more")
     names = {key: settings.get(key, "") for key in ("trial", "experiment", "digest")}
     for key, name in {**names, **settings.get("labels", {})}.items():
         if not name.isprintable():

@@ -17,7 +17,7 @@ from dps.events.base import Event
 
 LARGEST = (1 << 63) - 1  # of whole numbers, which count something
 LARGEST_SETTING_BITS = 1000  # a seed may be any number; this one is still one as a float
-LATEST = 253_402_300_799.0  # the end of the year 9999, in seconds since the Unix epoch
+LATEST = 253_000_000_000.0  # in the year 9987, in seconds since the Unix epoch: still a date
 DEEPEST = 40  # of what is nested in a trial's settings
 
 # What the training computes, and what it may fail to compute. All other numbers are finite.
@@ -27,6 +27,7 @@ _MAY_BE_INFINITE = {
     "Filtered": ("residual_norm",),
 }
 _MOMENTS = ("t", "times")
+_AT_LEAST_ONE = {("TrainingStarted", "shards"), ("TrainingStarted", "workers")}
 _NOTHING = type(None)
 _WORDS = {
     ("TrialEnded", "status"): ("valid", "invalid", "failed"),
@@ -127,7 +128,7 @@ def _field(kind: str, name: str, hint: Any, needed: bool) -> _Field:
         types |= {int}
         lowest, highest = (0.0, LATEST) if name in _MOMENTS else (-LARGEST, LARGEST)
     else:
-        lowest, highest = 0, LARGEST
+        lowest, highest = int((kind, name) in _AT_LEAST_ONE), LARGEST
     return _Field(
         place=f"{name} of {kind}",
         column=column,

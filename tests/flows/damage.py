@@ -33,7 +33,10 @@ ODD: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command has come to; `trace` is the traceback that it ended with, if it did."""
+    """What a command has come to; `trace` is the traceback that it ended with, if it did.
+
+    `seconds` are those of the processor: what else is at work on this machine does not count.
+    """
 
     arguments: tuple[str, ...]
     code: int
@@ -62,7 +65,7 @@ def working_in(here: Path) -> Iterator[None]:
 def dps(*arguments: str) -> Ended:
     """Run a command as the console script does."""
     out, err, code, trace = StringIO(), StringIO(), 0, ""
-    began = time.perf_counter()
+    began = time.process_time()
     argv = mock.patch.object(sys, "argv", ["dps", *arguments])
     with argv, redirect_stdout(out), redirect_stderr(err):
         try:
@@ -71,7 +74,7 @@ def dps(*arguments: str) -> Ended:
             code = ended.code if isinstance(ended.code, int) else 1
         except Exception:  # noqa: BLE001 (this is what is looked for)
             trace = traceback.format_exc()
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     # As a terminal would get it: what cannot be encoded ends the command there.
     out.getvalue().encode(), err.getvalue().encode()
     return Ended(arguments, code, out.getvalue(), err.getvalue(), trace, seconds)
