@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -53,12 +54,16 @@ def _misfits(value: Any, hint: Any, place: str) -> Iterator[str]:
         else:
             yield from _misfits(value, type(value), place)
     elif dataclasses.is_dataclass(hint) and type(value) is hint:
-        hints = get_type_hints(hint)
-        for field in dataclasses.fields(hint):
-            inner = getattr(value, field.name)
-            yield from _misfits(inner, hints[field.name], f"{place}.{field.name}")
+        for name, kind in _fields(hint).items():
+            yield from _misfits(getattr(value, name), kind, f"{place}.{name}")
     elif type(value) is not hint and not (hint is float and type(value) is int):
         yield _unfit(value, hint, place)
+
+
+@cache
+def _fields(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _has_all(value: object, protocol: type) -> bool:
