@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
-from dps.errors import ConfigurationError
+from dps.errors import CheckpointCorrupt, ConfigurationError
 from dps.events import TrialEnded, TrialResumed, TrialStarted
 from flows.grid import Trial
 from flows.kept import settings
@@ -73,7 +73,11 @@ def prepare(
 
     What is in it must be of this trial: see `set_aside`. Without `resume`, it starts again.
     """
-    path = interrupted(trial, folder) if resume else None
+    path = None
+    try:
+        path = interrupted(trial, folder) if resume else None
+    except (CheckpointCorrupt, ConfigurationError) as error:
+        say(f"{trial.name}: {error}")
     if path is not None:
         keep_record(folder)
     else:

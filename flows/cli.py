@@ -434,7 +434,7 @@ def compare(first: Run, second: Run) -> None:
     from flows.side_by_side import find_run, print_side_by_side
 
     prices = load_prices()
-    runs = [find_run(name, Path.cwd(), prices) for name in (first, second)]
+    runs = [find_run(name, Path.cwd(), prices, _warn) for name in (first, second)]
     print_side_by_side(runs[0], runs[1], default_rng(0), _console())
 
 

@@ -243,13 +243,15 @@ def read_comparison(folder: Path) -> ComparisonSection:
         return ComparisonSection()
     try:
         return ComparisonSection.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(
             f"{path}: {key_of(first, {})}: {sentence(first)}. Remove it, or run again."
         ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
 
 
 # -- parts -------------------------------------------------------------------------------------

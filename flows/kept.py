@@ -12,9 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from dps.errors import ConfigurationError
+from dps.events.reading import shown
 from flows.complaints import key_of, sentence
 from flows.config import TrialConfig
 from flows.grid import Trial
+from flows.record import is_folder_name
 from flows.sections import OF_RECORD
 
 
@@ -47,7 +49,24 @@ def trial_from(kept: Mapping[str, Any], place: str) -> Trial:
             f"{place} is not of a trial of this version of dps: {error} is missing; run the trial "
             "again with dps run"
         ) from error
+    for key, value in (("trial", name), ("experiment", experiment)):
+        # Folders are named after them.
+        if not is_folder_name(value):
+            raise _unfit(place, key, value, "the name of a folder")
+    if not isinstance(labels, dict) or not all(isinstance(x, str) for x in labels.values()):
+        raise _unfit(place, "labels", labels, "texts by axis")
+    if type(seed) is not int or seed < 0:
+        raise _unfit(place, "seed", seed, "0 or more")
+    if not isinstance(digest, str):
+        raise _unfit(place, "digest", digest, "a text")
     return Trial(name, experiment, labels, seed, _config_from(written, place), digest)
+
+
+def _unfit(place: str, key: str, value: object, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{place} is damaged: {key} is {shown(value)}, expected {wanted}; run the trial again with "
+        "dps run"
+    )
 
 
 def _config_from(written: Any, place: str) -> TrialConfig:

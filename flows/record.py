@@ -2,24 +2,28 @@
 
 Every figure in a table or report is computed from such a file and from nothing else, so a record
 must survive an interruption: each event is one line, flushed at once, and a last line that was cut
-short is noticed and left out.
+short is noticed and left out. Nor may damage make other figures of it: each line ends with its
+checksum, and every value is checked when it is read.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from dps.core.checksum import sealed, unsealed
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
-from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
+from dps.events import Event, TrialEnded, TrialStarted, to_json
+from dps.events.reading import from_line, shown
 from flows.files import write_whole
 
 EVENTS_FILE = "events.jsonl"
@@ -31,9 +35,14 @@ FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
 # What is computed with, and of which type it must be; a damaged record may hold anything.
 _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
+    ("trial",): (str,),
+    ("experiment",): (str,),
     ("labels",): (dict,),
+    ("labels", "*"): (str,),
     ("seed",): (int, type(None)),
+    ("digest",): (str,),
     ("circumstances",): (dict,),
+    ("circumstances", "*"): (int,),
     ("config",): (dict,),
     ("config", "training"): (dict,),
     ("config", "training", "workers"): (int,),
@@ -41,12 +50,24 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "training", "batch_size"): (int,),
     ("config", "server"): (dict,),
     ("config", "server", "shards"): (int,),
+    ("config", "workload"): (dict,),
+    ("config", "workload", "kind"): (str,),
+    ("config", "dataset"): (dict,),
+    ("config", "dataset", "kind"): (str,),
+    ("config", "consistency"): (dict,),
+    ("config", "consistency", "kind"): (str,),
+    ("config", "recovery"): (dict, str),
+    ("config", "recovery", "name"): (str,),
+    ("config", "recovery", "durability"): (dict,),
+    ("config", "recovery", "durability", "keep"): (int,),
+    ("config", "faults"): (list,),
+    ("config", "faults", "*"): (dict,),
+    ("config", "faults", "*", "kind"): (str,),
     ("config", "evaluation"): (dict,),
     ("config", "evaluation", "target"): (int, float, type(None)),
 }
 
-_NOT_GIVEN = object()
-_TAIL_BYTES = 1 << 16  # in which the last event of a trial is
+_FOLDER = re.compile(r"[^./][^/]{0,199}")
 
 E = TypeVar("E", bound=Event)
 
@@ -104,7 +125,7 @@ class EventWriter:
             self._reserve.unlink(missing_ok=True)
 
     def _write(self, event: Event) -> None:
-        left = memoryview((to_json(event) + "\n").encode())
+        left = memoryview((sealed(_as_text(event)) + "\n").encode())
         whole = self._whole + len(left)
         try:
             while left:
@@ -147,7 +168,7 @@ def end_record(path: Path, event: TrialEnded) -> None:
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)  # without a last line that was cut short
             file.seek(0, os.SEEK_END)
-            file.write((to_json(event) + "\n").encode())
+            file.write((sealed(_as_text(event)) + "\n").encode())
     except OSError as error:
         raise StoreUnavailable(
             f"that it has failed cannot be written to {path}: {error.strerror or error}"
@@ -221,7 +242,7 @@ def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
         The folder cannot be written.
     """
     text = json.dumps({"order_seed": order_seed, "trials": list(trials)}, indent=1)
-    write_whole(folder / GRID_FILE, text, "the list of trials")
+    write_whole(folder / GRID_FILE, sealed(text), "the list of trials")
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -276,33 +297,34 @@ def read_start(path: Path) -> TrialStarted | None:
         Its first line is not an event of this version of dps.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            line = next(lines, "")
+        with path.open("rb") as lines:
+            line = next(lines, b"")
     except OSError as error:
         raise _unreadable(path, error) from error
-    event = _event(path, 1, line) if line.endswith("\n") else None
+    event = _event(path, 1, line[:-1])[0] if line.endswith(b"\n") else None
     return event if isinstance(event, TrialStarted) else None
 
 
 def read_end(path: Path) -> TrialEnded | None:
-    """Return the event that closes a record, without reading all of it; None if it has no end.
+    """Return the event that closes a record; None if it has no end.
+
+    Of the other lines only the checksums are looked at, where they have any.
 
     Raises
     ------
     ConfigurationError
         The record cannot be read.
     RecordDamaged
-        A line other than the last is not an event.
+        A line does not match its checksum, or is not an event.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines(keepends=True)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    opening = to_json(TrialEnded(0.0, "", "")).partition(",")[0]
-    found = [line for line in lines if line.startswith(opening) and line.endswith("\n")]
-    return _last_end(path, found[-1]) if found else None
+    lines = _lines(path)[:-1]
+    if not all(_is_sealed(path, number, line) for number, line in enumerate(lines, 1)):
+        return read_trial(path).ended
+    opening = to_json(TrialEnded(0.0, "", "")).partition(",")[0].encode()
+    ends = (n for n in range(len(lines), 0, -1) if lines[n - 1].startswith(opening))
+    last = next(ends, None)
+    event = _event(path, last, lines[last - 1])[0] if last is not None else None
+    return event if isinstance(event, TrialEnded) else None
 
 
 def read_record(path: Path) -> Record:
@@ -315,16 +337,9 @@ def read_record(path: Path) -> Record:
     RecordDamaged
         A line other than the last is not an event.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    lines = text.split("\n")
-    cut = lines.pop() != ""
-    if cut:
-        # The line after the last newline was never finished, even if it happens to be valid JSON.
-        return Record(_parse(path, lines), torn=True)
-    return Record(_parse(path, lines))
+    *lines, rest = _lines(path)
+    # What is after the last newline was never finished, even if it happens to be valid JSON.
+    return Record(_parse(path, lines), torn=rest != b"")
 
 
 def read_trial(path: Path) -> Record:
@@ -354,8 +369,19 @@ def read_all(folder: Path) -> Found:
     ConfigurationError
         The list of trials, or a file, cannot be read.
     """
+    return read_files(event_files(folder))
+
+
+def read_files(events_files: Iterable[Path]) -> Found:
+    """Read records, in their order; damaged ones are told.
+
+    Raises
+    ------
+    ConfigurationError
+        A file cannot be read.
+    """
     found = Found({}, {})
-    for path in event_files(folder):
+    for path in events_files:
         try:
             found.records[path] = read_trial(path)
         except RecordDamaged as error:
@@ -363,19 +389,40 @@ def read_all(folder: Path) -> Found:
     return found
 
 
-def _check_settings(path: Path, settings: Any) -> None:
-    if not isinstance(settings, dict):
-        raise _damaged(path, 1, f"has {settings!r} instead of the trial's settings")
+def is_folder_name(name: object) -> bool:
+    """Whether a folder in another one can have this name, as that of an experiment or a trial."""
+    return isinstance(name, str) and name.isprintable() and bool(_FOLDER.fullmatch(name))
+
+
+def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     for keys, types in _SETTINGS.items():
-        value: Any = settings
-        for key in keys:  # sections come before what is in them, so each is a dict by now
-            value = value.get(key, _NOT_GIVEN)
-            if value is _NOT_GIVEN:
-                break
-        else:
-            if not isinstance(value, types):
+        for place, value in _found(settings, keys):
+            if type(value) not in types:
                 wanted = " or ".join(kind.__name__ for kind in types if kind is not type(None))
-                raise _damaged(path, 1, f"has {value!r} as {'.'.join(keys)}, not of type {wanted}")
+                said = f"has {shown(value)} as {'.'.join(place)}, not of type {wanted}"
+                raise _damaged(path, 1, said)
+            if types == (int,) and value < 0:
+                raise _damaged(path, 1, f"has {value} as {'.'.join(place)}, expected 0 or more")
+    names = {key: settings.get(key, "") for key in ("trial", "experiment", "digest")}
+    for key, name in {**names, **settings.get("labels", {})}.items():
+        if not name.isprintable():
+            raise _damaged(path, 1, f"has {shown(name)} as {key}, which cannot be printed")
+
+
+def _found(settings: Any, keys: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value at a place of `_SETTINGS`, if it is there, with its own place."""
+    if not keys:
+        yield (), settings
+        return
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(settings, dict):  # of another type it may be, where there is nothing to look for
+        entries = settings.items()
+    elif isinstance(settings, list):
+        entries = enumerate(settings)
+    for key, value in entries:
+        if keys[0] in ("*", key):
+            for place, found in _found(value, keys[1:]):
+                yield (str(key), *place), found
 
 
 def _damaged(path: Path, line: int, why: str) -> RecordDamaged:
@@ -384,39 +431,72 @@ def _damaged(path: Path, line: int, why: str) -> RecordDamaged:
     )
 
 
-def _last_end(path: Path, line: str) -> TrialEnded | None:
-    try:
-        event = from_dict(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return read_record(path).ended  # which says what is wrong in which line
-    return event if isinstance(event, TrialEnded) else None
-
-
 def _names_in(grid: Path) -> tuple[str, ...]:
     try:
-        return tuple(dict.fromkeys(json.loads(grid.read_text(encoding="utf-8"))["trials"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = json.loads(unsealed(grid.read_bytes())[0])
+        if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
+            raise ValueError("it has no list of trials")
+        for name in found["trials"]:
+            if not is_folder_name(name):
+                raise ValueError(f"{shown(name)} is no name of a trial")
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "
             "Run the experiment again: what is recorded is kept. Or remove the file: then every "
             "trial in the folder counts."
         ) from error
+    return tuple(dict.fromkeys(found["trials"]))
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"{path}: no events to read: {error.strerror or error}")
 
 
-def _parse(path: Path, lines: list[str]) -> tuple[Event, ...]:
-    return tuple(_event(path, number, line) for number, line in enumerate(lines, 1))
+def _parse(path: Path, lines: Sequence[bytes]) -> tuple[Event, ...]:
+    """The events of whole lines: all of them have a checksum, or none, as in records of before."""
+    events, had = list[Event](), False
+    for number, line in enumerate(lines, 1):
+        event, has = _event(path, number, line)
+        if had and not has:
+            raise _damaged(path, number, "is without the checksum that the lines before it have")
+        events.append(event)
+        had = has
+    return tuple(events)
 
 
-def _event(path: Path, number: int, line: str) -> Event:
+def _event(path: Path, number: int, line: bytes) -> tuple[Event, bool]:
+    """The event of a line, and whether that has a checksum."""
+    text, has = _unsealed(path, number, line)
     try:
-        event = from_dict(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"is not an event of this version of dps ({type(error).__name__}: {error})"
-        raise _damaged(path, number, why) from error
-    if not isinstance(event.t, int | float):
-        raise _damaged(path, number, f"has {event.t!r} as its time")
-    return event
+        return from_line(text.decode()), has
+    except ValueError as error:
+        said = f"is not an event of this version of dps: {error}"
+        raise _damaged(path, number, said) from error
+
+
+def _is_sealed(path: Path, number: int, line: bytes) -> bool:
+    return _unsealed(path, number, line)[1]
+
+
+def _unsealed(path: Path, number: int, line: bytes) -> tuple[bytes, bool]:
+    try:
+        return unsealed(line)
+    except ValueError as error:
+        raise _damaged(path, number, str(error)) from error
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a record, of which the last is one that was cut short, or empty."""
+    try:
+        return path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _as_text(event: Event) -> str:
+    """An event as JSON; of what is no text in it, as bytes in a file's name, there are marks."""
+    text = to_json(event)
+    if "\\ud" not in text:
+        return text
+    whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+    return json.dumps(json.loads(whole), separators=(",", ":"))

@@ -14,20 +14,32 @@ def experiment_yaml(records: Sequence[Record]) -> str:
     """Return one YAML document that `dps run` expands to the same trials.
 
     It is put together from the trials' resolved settings: what the first trial has is the base,
-    and the axes hold what each label stands for.
+    and the axes hold what each label stands for. Where that cannot be done, as of a configuration
+    of another version of dps whose keys are not known here, the document says so.
     """
     import yaml
 
     settings = [record.started.settings for record in records if record.started]
     if not settings:
         return ""
+    try:
+        document = _document(settings)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return f"# These trials cannot be put together to one experiment ({why}).\n"
+    # By way of JSON, for YAML would write what occurs twice as a reference.
+    plain = json.loads(json.dumps(document))
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88))
+
+
+def _document(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     base = {key: value for key, value in settings[0]["config"].items() if key != "seed"}
     axes: dict[str, dict[str, Any]] = {}
     for trial in settings:
         for axis, label in trial["labels"].items():
             axes.setdefault(axis, {})[label] = _short(axis, _at(trial["config"], axis))
     lot = settings[0].get("circumstances", {}).get("order_seed", 0)
-    document = {
+    return {
         **base,
         "recovery": _short("recovery", base["recovery"]),
         "axes": axes,
@@ -35,9 +47,6 @@ def experiment_yaml(records: Sequence[Record]) -> str:
         **({"order_seed": lot} if lot else {}),
         "seeds": sorted({trial["seed"] for trial in settings}),
     }
-    # By way of JSON, for YAML would write what occurs twice as a reference.
-    plain = json.loads(json.dumps(document))
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88))
 
 
 def _limits(axes: Mapping[str, Any], present: Sequence[Mapping[str, str]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from flows.files import is_file
 from flows.grid import Trial
 from flows.kept import trial_from
 from flows.quoting import quoted, shown
-from flows.record import EVENTS_FILE, Record, read_record
+from flows.record import EVENTS_FILE, Record, read_trial
 from flows.results import RESULTS
 
 
@@ -48,7 +48,7 @@ def replay_of(name: str, here: Path) -> Replay:
         There is no such record, or it is not of a trial that can run here.
     """
     original = _record_of(name, here)
-    record = read_record(original)
+    record = read_trial(original)
     trial = trial_from(record.started.settings if record.started else {}, str(original))
     again = _free_name(original.parent)
     return Replay(

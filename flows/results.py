@@ -19,7 +19,7 @@ from flows.complaints import suggest
 from flows.outcome import Outcome, outcome, status
 from flows.prices import Prices
 from flows.quoting import quoted, shown
-from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_all, read_trial
+from flows.record import EARLIER, EVENTS_FILE, Record, event_files, read_files, read_trial
 from flows.summary import Group, summarize
 
 if TYPE_CHECKING:
@@ -175,7 +175,14 @@ def read_experiment(
 
     Damaged ones are left out; `warn` is told of each of them.
     """
-    found = read_all(folder)
+    return read_whole(event_files(folder), prices, warn)
+
+
+def read_whole(
+    events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
+) -> list[Finished]:
+    """Read records; damaged ones are left out, and `warn` is told of each of them."""
+    found = read_files(events_files)
     for path, error in found.damaged.items():
         warn(damaged(path, error))
     return [_finished(path, record, prices) for path, record in found.records.items()]

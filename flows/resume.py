@@ -41,6 +41,8 @@ def saved_in(path: str) -> Saved:
     ------
     StoreUnavailable
         There is nothing; the message says what is expected.
+    CheckpointCorrupt
+        The description of what is there is damaged.
     """
     try:
         return find_saved(path)
@@ -122,6 +124,11 @@ def interrupted(trial: Trial, folder: Path) -> str | None:
 
     One that failed did end: going on from its last checkpoint would give it another time limit, and
     leave the faults that it failed under out of its record.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        There is something to go on from, and its description is damaged.
     """
     durability = trial.config.recovery.durability
     if durability.kind != "checkpoint" or not can_go_on(trial.config) or _over(folder):

@@ -14,13 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from dps.errors import ConfigurationError
+from dps.events.reading import LATEST, shown
 from flows.files import write_whole
 
 NOTE = ".running.json"
+LARGEST_PID = (1 << 31) - 1
 CLOCK_SECONDS = 2.0  # by which the system's account of when a process began may be off
 
 
@@ -91,11 +94,23 @@ def owner_of(folder: Path) -> Owner | None:
     """
     path = folder / NOTE
     try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
+        return _owner(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} does not say who is at work here ({type(error).__name__}: {error}). If nobody "
             "is, remove it."
         ) from error
+
+
+def _owner(said: Any) -> Owner:
+    owner = Owner(**said)
+    if not isinstance(owner.host, str) or not owner.host.isprintable():
+        raise ValueError(f"host is {shown(owner.host)}, expected a name")
+    if type(owner.pid) is not int or not 0 < owner.pid <= LARGEST_PID:
+        raise ValueError(f"pid is {shown(owner.pid)}, expected a number from 1 to {LARGEST_PID}")
+    for name, moment in (("began", owner.began), ("since", owner.since)):
+        if type(moment) not in (int, float) or not 0 <= moment <= LATEST:
+            raise ValueError(f"{name} is {shown(moment)}, expected seconds since 1970")
+    return owner

@@ -22,6 +22,8 @@ def refuse_other_schema(path: Path) -> None:
     ------
     StoreUnavailable
         It is of another version; the message says what to do.
+    sqlite3.Error
+        It cannot be read.
     """
     found = _schema_of(path)
     if found is None:
@@ -56,6 +58,8 @@ def _schema_of(path: Path) -> str | None:
     with closing(sqlite3.connect(path)) as connection:
         try:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        except sqlite3.OperationalError:  # no such table
-            return None
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return None
+            raise
     return None if row is None else str(row[0])

@@ -8,7 +8,7 @@ where there are several seeds, the differences are judged, seed by seed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from flows.outcome import Outcome
 from flows.prices import Prices
 from flows.quoting import quoted
 from flows.record import event_files
-from flows.results import RESULTS, Finished, experiment_folder, read_finished
+from flows.results import RESULTS, Finished, experiment_folder, read_whole
 from flows.sections import ComparisonSection
 from flows.tracking import flat
 from flows.verdicts import figure_name, print_verdicts, signed
@@ -60,13 +60,15 @@ class Setting:
     second: str
 
 
-def find_run(name: str, here: Path, prices: Prices) -> Run:
-    """Read the trials that a name stands for.
+def find_run(
+    name: str, here: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
+) -> Run:
+    """Read the trials that a name stands for; `warn` is told of damaged ones, which are left out.
 
     Raises
     ------
     ConfigurationError
-        Nothing of that name is recorded in this working directory.
+        Nothing of that name is recorded in this working directory, or nothing that is whole.
     """
     experiment, _, part = name.strip("/").partition("/")
     folder = experiment_folder(experiment, here)
@@ -84,8 +86,10 @@ def find_run(name: str, here: Path, prices: Prices) -> Run:
             f"{quoted(part)}; "
             f"{suggest(part, known)}"
         )
-    trials = tuple(read_finished(path, prices) for path in chosen)
-    return Run(name, not part, trials, read_comparison(folder))
+    trials = read_whole(chosen, prices, warn)
+    if not trials:
+        raise ConfigurationError(f"{name}: no record of it is whole; `dps run` runs it again")
+    return Run(name, not part, tuple(trials), read_comparison(folder))
 
 
 def settings_that_differ(first: Run, second: Run) -> list[Setting]:

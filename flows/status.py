@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 from rich.text import Text
 
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import DashboardServed
 from flows.complaints import suggest
 from flows.estimate import about, trials_told
@@ -30,7 +30,7 @@ from flows.running import Owner, owner_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-State = Literal["valid", "invalid", "failed", "running", "interrupted", "waiting"]
+State = Literal["valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting"]
 DONE: tuple[State, ...] = ("valid", "invalid", "failed")
 ENDS: Mapping[str, State] = {"valid": "valid", "invalid": "invalid", "failed": "failed"}
 # Nodes report what they use every second, so a trial that is silent for so long may be none.
@@ -82,7 +82,7 @@ def status_of(folder: Path) -> Status:
     Raises
     ------
     ConfigurationError
-        A file of it is damaged; the message says which.
+        The note of who is at work, or the list of trials, is damaged; the message says which.
     """
     owner = owner_of(folder)
     if owner is not None and owner.has_ended:
@@ -140,19 +140,21 @@ def _standing(folder: Path, owner: Owner | None) -> Standing:
     path = folder / EVENTS_FILE
     try:
         heard = path.stat().st_mtime
+        ended = read_end(path)
+        before = owner is not None and heard < owner.since
+        if ended is not None:
+            if before and ended.status == "failed":
+                return Standing(folder.name, "waiting", "failed before")
+            return Standing(folder.name, ENDS[ended.status], ended.reason)
+        if owner is None:
+            return Standing(folder.name, "interrupted")
+        if before:
+            return Standing(folder.name, "waiting", "interrupted before")
+        return Standing(folder.name, "running", going=going_of(read_trial(path), heard))
     except FileNotFoundError:
         return Standing(folder.name, "waiting")
-    ended = read_end(path)
-    before = owner is not None and heard < owner.since
-    if ended is not None:
-        if before and ended.status == "failed":
-            return Standing(folder.name, "waiting", "failed before")
-        return Standing(folder.name, ENDS.get(ended.status, "failed"), ended.reason)
-    if owner is None:
-        return Standing(folder.name, "interrupted")
-    if before:
-        return Standing(folder.name, "waiting", "interrupted before")
-    return Standing(folder.name, "running", going=going_of(read_trial(path), heard))
+    except RecordDamaged as error:
+        return Standing(folder.name, "damaged", str(error))
 
 
 def _is_owned(folder: Path) -> bool:
@@ -169,7 +171,7 @@ def _nothing_runs(root: Path, experiment: str | None, known: Sequence[str]) -> s
     status = status_of(root / experiment)
     killed = owner_of(root / experiment)
     ended = f" ({killed} was at work on it, and was killed)" if killed is not None else ""
-    left = status.count("waiting", "interrupted")
+    left = status.count("waiting", "interrupted", "damaged")
     done = f"{status.count(*DONE)} of {trials_told(len(status.trials))} are done"
     go_on = "`dps run` with its configuration goes on; " if left else ""
     return (
@@ -197,7 +199,8 @@ def show(statuses: Sequence[Status], console: Console) -> None:
 def headline(status: Status) -> str:
     """Say in a line what is done, running and waiting, and who is at work."""
     counts = Counter("done" if t.state in DONE else t.state for t in status.trials)
-    told = ", ".join(f"{counts[s]} {s}" for s in ("done", "running", "waiting") if counts[s])
+    shown = ("done", "running", "waiting", "damaged")
+    told = ", ".join(f"{counts[s]} {s}" for s in shown if counts[s])
     idle = "" if counts["running"] else "; it is getting ready, or writes its report"
     since = f", by {status.owner}, since {_moment(status.owner.since)}" if status.owner else ""
     return f"{status.experiment}: {trials_told(len(status.trials))}: {told}{since}{idle}"

@@ -50,8 +50,7 @@ def sync(
     Raises
     ------
     ConfigurationError
-        There is no such experiment, it is of another version of dps, its data are missing, or a
-        command is writing to it.
+        There is no such experiment, its data are missing, or a command is writing to it.
     StoreUnavailable
         The store cannot be used; what it has already stays, and the same again goes on from there.
     Refused
@@ -74,11 +73,12 @@ def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
     """Deliver one experiment; return what the store did not take."""
     name, refused = folder.name, list[Refused]()
     with exclusive(folder):
-        found = [each for each in read_experiment(folder, load_prices(), warn) if _counts(each)]
-        if not found:
+        whole = [each for each in read_experiment(folder, load_prices(), warn) if _counts(each)]
+        known = [(each, trial) for each in whole if (trial := _trial_of(each, warn)) is not None]
+        if not known:
             say(f"{name}: no trial that is over and belongs in the tracking store")
             return []
-        trials = [_trial_of(each) for each in found]
+        found, trials = [each for each, _ in known], [trial for _, trial in known]
         digests = dataset_digests(trials)
         tracker = Tracker(name, here, store)
         for each, trial in zip(found, trials, strict=True):
@@ -110,6 +110,11 @@ def _counts(done: Finished) -> bool:
     return None not in (record.started, record.ended) and not is_emulated(record.config)
 
 
-def _trial_of(done: Finished) -> Trial:
+def _trial_of(done: Finished, warn: Tell) -> Trial | None:
+    """What was run, by its record; None if that cannot be run here, of which `warn` is told."""
     assert done.record.started is not None
-    return trial_from(done.record.started.settings, str(done.events_file))
+    try:
+        return trial_from(done.record.started.settings, str(done.events_file))
+    except ConfigurationError as error:
+        warn(f"{done.outcome.identity.trial} is left out: {error}")
+        return None

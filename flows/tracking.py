@@ -90,9 +90,9 @@ class Tracker:
         prepare_mlflow()
         from mlflow import MlflowClient
 
-        if scheme(self.uri) == "sqlite":
-            refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
         with store_errors(self.uri):
+            if scheme(self.uri) == "sqlite":
+                refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
             if uri is None:
                 create_database(folder.resolve() / "mlruns" / "mlflow.db")
             self._directory = directory_id(folder)

@@ -30,7 +30,10 @@ PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1
 DIRECTORY_FILE = ".directory"
 NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
 
-SIGNS_OF_DAMAGE = ("file is not a database", "database disk image is malformed")
+SIGNS_OF_DAMAGE = (
+    *("file is not a database", "database disk image is malformed", "malformed database schema"),
+    *("no such table", "no such column", "Could not decode to UTF-8"),
+)
 MOVE_AWAY = (
     "Move the file away (`dps run` makes a new one and enters the recorded trials of its "
     "experiment)"
@@ -71,6 +74,8 @@ def prepare_mlflow() -> None:
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_SECONDS))
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It shows the traceback of what it raises, of which `store_errors` tells in a line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def require_reachable(uri: str) -> None:
@@ -106,12 +111,10 @@ def require_database(path: Path) -> None:
     StoreUnavailable
         It is not; the message says what to do.
     """
-    try:
+    with store_errors(f"sqlite:///{path}"):
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        raise unavailable(f"sqlite:///{path}", error) from error
-    refuse_other_schema(path)
+        refuse_other_schema(path)
 
 
 def create_database(path: Path) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from dps.core.shard import Progress, ShardState
@@ -137,12 +138,18 @@ class CheckpointFiles:
         """
         try:
             manifest = json.loads(self._fs.cat_file(found.manifest))
-            data = self._fs.cat_file(posixpath.join(self._folder, manifest["file"]))
+            # No other is asked for, whatever it says: that may be none, or a folder.
+            named = posixpath.basename(found.manifest).replace(".json", ".safetensors")
+            if not isinstance(manifest, dict) or manifest.get("file") != named:
+                raise CheckpointCorrupt(f"{found.manifest}: it does not name its data")
+            data = self._fs.cat_file(posixpath.join(self._folder, named))
             if _sealed(manifest, data) != manifest or manifest["format"] != FORMAT:
                 raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
             return _state(manifest, load(data))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
             raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
+        except RecursionError as error:
+            raise CheckpointCorrupt(f"{found.manifest}: it is nested too deeply") from error
         except FileNotFoundError as error:
             if not self._fs.exists(found.manifest):
                 raise StoreUnavailable(f"{found.manifest} was removed meanwhile") from error

@@ -1,16 +1,17 @@
 """Owns what lies beside a group's checkpoints, so that it can be brought up again from them alone.
 
 A small file says how the parameters lie, and what was chosen for the group. It is written before
-the first checkpoint. A group that goes on from another one's checkpoints writes into a folder of
-its own, as a later generation: what may still live of the earlier one changes nothing there.
+the first checkpoint, and has a checksum: what is computed from then on depends on it. A group that
+goes on from another one's checkpoints writes into a folder of its own, as a later generation: what
+may still live of the earlier one changes nothing there.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import fsspec
@@ -29,16 +30,18 @@ from dps.core import (
     sparse,
     staleness,
 )
-from dps.core.blocks import Layout
+from dps.core.blocks import Layout, ShardLayout, wrong_in
+from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filter_chain import FilterChain
 from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
-from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
+from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.protocol.calls import CALLS
 from dps.protocol.checkpoint import CheckpointFiles, make_folder, publish
 from dps.protocol.group import Group
+from dps.protocol.typed import misfit
 from dps.protocol.wire import decode, encode, message
 
 FILE = "run.json"
@@ -159,7 +162,7 @@ def write_run(run: Run) -> None:
     try:
         fs, folder = fsspec.url_to_fs(path)
         make_folder(fs, folder)
-        publish(fs, folder, FILE, encode(run)[0].tobytes())
+        publish(fs, folder, FILE, sealed(encode(run)[0].tobytes().decode()).encode())
     except Exception as error:
         raise StoreUnavailable(f"checkpoints to {path}: {error}") from error
 
@@ -173,6 +176,10 @@ def find_saved(path: str) -> Saved:
     ------
     StoreUnavailable
         There is nothing, or nothing whole.
+    CheckpointCorrupt
+        The description of a group is damaged: what else is there may be older than its checkpoints.
+    ConfigurationError
+        It names what is not known here, such as an update rule of the user's own.
     """
     runs = sorted(_runs(path), key=lambda run: (run.generation, run.started), reverse=True)
     refused: list[Refused] = []
@@ -195,12 +202,46 @@ def _runs(path: str) -> Iterator[Run]:
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error
     for place in [folder, *here]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            text = fs.cat_file(posixpath.join(place, FILE))
-            found = decode([np.frombuffer(text, np.uint8)])
-            # The folder may have been moved, or be reached by another path than it was then.
-            root = path.rstrip("/")
-            yield _at(found, posixpath.dirname(root) if place == folder else root)
+        file = posixpath.join(place, FILE)
+        try:
+            data = fs.cat_file(file)
+        except OSError:
+            continue  # there is none
+        # The folder may have been moved, or be reached by another path than it was then.
+        root = path.rstrip("/")
+        yield _at(_read(data, file), posixpath.dirname(root) if place == folder else root)
+
+
+def _read(data: bytes, file: str) -> Run:
+    """Return what a file describes, of which every value is of its type."""
+    try:
+        run: Run = decode([np.frombuffer(unsealed(data)[0], np.uint8)])
+        wrong = misfit(run, Run, "it") or _wrong_in(run)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: {error}") from error
+    except RecursionError:
+        wrong = "it is nested too deeply"
+    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
+        wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    if wrong:
+        raise CheckpointCorrupt(
+            f"{file} is damaged: {wrong}. Nothing can be gone on from in its folder; remove that "
+            "folder to go on from what there is beside it"
+        )
+    return run
+
+
+def _wrong_in(run: Run) -> str | None:
+    """Say what cannot be in the description of a group whose checkpoints can be gone on from."""
+    if not isinstance(run.recovery.durability, Checkpoint):
+        return f"its recovery is {run.recovery.durability!r}, expected checkpoints"
+    if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
+        return f"its name is {run.name!r}, expected that of a folder"
+    if not isinstance(json.loads(run.about), dict):
+        return "what it is about is no JSON object"
+    if not 0 <= run.started < math.inf or not 0 <= run.generation < 1 << 31:
+        return f"it is generation {run.generation} of {run.started}"
+    return wrong_in(run.layout)
 
 
 def _at(run: Run, path: str) -> Run:
@@ -218,21 +259,27 @@ def _states(run: Run, refused: list[Refused]) -> tuple[ShardState, ...] | None:
     assert isinstance(durability, Checkpoint)
     path = f"{str(durability.path).rstrip('/')}/{run.name}"
     files = [CheckpointFiles(path, shard, 1) for shard in range(len(run.layout.shards))]
+    shards = list(zip(files, run.layout.shards, strict=True))
     if durability.scope == "shard":
-        return _all_whole([_newest(of_shard, None, refused) for of_shard in files])
+        return _all_whole([_newest(*shard, None, refused) for shard in shards])
     numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
     for cut in sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True):
-        states = _all_whole([_newest(of_shard, cut, refused) for of_shard in files])
+        states = _all_whole([_newest(*shard, cut, refused) for shard in shards])
         if states is not None:
             return states
     return None
 
 
-def _newest(files: CheckpointFiles, cut: int | None, refused: list[Refused]) -> ShardState | None:
+def _newest(
+    files: CheckpointFiles, layout: ShardLayout, cut: int | None, refused: list[Refused]
+) -> ShardState | None:
     for found in files.found():
         if found.cut == cut:
             try:
-                return files.read(found)
+                state = files.read(found)
+                if state.values.dtype != np.uint8 or state.values.size != layout.nbytes:
+                    raise CheckpointCorrupt(f"{found.manifest}: it is of other parameters")
+                return state
             except CheckpointCorrupt as error:
                 refused.append(Refused(files.shard, found.manifest, str(error)))
     return None

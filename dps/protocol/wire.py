@@ -26,6 +26,12 @@ Frames = list[np.ndarray]
 _TYPES: dict[str, type] = {}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _PLAIN = (str, int, float, bool, type(None))
+# What is raised at the other end. A name in a message picks one of these, and nothing else.
+_ERRORS: dict[str, type[DpsError]] = {
+    name: cls
+    for name, cls in vars(errors).items()
+    if isinstance(cls, type) and issubclass(cls, DpsError)
+}
 
 
 def message(cls: type) -> type:
@@ -83,7 +89,8 @@ def _plain(value: Any, arrays: Frames) -> Any:
     if isinstance(value, dict):
         return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
     if isinstance(value, DpsError):
-        return {"!": type(value).__name__, "v": str(value)}
+        known = next(c for c in type(value).__mro__ if _ERRORS.get(c.__name__) is c)
+        return {"!": known.__name__, "v": str(value)}
     raise TypeError(f"{type(value).__name__} is not registered to cross the wire")
 
 
@@ -98,7 +105,14 @@ def _rebuilt(value: Any, frames: Frames) -> Any:
         return _type(value["@"])(*(_rebuilt(item, frames) for item in value["v"]))
     if "%" in value:
         return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
-    return getattr(errors, value["!"])(value["v"])
+    return _error(value["!"], value["v"])
+
+
+def _error(name: object, text: object) -> DpsError:
+    cls = _ERRORS.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ConfigurationError(f"{name!r} is no error of this version of dps: {text}")
+    return cls(str(text))
 
 
 def _type(name: str) -> type:

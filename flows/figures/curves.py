@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Points = list[tuple[float, float]]
 
 RATE_SECONDS = 0.5
+MOST_WINDOWS = 100_000  # of half a second: a training of 14 hours; of a longer one they are longer
 SECONDS = "seconds since training started"
 GRADIENTS = "gradients pushed"
 
@@ -224,9 +225,10 @@ def _gradients(record: Record) -> Points:
 
 def _rates(record: Record) -> Points:
     times, counts = np.array(_gradients(record)).T
-    edges = np.arange(0.0, times[-1], RATE_SECONDS)
+    seconds = max(RATE_SECONDS, times[-1] / MOST_WINDOWS)
+    edges = np.arange(0.0, times[-1], seconds)
     passed = np.interp(edges, times, counts)
-    rates = np.diff(passed) / RATE_SECONDS
+    rates = np.diff(passed) / seconds
     return list(zip(map(float, edges[1:]), map(float, rates), strict=True))
 
 

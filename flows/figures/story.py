@@ -14,7 +14,7 @@ from dps.events import (
     NodeJoined,
     Replayed,
     ReplicaAdded,
-    TrainingStarted,
+    Restored,
 )
 from flows import words
 from flows.figures.bars import RECOVERY_PARTS
@@ -115,8 +115,7 @@ def _stretches(trial: Trial) -> Iterator[Stretch]:
 
 def _shards(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterator[Stretch]:
     """When each shard served, how it came back, and what became of its state."""
-    started = record.of(TrainingStarted)
-    for shard in range(started[0].shards if started else 0):
+    for shard in sorted({event.shard for event in record.of(Restored)}):
         lane = f"shard {shard}"
         yield Stretch(lane, SERVING, start(record), last)
         for fault in faults:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
+from dps.core.checksum import unsealed
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import (
     CheckpointFailed,
@@ -120,6 +123,48 @@ def test_a_complete_last_line_without_its_newline_counts_as_cut(tmp_path: Path) 
     assert read_record(path).torn
 
 
+def test_a_line_ends_with_the_checksum_of_what_is_before_it(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / "events.jsonl") as write:
+        write(Evaluated(1.0, 2.0, 0.5, 0.9))
+    line = (tmp_path / "events.jsonl").read_text()
+    said = '{"event":"Evaluated","t":1.0,"updates":2.0,"loss":0.5,"accuracy":0.9'
+    assert line == f'{said},"crc":"{crc32(f"{said}}}".encode()):08x}"}}\n'
+    assert json.loads(line)["accuracy"] == 0.9
+
+
+def test_every_flipped_bit_of_a_line_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as write:
+        for accuracy in (0.1, 0.9583, 0.2):
+            write(Evaluated(1.0, 2.0, 0.5, accuracy))
+    first, line, last = path.read_bytes().splitlines(keepends=True)
+    for at in range(len(line)):
+        for bit in range(8):
+            struck = line[:at] + bytes([line[at] ^ 1 << bit]) + line[at + 1 :]
+            path.write_bytes(first + struck + last)
+            with pytest.raises(RecordDamaged, match=r"events\.jsonl, line [23] "):
+                read_record(path)
+
+
+def test_checksums_are_in_all_lines_or_in_none(tmp_path: Path) -> None:
+    path = write_events(tmp_path, toy_events())
+    whole = path.read_bytes()
+    lines = [unsealed(line)[0] for line in whole.splitlines()]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    assert len(read_trial(path).events) == len(lines), "as records were before"
+    sealed, *_ = whole.splitlines()
+    path.write_bytes(b"".join(line + b"\n" for line in [sealed, *lines[1:]]))
+    with pytest.raises(RecordDamaged, match="line 2 is without the checksum that the lines before"):
+        read_trial(path)
+
+
+def test_what_is_no_text_is_written_as_marks(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventWriter(path) as write:
+        write(TrialEnded(1.0, "failed", "no file 'a\udcff' 😀"))
+    assert read_record(path).events == (TrialEnded(1.0, "failed", "no file 'a?' 😀"),)
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"event":"Unheard"}', '{"event":"TrialEnded"}', ""])
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"
@@ -136,7 +181,14 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
             TrialStarted(1.0, "a", {"config": {"training": {"workers": "two"}}}, {}),
             "line 1 has 'two' as config.training.workers, not of type int",
         ),
-        (TrialStarted(1.0, "a", {"labels": []}, {}), "has () as labels|has \\[\\] as labels"),
+        (TrialStarted(1.0, "a", {"labels": []}, {}), "has \\[\\] as labels, not of type dict"),
+        (TrialStarted(1.0, "a", {"labels": {"x": 3}}, {}), "has 3 as labels.x, not of type str"),
+        (TrialStarted(1.0, "a", {"trial": "\x1b[2J"}, {}), "as trial, which cannot be printed"),
+        (TrialStarted(1.0, "a", {"seed": True}, {}), "has True as seed, not of type int"),
+        (
+            TrialStarted(1.0, "a", {"config": {"faults": [{}, {"kind": None}]}}, {}),
+            "has None as config.faults.1.kind, not of type str",
+        ),
     ],
 )
 def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
@@ -167,7 +219,15 @@ def test_trials_of_an_earlier_configuration_are_not_read(tmp_path: Path) -> None
     assert [path.parent.name for path in event_files(tmp_path)] == ["new.seed-0"]
 
 
-@pytest.mark.parametrize("text", [b"", b'{"trials": ["a', b"[]", b"{}", b'{"trials": 3}', b"\xff"])
+LISTS = [
+    *(b"", b'{"trials": ["a', b"[]", b"{}", b'{"trials": 3}', b"\xff", b"[" * 100_000),
+    *(b'{"trials": "ab"}', b'{"trials": [3]}', b'{"trials": [["a"]]}', b'{"trials": ["../a"]}'),
+    *(b'{"trials": [".."]}', b'{"trials": ["a\\u0000"]}', b'{"trials": ["\\ud800"]}'),
+    b'{"trials": ["a"],"crc":"00000000"}',
+]
+
+
+@pytest.mark.parametrize("text", LISTS)
 def test_a_damaged_list_of_trials_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / GRID_FILE).write_bytes(text)
     with pytest.raises(ConfigurationError, match=r"grid\.json does not name .* Run the experiment"):

@@ -177,7 +177,7 @@ def test_where_nothing_runs_it_says_what_there_is(folder: Path, tmp_path: Path) 
         running(tmp_path)
 
 
-def test_the_end_of_a_record_is_found_without_reading_the_rest(folder: Path) -> None:
+def test_the_end_of_a_record_is_found(folder: Path) -> None:
     path = folder / DONE / EVENTS_FILE
     ended = read_end(path)
     assert ended is not None

@@ -157,6 +157,24 @@ def test_an_unknown_message_does_not_decode() -> None:
         decode([np.frombuffer(header, np.uint8)])
 
 
+@pytest.mark.parametrize(
+    "name", ["annotations", "__loader__", "SystemExit", "Unheard", 3, [], None]
+)
+def test_what_the_errors_do_not_list_is_not_looked_up_by_its_name(name: Any) -> None:
+    header = json.dumps({"!": name, "v": "text"}).encode()
+    with pytest.raises(ConfigurationError, match="no error of this version of dps: text"):
+        decode([np.frombuffer(header, np.uint8)])
+
+
+def test_an_error_of_others_is_raised_as_the_one_that_it_is_a_kind_of() -> None:
+    class DiskGone(errors.StoreUnavailable):
+        pass
+
+    with pytest.raises(errors.StoreUnavailable, match=r"^disk 3$") as caught:
+        decode(delivered(encode(DiskGone("disk 3"))))
+    assert type(caught.value) is errors.StoreUnavailable
+
+
 def test_a_dict_keeps_its_order() -> None:
     ordered = OrderedDict([("z", 1), ("a", 2)])
     assert list(decode(encode(ordered))) == ["z", "a"]
