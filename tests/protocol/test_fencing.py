@@ -162,6 +162,27 @@ def test_what_an_evicted_worker_buffered_is_refused() -> None:
     in_world(scenario, shards=1, consistency=SSP(1))
 
 
+def test_what_was_buffered_is_not_acked_before_the_tail_has_it() -> None:
+    """Whoever kept it forgets it then."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        head, tail = view.chain
+        names = s.world.name_of(head), s.world.name_of(tail)
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        s.network.cut(*names)
+        acked = asyncio.create_task(s.ask(head, ReplayBuffered(0, view.epoch, (update,)), 5.0))
+        await asyncio.sleep(LEASE)
+        assert [state.version for state in s.world.states(view)] == [1, 0]
+        assert not acked.done()
+        s.network.mend(*names)
+        await acked
+        assert [state.version for state in s.world.states(view)] == [1, 1]
+
+    in_world(scenario, recovery=CHAIN, shards=1, lease=2.0, last_copy=30.0)
+
+
 def test_a_push_is_not_acked_by_a_head_that_has_left_its_epoch_meanwhile() -> None:
     """It may have been taken back, and what it commits from then on is nobody's."""
 
