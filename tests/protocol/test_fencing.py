@@ -127,6 +127,25 @@ def test_an_update_of_an_incarnation_that_was_replaced_is_not_acked_as_applied(
     in_world(scenario, shards=1, consistency=consistency)
 
 
+def test_a_push_of_a_worker_that_is_evicted_meanwhile_is_acked_without_weights() -> None:
+    """Its update is applied, but what it may read it is told when it has entered again."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        (head,) = view.chain
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, True, 0.9)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
+        reply = await waiting
+        assert (reply.outcome, reply.version, reply.weights) == ("applied", 1, None)
+
+    in_world(scenario, consistency=SSP(0), shards=1)
+
+
 def test_an_update_that_waits_for_its_round_is_refused_when_its_worker_is_replaced() -> None:
     async def scenario(s: Setting) -> None:
         await s.enter("worker-0")
@@ -546,25 +565,6 @@ def test_a_worker_that_is_evicted_while_it_waits_is_shown_nothing() -> None:
         await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
         with pytest.raises(Evicted, match=r"Pull \(shard 0, epoch \d+\): worker-0"):
             await reading
-
-    in_world(scenario, consistency=SSP(0), shards=1)
-
-
-def test_a_push_of_a_worker_that_is_evicted_meanwhile_is_acked_without_weights() -> None:
-    """Its update is applied, but what it may read it is told when it has entered again."""
-
-    async def scenario(s: Setting) -> None:
-        await s.enter("worker-0")
-        await s.enter("worker-1")
-        view = await view_of(s)
-        (head,) = view.chain
-        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
-        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, True, 0.9)))
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
-        reply = await waiting
-        assert (reply.outcome, reply.version, reply.weights) == ("applied", 1, None)
 
     in_world(scenario, consistency=SSP(0), shards=1)
 
