@@ -127,6 +127,25 @@ def test_an_update_of_an_incarnation_that_was_replaced_is_not_acked_as_applied(
     in_world(scenario, shards=1, consistency=consistency)
 
 
+def test_a_push_of_a_worker_that_is_evicted_meanwhile_is_acked_without_weights() -> None:
+    """Its update is applied, but what it may read it is told when it has entered again."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        await s.enter("worker-1")
+        view = await view_of(s)
+        (head,) = view.chain
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, True, 0.9)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
+        reply = await waiting
+        assert (reply.outcome, reply.version, reply.weights) == ("applied", 1, None)
+
+    in_world(scenario, consistency=SSP(0), shards=1)
+
+
 def test_an_update_that_waits_for_its_round_is_refused_when_its_worker_is_replaced() -> None:
     async def scenario(s: Setting) -> None:
         await s.enter("worker-0")
@@ -160,6 +179,27 @@ def test_what_an_evicted_worker_buffered_is_refused() -> None:
         assert (await s.states())[0].version == 0
 
     in_world(scenario, shards=1, consistency=SSP(1))
+
+
+def test_what_was_buffered_is_not_acked_before_the_tail_has_it() -> None:
+    """Whoever kept it forgets it then."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        head, tail = view.chain
+        names = s.world.name_of(head), s.world.name_of(tail)
+        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
+        s.network.cut(*names)
+        acked = asyncio.create_task(s.ask(head, ReplayBuffered(0, view.epoch, (update,)), 5.0))
+        await asyncio.sleep(LEASE)
+        assert [state.version for state in s.world.states(view)] == [1, 0]
+        assert not acked.done()
+        s.network.mend(*names)
+        await acked
+        assert [state.version for state in s.world.states(view)] == [1, 1]
+
+    in_world(scenario, recovery=CHAIN, shards=1, lease=2.0, last_copy=30.0)
 
 
 def test_a_push_is_not_acked_by_a_head_that_has_left_its_epoch_meanwhile() -> None:
@@ -544,25 +584,6 @@ def test_a_head_that_is_out_answers_nobody_whom_it_has_kept_waiting() -> None:
         await s.ask(head, Configure(0, view.epoch + 1, (spare,), head))
         with pytest.raises(StaleEpoch, match=r"Push of worker-0/1/1 \(shard 0, epoch \d+\)"):
             await pushing
-
-    in_world(scenario, consistency=SSP(0), shards=1)
-
-
-def test_a_push_of_a_worker_that_is_evicted_meanwhile_is_acked_without_weights() -> None:
-    """Its update is applied, but what it may read it is told when it has entered again."""
-
-    async def scenario(s: Setting) -> None:
-        await s.enter("worker-0")
-        await s.enter("worker-1")
-        view = await view_of(s)
-        (head,) = view.chain
-        update = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(320, np.uint8))
-        waiting = asyncio.create_task(s.ask(head, Push(0, view.epoch, update, True, 0.9)))
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        await s.ask(head, Evict(0, view.epoch, (UpdateId("worker-0", 1, 0),)))
-        reply = await waiting
-        assert (reply.outcome, reply.version, reply.weights) == ("applied", 1, None)
 
     in_world(scenario, consistency=SSP(0), shards=1)
 
