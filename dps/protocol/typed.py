@@ -54,14 +54,15 @@ def _misfits(value: Any, hint: Any, place: str) -> Iterator[str]:
         else:
             yield from _misfits(value, type(value), place)
     elif dataclasses.is_dataclass(hint) and type(value) is hint:
-        for name, kind in _fields(hint).items():
+        cls: Any = hint
+        for name, kind in _fields(cls).items():
             yield from _misfits(getattr(value, name), kind, f"{place}.{name}")
     elif type(value) is not hint and not (hint is float and type(value) is int):
         yield _unfit(value, hint, place)
 
 
 @cache
-def _fields(cls: Any) -> dict[str, Any]:
+def _fields(cls: type) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
