@@ -83,10 +83,7 @@ class _Settings(Section):
         tuple[ChangeSection, ...], Field(strict=False, exclude_if=lambda changes: not changes)
     ] = ()
     evaluation: EvaluationSection = EvaluationSection()
-    # Likewise; what ran on this machine is not run again because other clusters can be named.
-    cluster: ClusterSection = Field(
-        default=LocalSection(), exclude_if=lambda cluster: cluster == LocalSection()
-    )
+    cluster: ClusterSection = LocalSection()
     time_limit: PositiveFloat = 60.0
 
 
