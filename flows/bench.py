@@ -20,8 +20,9 @@ from typing import Any
 import distributed
 import numpy as np
 
-from dps.cluster.local import LOOPBACK, LocalCluster, NodeSpec
+from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.server import ParameterServer
+from dps.cluster.tls import LOOPBACK
 from dps.cluster.worker import Worker
 from dps.core.rules import SGD
 

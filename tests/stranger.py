@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from distributed.core import connect, rpc
@@ -41,6 +43,15 @@ def got_by_a_stranger(ports: Iterable[int]) -> dict[str, list[str]]:
     return told
 
 
+def status_for_a_stranger(url: str, body: object = None) -> int:
+    """The HTTP status that another user gets for a GET, or a POST of JSON."""
+    asked = ["--status", url, *([json.dumps(body)] if body is not None else [])]
+    command = [sys.executable, "-m", "tests.stranger", *asked]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
 # -- as the other user ---------------------------------------------------------------------------
 
 
@@ -49,7 +60,20 @@ def _main() -> None:
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     assert os.getuid() == NOBODY
+    if sys.argv[1] == "--status":
+        print(_status(*sys.argv[2:]))
+        return
     print(json.dumps({port: _got(int(port)) for port in sys.argv[1:]}))
+
+
+def _status(url: str, body: str | None = None) -> int:
+    data = None if body is None else body.encode()
+    asked = Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urlopen(asked, timeout=60) as reply:
+            return int(reply.status)
+    except HTTPError as error:
+        return error.code
 
 
 def _got(port: int) -> list[str]:
