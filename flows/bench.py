@@ -11,17 +11,19 @@ import contextlib
 import multiprocessing
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import distributed
 import numpy as np
 
-from dps.cluster.local import LOOPBACK, LocalCluster, NodeSpec
+from dps.cluster.local import LocalCluster, NodeSpec
 from dps.cluster.server import ParameterServer
+from dps.cluster.tls import LOOPBACK
 from dps.cluster.worker import Worker
 from dps.core.rules import SGD
 
@@ -58,10 +60,11 @@ class Row:
     raw: float
     actor: float
     dps: float
+    tls: float
 
     @property
     def ratio(self) -> float:
-        """Time of dps over that of the plain actor."""
+        """Time of dps over that of the plain actor, both without TLS."""
         return self.dps / self.actor
 
 
@@ -70,27 +73,29 @@ def transport() -> str:
     rows = [measure(size) for size in SIZES]
     lines = [
         "push + pull between two processes, float32, median of "
-        f"{ROUNDS} rounds in turn; every system applies the gradient (SGD)",
+        f"{ROUNDS} rounds in turn; every system applies the gradient (SGD), the last one over TLS",
         "",
         f"{'size':>6} {'raw TCP':>10} {'Dask actor':>11} {'dps':>9} "
-        f"{'dps/raw':>8} {'dps/actor':>10} {'target':>7}",
+        f"{'dps/raw':>8} {'dps/actor':>10} {'target':>14} {'dps, TLS':>11} {'TLS/dps':>8}",
     ]
     for row in rows:
         verdict = "met" if row.ratio <= row.size.target else "missed"
         lines.append(
             f"{row.size.name:>6} {row.raw:>7.2f} ms {row.actor:>8.2f} ms {row.dps:>6.2f} ms "
-            f"{row.dps / row.raw:>8.2f} {row.ratio:>10.2f} ≤ {row.size.target:<4g} {verdict}"
+            f"{row.dps / row.raw:>8.2f} {row.ratio:>10.2f} ≤ {row.size.target:<5g}{verdict:>7} "
+            f"{row.tls:>8.2f} ms {row.tls / row.dps:>8.2f}"
         )
     return "\n".join(lines)
 
 
 def measure(size: Size) -> Row:
-    """Time the three systems in turn on one size."""
+    """Time the systems in turn on one size."""
     with contextlib.ExitStack() as stack:
         systems = {
             "raw": stack.enter_context(_raw(size.nbytes)),
             "actor": stack.enter_context(_actor(size.nbytes)),
-            "dps": stack.enter_context(_dps(size.nbytes)),
+            "dps": stack.enter_context(_dps(size.nbytes, "off")),
+            "tls": stack.enter_context(_dps(size.nbytes, None)),
         }
         times: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(ROUNDS + 1):
@@ -113,11 +118,13 @@ def _repeat(call: Callable[[], Any], calls: int) -> list[float]:
 
 
 @contextlib.contextmanager
-def _dps(nbytes: int) -> Iterator[Timed]:
+def _dps(nbytes: int, security: Literal["off"] | None) -> Iterator[Timed]:
     params = {"weights": np.zeros(nbytes // 4, np.float32)}
     nodes = [NodeSpec("server-0", "server"), NodeSpec("worker-0", "worker")]
     with (
-        LocalCluster(nodes, ("dps.cluster.server", __name__)) as cluster,
+        LocalCluster(
+            nodes, ("dps.cluster.server", __name__), security=security, tell=_warn
+        ) as cluster,
         ParameterServer(cluster.client, params, optimizer=SGD(LEARNING_RATE)) as ps,
     ):
 
@@ -127,6 +134,10 @@ def _dps(nbytes: int) -> Iterator[Timed]:
             return seconds
 
         yield timed
+
+
+def _warn(line: str) -> None:
+    print(f"dps: warning: {line}", file=sys.stderr)
 
 
 def _push_pull(calls: int, worker: Worker) -> list[float]:

@@ -442,16 +442,17 @@ def compare(first: Run, second: Run) -> None:
 def ui(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
 ) -> None:
-    """Show every tracked run in the MLflow UI, on this machine only, until Ctrl-C."""
+    """Show every tracked run in the MLflow UI, to you alone on this machine, until Ctrl-C."""
     from flows.tracking import tracked_experiments
     from flows.tracking_store import default_uri
-    from flows.ui import HOST, TRAINING_VIEW, child, trials_page, ui_command
+    from flows.ui import TRAINING_VIEW, child, new_token, page, trials_view, ui_command
 
-    command, environment = ui_command(Path.cwd(), _store(), port)
-    print(f"MLflow UI: http://{HOST}:{port}/{TRAINING_VIEW} (Ctrl-C ends it)", flush=True)
+    token = new_token()
+    command, environment = ui_command(Path.cwd(), _store(), port, token)
+    print(f"MLflow UI: {page(TRAINING_VIEW, port, token)} (Ctrl-C ends it)", flush=True)
     with child(command, environment) as process:
         for name, number in tracked_experiments(_store() or default_uri(Path.cwd())).items():
-            print(f"Trials of {name}: {trials_page(number, port)}", flush=True)
+            print(f"Trials of {name}: {page(trials_view(number), port, token)}", flush=True)
         code = process.wait()
     raise typer.Exit(code)
 

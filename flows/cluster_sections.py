@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_v
 from dps.core.faults import Way
 from flows.quoting import quoted
 from flows.sections import Section, refuse
-from flows.tls_sections import Tls, security_of
+from flows.tls_sections import CertificateSection, Tls, security_of
 
 if TYPE_CHECKING:
     from dps.cluster.kinds import Cluster
@@ -48,12 +48,27 @@ class LocalSection(_AnyCluster):
     patience: ClassVar[float] = 0.0
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["local"] = "local"
+    tls: Tls = "temporary"
+
+    def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
+        """Return what of the section, as it is recorded, a trial's results depend on.
+
+        A trial is the same with TLS and without, as it was before TLS was the default; that it had
+        certificates of the user's own has always been told.
+        """
+        return super().decisive(written) if isinstance(self.tls, CertificateSection) else {}
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Start the nodes; `preload` are the modules that they need."""
         from dps.cluster.local import LocalCluster
 
-        return LocalCluster(nodes, preload, dashboard=True, security=security_of(self.tls))
+        return LocalCluster(
+            nodes,
+            preload,
+            dashboard=self.tls != "temporary",  # a browser would need its certificate
+            security=security_of(self.tls) or "off",
+            tell=lambda line: tell(f"warning: {line} (cluster.tls: off)"),
+        )
 
 
 class ExistingSection(_AnyCluster):

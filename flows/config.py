@@ -89,10 +89,7 @@ class _Settings(Section):
         Field(strict=False, max_length=MOST_ENTRIES, exclude_if=lambda changes: not changes),
     ] = ()
     evaluation: EvaluationSection = EvaluationSection()
-    # Likewise; what ran on this machine is not run again because other clusters can be named.
-    cluster: ClusterSection = Field(
-        default=LocalSection(), exclude_if=lambda cluster: cluster == LocalSection()
-    )
+    cluster: ClusterSection = LocalSection()
     time_limit: PositiveFloat = 60.0
 
 

@@ -104,8 +104,9 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 def digest(config: TrialConfig) -> str:
     """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
     written = config.model_dump(mode="json")
-    if "cluster" in written:
-        written["cluster"] = config.cluster.decisive(written["cluster"])
+    decisive = config.cluster.decisive(written.pop("cluster"))
+    if decisive:
+        written["cluster"] = decisive
     text = json.dumps(written, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 

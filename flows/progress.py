@@ -53,6 +53,7 @@ from flows.grid import Trial
 from flows.outcome import Outcome
 
 HOLD_SECONDS = 0.3  # for which a line is held: what other nodes saw before may arrive after it
+WARNING = "warning: "  # how such a line begins
 MOVE_SECONDS = 0.25  # between two looks at how far a trial has come: not to disturb it
 
 SOURCES = {
@@ -155,6 +156,7 @@ class PlainView:
         self._left: list[Trial] = []
         self._started: dict[str, float] = {}
         self._durations = Durations()
+        self._warned: set[str] = set()
 
     def __enter__(self) -> PlainView:
         return self
@@ -196,7 +198,11 @@ class PlainView:
         self.say(f"[{number}/{self._total}] {trial.name}")
 
     def told(self, trial: Trial, line: str) -> None:
-        """Show a line of a trial's story."""
+        """Show a line of a trial's story; the same warning of several trials only once."""
+        if line.startswith(WARNING):
+            if line in self._warned:
+                return
+            self._warned.add(line)
         self.say(f"    {self._whose(trial)}{line}")
 
     def moved(self, trial: Trial, updates: int, state: str) -> None:

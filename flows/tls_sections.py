@@ -1,12 +1,11 @@
 """Owns what a configuration says of TLS: whether processes know each other by certificates.
 
 `temporary` makes a certificate for each trial. With `off` what Dask's own configuration says holds,
-which is no TLS unless it requires encryption. What the default is depends on the kind of cluster.
+which is no TLS unless it requires encryption; it is the default of a deployment that is there.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag, ValidationInfo, model_validator
@@ -44,12 +43,9 @@ class CertificateSection(Section):
         return from_files(self.ca_file, self.cert, self.key)
 
 
-def _some_form(tls: Any, info: ValidationInfo) -> Any:
+def _some_form(tls: Any) -> Any:
     if tls is False:  # how YAML reads an off without quotes
         return "off"
-    missing = find_spec("cryptography") is None
-    if tls == "temporary" and missing and not is_of_record(info):
-        refuse("making certificates needs the package cryptography: pip install 'dps[tls]'")
     if tls not in ("off", "temporary") and not isinstance(tls, dict | CertificateSection):
         refuse(f"expected off, temporary, or {{ca_file: …, cert: …, key: …}}; got {quoted(tls)}")
     return tls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,8 +16,10 @@ from urllib.parse import quote
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError
 from flows.tracking_store import default_uri, require_database, scheme
+from flows.ui_server import PARAMETER, TOKEN
 
 HOST = "127.0.0.1"
+APP = "dps"  # the name of `flows.ui_server` among MLflow's apps, in pyproject.toml
 # MLflow opens with its views of language models; this is the page for training runs.
 TRAINING_VIEW = "#/experiments?workflowType=machine_learning"
 STOP_SECONDS = 5.0
@@ -24,9 +27,13 @@ TRIALS = "tags.dps.kind = 'trial'"
 BY_NAME = "tags.`dps.trial`"
 
 
-def ui_command(here: Path, store: str | None, port: int) -> tuple[list[str], dict[str, str]]:
-    """Return the command that serves the tracking store of a working directory, and for it alone
-    what its environment says of the store: everybody on the machine can read command lines.
+def ui_command(
+    here: Path, store: str | None, port: int, token: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that serves the tracking store of a working directory to who has a token.
+
+    What the store and the token are comes second, as its environment: everybody on the machine can
+    read command lines.
 
     Raises
     ------
@@ -50,8 +57,11 @@ def ui_command(here: Path, store: str | None, port: int) -> tuple[list[str], dic
             raise ConfigurationError(
                 f"port {port} of {HOST} cannot be used: {error}; name another one with --port"
             ) from error
-    serve = ["--host", HOST, "--port", str(port), "--workers", "1"]
-    return [sys.executable, "-m", "mlflow", "server", *serve], {"MLFLOW_BACKEND_STORE_URI": uri}
+    serve = ["--app-name", APP, "--host", HOST, "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-m", "mlflow", "server", *serve], {
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        TOKEN: token,
+    }
 
 
 def _require_store(path: Path, uri: str) -> None:
@@ -63,14 +73,23 @@ def _require_store(path: Path, uri: str) -> None:
     require_database(path)
 
 
-def trials_page(experiment_id: str, port: int) -> str:
-    """Return the address of the page that shows the trials of an experiment side by side.
+def new_token() -> str:
+    """Return a token that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+def page(view: str, port: int, token: str) -> str:
+    """Return the address of a page of the UI, with which a browser gets in."""
+    return f"http://{HOST}:{port}/?{PARAMETER}={token}{view}"
+
+
+def trials_view(experiment_id: str) -> str:
+    """Return the page that shows the trials of an experiment side by side.
 
     They are sorted by name: in the order of their start MLflow would hide them in their parent.
     """
     query = f"searchFilter={quote(TRIALS)}&orderByKey={quote(BY_NAME)}&orderByAsc=true"
-    page = f"#/experiments/{experiment_id}/runs?{query}&compareRunsMode=CHART"
-    return f"http://{HOST}:{port}/{page}"
+    return f"#/experiments/{experiment_id}/runs?{query}&compareRunsMode=CHART"
 
 
 @contextmanager

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C reach what tests start, also if these run in the background of a script.
+
+    A shell without job control starts what is in the background with SIGINT ignored, and every
+    process below inherits that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -101,7 +101,8 @@ class JobCluster(RemoteNodes):
                     [],
                     ("dps.cluster.server",),
                     host=host,
-                    security=security,
+                    security=security or "off",
+                    tell=lambda line: tell(f"warning: {line}"),
                     scratch=shared_folder(queue) if security is not None else None,
                 )
             )

@@ -2,9 +2,9 @@
 
 Nodes are forked from one server process that has imported what they need, so a fresh node is up in
 a fraction of a second. There are no nannies: a process that dies stays dead until it is replaced.
-Everything listens on loopback only, with TLS if that is asked for, and every process ends when the
-driver does, however it ends: the scheduler's process sees to it that paused nodes end as well, and
-that no files are left.
+Everything listens on loopback only, and with TLS unless that is switched off, for loopback keeps no
+other user of the machine out. Every process ends when the driver does, however it ends: the
+scheduler's process sees to it that paused nodes end as well, and that no files are left.
 """
 
 from __future__ import annotations
@@ -19,25 +19,33 @@ import signal
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dask
 import psutil
-from distributed import Client, Scheduler, Worker
+from distributed import Client
 from distributed.security import Security
 
 from dps.cluster.kinds import Act, Unqueued
 from dps.cluster.lifetime import end_with_parent, without_interrupts
-from dps.cluster.tls import DASHBOARD, dashboard_settings, kept_in
+from dps.cluster.tls import (
+    DASHBOARD,
+    LOOPBACK,
+    SchedulerOfMembers,
+    WorkerOfMembers,
+    dashboard_settings,
+    kept_in,
+    or_temporary,
+)
 from dps.errors import CapacityError, ConfigurationError
 
-LOOPBACK = "127.0.0.1"
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 
@@ -92,10 +100,15 @@ class LocalCluster(Unqueued):
         The address of this machine on which the scheduler listens.
     security
         The certificates of all processes; who has none of them is refused (see `dps.cluster.tls`).
-        None: what Dask's own configuration says, which is no TLS unless it requires encryption.
+        None: those of Dask's own configuration if it requires encryption, else temporary ones of
+        this cluster's own. "off": what Dask's own configuration says, which is no TLS unless it
+        requires encryption; whoever reaches a port, as every user of this machine does, can then
+        run code as you.
     scratch
         The folder in which the cluster makes its own, for files that go with it, such as
         certificates; None: the system's for temporary files.
+    tell
+        Is told if the cluster has no TLS; by default it is a warning of Python's.
 
     Attributes
     ----------
@@ -123,9 +136,13 @@ class LocalCluster(Unqueued):
         preload: Sequence[str] = (),
         dashboard: bool = False,
         host: str = LOOPBACK,
-        security: Security | None = None,
+        security: Security | Literal["off"] | None = None,
         scratch: str | None = None,
+        tell: Callable[[str], None] = warnings.warn,
     ) -> None:
+        known = or_temporary(security)
+        if not known.require_encryption:
+            tell(_open_to(host))
         self._context = _fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
@@ -139,7 +156,7 @@ class LocalCluster(Unqueued):
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
-            self.security = kept_in(Path(self._scratch), security or Security())
+            self.security = kept_in(Path(self._scratch), known)
             shown = dashboard and find_spec("bokeh") is not None
             self.address, web = self._start_scheduler(shown, host)
             self.dashboard = web if shown else None
@@ -325,6 +342,11 @@ def _status(pid: int) -> str | None:
         return None
 
 
+def _open_to(host: str) -> str:
+    reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
+    return f"without TLS {reached}every user of this machine can run code as you in this cluster"
+
+
 def _fork_context(preload: Sequence[str]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "distributed", __name__, *preload])
@@ -403,7 +425,7 @@ async def _run_scheduler(
 ) -> None:
     dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
     dask.config.set(dashboard_settings(security, "scheduler"))
-    async with Scheduler(
+    async with SchedulerOfMembers(
         host=host,
         port=0,
         security=security,
@@ -419,7 +441,7 @@ async def _run_scheduler(
 
 async def _run_node(address: str, node: NodeSpec, scratch: str, security: Security | None) -> None:
     dask.config.set(dashboard_settings(security, "worker"))
-    async with Worker(
+    async with WorkerOfMembers(
         address,
         name=node.name,
         nthreads=node.threads,

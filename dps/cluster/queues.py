@@ -24,11 +24,12 @@ from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.local import DASK_SETTINGS, ENVIRONMENT, NodeSpec
-from dps.cluster.tls import dashboard_settings
+from dps.cluster.tls import WorkerOfMembers, dashboard_settings
 from dps.cluster.walltime import lifetime_options
 from dps.core.names import replacement
 from dps.errors import ConfigurationError
 
+WORKER_CLASS = f"{WorkerOfMembers.__module__}.{WorkerOfMembers.__qualname__}"
 SOMEWHERE = "SCHEDULER:PORT"
 AMOUNTS = ("job-cpu", "job-mem", "resource-spec", "ncpus", "mem")
 LOGS = "job-logs"  # unless `jobqueue.yaml` names a folder for them
@@ -136,7 +137,11 @@ def job_of(
             protocol="tls://" if security.require_encryption else None,
             security=_in_script(security) if security.require_encryption else None,
             log_directory=_default(queue, "log-directory") or LOGS,
-            worker_extra_args=[*_worker_options(queue, group), *_options_of(node)],
+            worker_extra_args=[
+                *_worker_options(queue, group),
+                *_options_of(node),
+                *(("--worker-class", WORKER_CLASS) if security.require_encryption else ()),
+            ],
             job_extra_directives=[*queue.directives, *directives_of(queue, group)],
             job_script_prologue=[
                 *_lines(queue, "job-script-prologue"),

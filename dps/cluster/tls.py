@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import dask
+from distributed import Scheduler, Worker
 from distributed.security import Security
 
 from dps.errors import ConfigurationError
@@ -21,23 +24,72 @@ Role = Literal["scheduler", "worker"]
 
 DASHBOARD = "distributed.scheduler.dashboard.tls"
 ROLES = ("client", "scheduler", "worker")
+LOOPBACK = "127.0.0.1"
+VALID = timedelta(days=365)
+CLOCKS_DIFFER = timedelta(days=1)  # between the machines of a cluster, at most
 
 
 def temporary() -> Security:
     """Make a certificate for one cluster, which is its own authority; nobody else has its key.
 
-    Raises
-    ------
-    ConfigurationError
-        What makes certificates is not installed.
+    On an elliptic curve it takes less than a millisecond, so that every cluster can have its own.
     """
-    try:
-        return Security.temporary()
-    except ImportError as error:
-        raise ConfigurationError(
-            "making certificates needs the package cryptography: pip install 'dps[tls]'; or name "
-            "certificates of your own"
-        ) from error
+    from cryptography import x509  # takes longer to import than all that is made with it
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dps")])
+    now = datetime.now(UTC)
+    loopback = [x509.DNSName("localhost"), x509.IPAddress(ip_address(LOOPBACK))]
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_DIFFER)
+        .not_valid_after(now + VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectAlternativeName(loopback), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
+    by_role = {
+        f"tls_{role}_{what}": text
+        for role in ROLES
+        for what, text in (("cert", cert), ("key", private))
+    }
+    return Security(require_encryption=True, tls_ca_file=cert, **by_role)
+
+
+def or_temporary(security: Security | Literal["off"] | None) -> Security:
+    """Return what the processes of a cluster know each other by.
+
+    Parameters
+    ----------
+    security
+        Certificates; None: those of Dask's own configuration if it requires encryption, else
+        temporary ones; "off": what Dask's own configuration says, which may be no TLS.
+    """
+    if isinstance(security, Security):
+        return security
+    configured = Security()
+    return configured if security == "off" or configured.require_encryption else temporary()
 
 
 def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
@@ -105,6 +157,33 @@ def dashboard_settings(security: Security, role: Role) -> Mapping[str, str]:
     files = security.get_tls_config_for_role(role)
     settings = {f"{DASHBOARD}.cert": files["cert"], f"{DASHBOARD}.key": files["key"]}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+class PagesForMembers:
+    """Of a Dask process: it shows its pages and metrics to who has a certificate, as all it serves.
+
+    To be mixed in before a class of Dask. Dask itself encrypts them at most, and asks for none.
+    """
+
+    security: Security
+    http_server: Any
+
+    def start_http_server(self, *args: Any, **kwargs: Any) -> None:
+        """Listen; nobody is let in before this returns."""
+        super().start_http_server(*args, **kwargs)  # type: ignore[misc]
+        if self.security.require_encryption:
+            own = dask.config.get(f"{DASHBOARD}.ca-file", None)
+            context: ssl.SSLContext = self.http_server.ssl_options
+            context.load_verify_locations(own or self.security.tls_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+
+
+class SchedulerOfMembers(PagesForMembers, Scheduler):
+    """A Dask scheduler that shows its pages to who has a certificate."""
+
+
+class WorkerOfMembers(PagesForMembers, Worker):
+    """A Dask worker that shows its metrics to who has a certificate."""
 
 
 def _written(path: Path, text: str) -> str:

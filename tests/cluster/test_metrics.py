@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import defaultdict
 from functools import partial
 from urllib.request import urlopen
@@ -34,11 +35,16 @@ parser = pytest.importorskip(
 Metrics = dict[str, dict[str, float]]
 
 
-def metrics(client: Client, node: str) -> Metrics:
+def metrics(cluster: LocalCluster, node: str) -> Metrics:
     """The metrics of dps on a node: name → shard (and what else tells them apart) → value."""
+    client = cluster.client
     workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     (port,) = (w["services"]["dashboard"] for w in workers.values() if w["name"] == node)
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS) as reply:
+    files = cluster.security.get_tls_config_for_role("client")
+    context = ssl.create_default_context(cafile=files["ca_file"])
+    context.load_cert_chain(files["cert"], files["key"])
+    url = f"https://127.0.0.1:{port}/metrics"
+    with urlopen(url, timeout=SECONDS, context=context) as reply:
         text = reply.read().decode()
     found: Metrics = defaultdict(dict)
     for family in parser.text_string_to_metric_families(text):
@@ -64,7 +70,7 @@ def test_a_node_tells_how_it_stands_with_its_shards() -> None:
         ) as ps:
             results(ps.run(partial(count, 10), workers=2))
             epoch = float(ps.table().views[0].epoch)
-            head, tail = metrics(cluster.client, "server-0"), metrics(cluster.client, "replica-0-1")
+            head, tail = metrics(cluster, "server-0"), metrics(cluster, "replica-0-1")
             for each in (head, tail):
                 assert each["dps_shard_updates_total"] == {"0": 20.0}
                 assert each["dps_shard_version"] == {"0": 20.0}
@@ -78,10 +84,10 @@ def test_a_node_tells_how_it_stands_with_its_shards() -> None:
             cluster.kill("server-0")
             eventually(lambda: events.of(Promoted), SECONDS)
             audited(ps)
-            tail = metrics(cluster.client, "replica-0-1")
+            tail = metrics(cluster, "replica-0-1")
             assert tail["dps_shard_head"] == {"0": 1.0}
             assert tail["dps_shard_epoch"]["0"] > epoch
-        assert metrics(cluster.client, "replica-0-1") == {}, "the group is closed"
+        assert metrics(cluster, "replica-0-1") == {}, "the group is closed"
 
 
 @pytest.mark.parametrize("labels", [{"shard": "x"}, {"No": "x"}, {"trial": 3}])

@@ -21,7 +21,7 @@ from distributed.security import Security
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.local import LocalCluster, is_gone
-from dps.cluster.tls import from_files, temporary
+from dps.cluster.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
 from dps.errors import ConfigurationError
 from dps.events import Promoted
 from tests.cluster.tls import ANSWER_SECONDS, REQUEST, files_of, said_plainly
@@ -37,6 +37,7 @@ from tests.cluster.training import (
     results,
     versions,
 )
+from tests.stranger import got_by_a_stranger, needs_root
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
@@ -59,16 +60,20 @@ def ports(cluster: LocalCluster) -> dict[int, str]:
     return found
 
 
-def said_to_a_stranger(port: int) -> bytes:
-    """What a port answers to who has no certificate; raises `ssl.SSLError` if it wants one."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def said_over_tls(port: int, context: ssl.SSLContext) -> bytes:
+    """What a port answers to a request; raises `ssl.SSLError` if it wants another certificate."""
     with (
         socket.create_connection(("127.0.0.1", port), SECONDS) as plain,
         context.wrap_socket(plain) as connection,
     ):
         connection.sendall(REQUEST)
         return connection.recv(100)
+
+
+def without_certificate() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def comm_ports(cluster: LocalCluster) -> set[int]:
@@ -89,13 +94,17 @@ def test_no_port_of_any_process_answers_without_tls(cluster: LocalCluster) -> No
         assert answer[:1] in (b"", b"\x15"), f"{name} answers {answer!r}"
 
 
-def test_only_pages_and_metrics_are_for_who_has_no_certificate(cluster: LocalCluster) -> None:
-    guarded = comm_ports(cluster)
-    for port in guarded:
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            said_to_a_stranger(port)
-    for port in ports(cluster).keys() - guarded:
-        assert said_to_a_stranger(port).startswith(b"HTTP/1.1 200 OK")
+def test_pages_and_metrics_too_are_only_for_who_has_a_certificate(cluster: LocalCluster) -> None:
+    own = cluster.security.get_connection_args("client")["ssl_context"]
+    other = temporary().get_connection_args("client")["ssl_context"]
+    other.verify_mode = ssl.CERT_NONE  # it does not mind whose pages these are
+    found = ports(cluster).keys()
+    for port in found:
+        for context in (without_certificate(), other):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                said_over_tls(port, context)
+    for port in found - comm_ports(cluster):
+        assert said_over_tls(port, own).startswith(b"HTTP/1.1 200 OK")
 
 
 async def let_in(address: str, security: Security) -> bool:
@@ -202,6 +211,25 @@ def test_a_kill_is_recovered_from_over_tls(tmp_path: Path) -> None:
         assert counts(ps) == [pushed]
 
 
+@needs_root
+def test_another_user_gets_at_no_process_of_a_cluster_unless_tls_is_switched_off() -> None:
+    with LocalCluster(nodes(1, workers=1), PRELOAD) as cluster:
+        got = got_by_a_stranger(ports(cluster))
+        assert len(got) >= 2 * 3, "two of each node, and of the scheduler"
+        assert set(map(tuple, got.values())) == {()}, got
+    told: list[str] = []
+    off = partial(LocalCluster, security="off", tell=told.append)
+    with off(nodes(1, workers=1), PRELOAD) as cluster:
+        assert told == [
+            "without TLS every user of this machine can run code as you in this cluster"
+        ]
+        got = got_by_a_stranger(ports(cluster))
+        found = [each for at_port in got.values() for each in at_port]
+        assert found.count(f"{SchedulerOfMembers.__name__} ran code as 0") == 1
+        assert found.count(f"{WorkerOfMembers.__name__} ran code as 0") == 2
+        assert "/json/identity.json" in found
+
+
 def test_certificates_of_the_users_own_are_used(tmp_path: Path) -> None:
     own = files_of(temporary(), tmp_path)
     with LocalCluster(nodes(1, workers=1), PRELOAD, security=from_files(**own)) as cluster:
@@ -225,6 +253,7 @@ def test_certificates_of_dasks_own_configuration_are_used(tmp_path: Path) -> Non
         "if __name__ == '__main__':\n"
         "    with LocalCluster(nodes(1, workers=1)) as cluster:\n"
         "        print(cluster.address, *cluster.client.scheduler_info(n_workers=-1)['workers'])\n"
+        "        print(cluster.security.tls_ca_file)\n"
     )
     (tmp_path / "script.py").write_text(script)
     environment = {f"DASK_DISTRIBUTED__COMM__{name}": value for name, value in settings.items()}
@@ -237,6 +266,7 @@ def test_certificates_of_dasks_own_configuration_are_used(tmp_path: Path) -> Non
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("tls://") == 3
+    assert own["ca_file"] in run.stdout
 
 
 def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:

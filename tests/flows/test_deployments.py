@@ -52,7 +52,7 @@ def dps(here: Path, address: str | None, *arguments: str, **changes: Any) -> Any
     )
 
 
-def test_where_a_trial_runs_is_kept_only_if_it_is_not_this_machine() -> None:
+def test_where_a_trial_runs_is_part_of_it_only_if_that_is_not_this_machine() -> None:
     def digest(**changes: Any) -> tuple[str, Any]:
         config = ExperimentConfig.model_validate({**CONFIG, **changes})
         (trial,) = expand(config)
@@ -60,7 +60,8 @@ def test_where_a_trial_runs_is_kept_only_if_it_is_not_this_machine() -> None:
 
     local = {key: value for key, value in CONFIG.items() if key != "cluster"}
     (plain,) = expand(ExperimentConfig.model_validate(local))
-    assert digest(cluster={"kind": "local"}) == (plain.digest, None)
+    here = {"tls": "temporary", "kind": "local"}
+    assert digest(cluster={"kind": "local"}) == (plain.digest, here)
     kept = {"tls": "off", "kind": "existing", "address": None, "patience": 600.0}
     assert digest() == (digest()[0], kept)
     assert digest()[0] != plain.digest

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from http.cookiejar import CookieJar
 from ipaddress import ip_address
 from itertools import chain, product
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import HTTPCookieProcessor, Request, build_opener, urlopen
 
 import psutil
 import pytest
 from safetensors import safe_open
 
 from tests.flows.test_run import command
+from tests.stranger import needs_root, status_for_a_stranger
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster
@@ -153,21 +158,85 @@ def test_a_run_serves_nothing_beyond_loopback(tmp_path: Path) -> None:
     assert open_to_others(seen) == []
 
 
-def test_the_ui_serves_nothing_beyond_loopback(finished: Path) -> None:
+@pytest.fixture(scope="module")
+def ui(finished: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """The UI of that directory, and the address that it has printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ui = command(finished, "ui", "--port", str(port))
-    with subprocess.Popen(ui, cwd=finished, stdout=subprocess.DEVNULL) as process:
+    command_of_ui = command(finished, "ui", "--port", str(port))
+    with subprocess.Popen(
+        command_of_ui, cwd=finished, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
+            assert process.stdout
+            (address,) = re.findall(r"http://\S+", process.stdout.readline())
             eventually(lambda: ("127.0.0.1", port) in serving(family(process.pid)), UI_SECONDS)
-            with urlopen(f"http://127.0.0.1:{port}/health") as reply:
-                assert reply.status == 200
-            seen = serving(family(process.pid))
-            assert open_to_others(seen) == []
-            assert reached_from_outside(port for _, port in seen) == []
+            yield psutil.Process(process.pid), address
         finally:
             process.terminate()
+
+
+def test_the_ui_serves_nothing_beyond_loopback(ui: tuple[psutil.Process, str]) -> None:
+    process, address = ui
+    assert urlsplit(address).hostname == "127.0.0.1"
+    seen = serving(family(process.pid))
+    assert open_to_others(seen) == []
+    assert reached_from_outside(port for _, port in seen) == []
+
+
+def test_the_ui_lets_a_browser_in_by_the_address_that_it_prints(
+    ui: tuple[psutil.Process, str],
+) -> None:
+    _, address = ui
+    origin = f"http://{urlsplit(address).netloc}"
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(f"{origin}/")
+    cookies = CookieJar()
+    browser = build_opener(HTTPCookieProcessor(cookies))
+    with browser.open(address) as reply:
+        assert b"<!doctype html>" in reply.read(100)
+        assert "token" not in reply.url
+    (cookie,) = cookies
+    assert cookie.has_nonstandard_attr("HttpOnly")
+    with browser.open(f"{origin}/ajax-api/2.0/mlflow/experiments/search?max_results=9") as reply:
+        names = [found["name"] for found in json.load(reply)["experiments"]]
+    assert "dps/small" in names
+    wrong = Request(f"{origin}/version", headers={"Cookie": f"{cookie.name}=x{cookie.value}"})
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(wrong)
+    # What speaks to it without a browser: MLFLOW_TRACKING_TOKEN.
+    bearer = {"Authorization": f"Bearer {cookie.value}"}
+    with urlopen(Request(f"{origin}/version", headers=bearer)) as reply:
+        assert reply.status == 200
+
+
+@needs_root
+def test_another_user_can_neither_read_nor_write_in_the_ui(
+    ui: tuple[psutil.Process, str], tmp_path: Path
+) -> None:
+    process, address = ui
+    origin = f"http://{urlsplit(address).netloc}"
+    experiment = {"name": "theirs", "artifact_location": f"file://{tmp_path}"}
+    for path in ("/", "/health", "/version", "/?token=", "/?token=guessed"):
+        assert status_for_a_stranger(f"{origin}{path}") == 401
+    for api in ("api", "ajax-api"):
+        create = f"{origin}/{api}/2.0/mlflow/experiments/create"
+        assert status_for_a_stranger(create, experiment) == 401
+    # Nor does the token show in what everybody may look at.
+    (token,) = parse_qs(urlsplit(address).query)["token"]
+    for each in family(process.pid):
+        assert token not in " ".join(each.cmdline())
+    # With it they could.
+    create = f"{origin}/api/2.0/mlflow/experiments/create"
+    with urlopen(
+        Request(
+            create,
+            json.dumps(experiment).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+        )
+    ) as reply:
+        assert reply.status == 200
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])

@@ -98,6 +98,31 @@ def test_interrupted_and_run_again(tmp_path: Path, parallel: int) -> None:
     assert [row["status"] for row in rows(tmp_path)] == ["valid"] * 3
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 130)], ids=["SIGINT", "SIGTERM"]
+)
+def test_what_was_started_in_the_background_is_ended_by_sigterm_and_not_by_ctrl_c(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    run = command(tmp_path, "run", "small.yaml", seeds=[0, 1])
+    with subprocess.Popen(
+        ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *run],  # as a script's `dps run … &` is
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        while "[1/2] seed-" not in process.stdout.readline():
+            assert process.poll() is None
+        os.killpg(process.pid, number)
+        _, errors = process.communicate()
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    eventually(lambda: not alive_in_session(process.pid), 5)
+
+
 def test_a_failed_trial_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     axes = {"time_limit": {"short": 0.01, "long": 60.0}}
     ended = finish(command(tmp_path, "run", "small.yaml", axes=axes), tmp_path)

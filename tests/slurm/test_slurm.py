@@ -41,6 +41,8 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(monkeypatch, tmp_path)
+    # Jobs of the test before are cancelled; on a busy machine Slurm takes its time to end them.
+    eventually(lambda: not in_queue(), SECONDS)
 
 
 def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> SlurmCluster:
