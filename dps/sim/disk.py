@@ -87,9 +87,11 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def flip(self, part: str, which: float) -> bool:
         """Flip a bit of a published file; `which`, from 0 to 1, says where. False: there is none.
 
-        It is one of the newest checkpoint (names sort by age), if there is an older one.
+        It is one of the newest checkpoint (names sort by age), if there is an older one of the same
+        group.
         """
-        published = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
+        found = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
+        published = [p for p in found if posixpath.dirname(p) == posixpath.dirname(found[-1])]
         if len({posixpath.splitext(path)[0] for path in published}) < 2:
             return False
         newest = posixpath.splitext(published[-1])[0]

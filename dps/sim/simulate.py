@@ -172,6 +172,7 @@ class _Run:
         if fault.which >= BLACKOUT:
             for machine in before.machines:
                 self._files.lose_power(machine)
+        self._files.tear("")  # what a new group writes first is all that it has
         self._auditor.ended()
         await asyncio.sleep(fault.lasts or 0)
         saved = find_saved(f"{SCHEME}://{PATH}")
