@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate soak clean
+.PHONY: help setup demo fashion fashion-data test deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -141,6 +141,9 @@ bench-sparse: setup ## count keys per second of sparse tables, beside a dictiona
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
 	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)
 	$(BIN)/dps simulate --mutants
+
+simulate-fresh: setup ## run some hundred schedules of a series that is the present commit's, about a minute
+	$(BIN)/dps simulate --schedules 320 --fresh $$(git rev-parse HEAD)
 
 soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
 	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)

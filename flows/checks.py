@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from typing import Annotated
@@ -41,10 +42,17 @@ def simulate(
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Have every deliberately broken variant caught.")
     ] = False,
+    fresh: Annotated[
+        str | None,
+        typer.Option(metavar="COMMIT", help="Take the series of a commit, given its hash."),
+    ] = None,
 ) -> None:
     """Run the protocol on virtual time under random faults; every promise must hold."""
     from flows import simulate as simulation
 
+    if fresh is not None:
+        seed = _series_of(fresh)
+        print(f"series {seed}; again: dps simulate --schedules {schedules} --seed {seed}")
     if replay:
         failed = simulation.replay(replay, console())
     elif mutants:
@@ -53,6 +61,15 @@ def simulate(
         failed = bool(simulation.run_many(schedules, seed, console()))
     if failed:
         raise typer.Exit(1)
+
+
+def _series_of(commit: str) -> int:
+    """The series of schedules that a commit stands for, another one for each."""
+    if re.fullmatch("[0-9a-f]{8,64}", commit) is None:
+        raise typer.BadParameter(
+            f"--fresh {commit!r}: expected the hash of a commit, as `git rev-parse HEAD` prints it"
+        )
+    return int(commit[:8], 16)
 
 
 @bench.callback()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -226,12 +227,31 @@ def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[
     """The results of all jobs, as they come, from one process on each core."""
     context = multiprocessing.get_context("spawn")
     processes = min(os.cpu_count() or 1, len(jobs))
-    with ProcessPoolExecutor(processes, context) as pool:
+    with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
         try:
             for done in as_completed([pool.submit(work, job) for job in jobs]):
                 yield done.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:
+            _end_at_once(pool)
+            raise
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; the parent ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end_at_once(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool, whatever they are doing, and let go of what they share.
+
+    Whoever asked for the end may ask again, or end this process by force, when it takes long; the
+    semaphores would then be left behind.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # one is enough: it is ending
+    for process in multiprocessing.active_children():
+        process.terminate()
+    pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -26,7 +26,8 @@ class Patch:
 class Variant:
     """One thing that is done wrong: `by` instead of the `attribute` of `target`.
 
-    `concerns` tells whether a strategy has the part at all; `also` is done wrong with it.
+    `concerns` tells whether a strategy has the part at all; `also` is done wrong with it. It may
+    take a `wide` schedule to find it out.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Variant:
     by: Any
     concerns: Callable[[Case], bool]
     also: tuple[Patch, ...] = ()
+    wide: bool = False
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -51,12 +53,12 @@ VARIANTS: dict[str, Variant] = {}
 
 
 def instead_of(
-    target: Any, attribute: str, name: str, concerns: Callable[[Case], bool]
+    target: Any, attribute: str, name: str, concerns: Callable[[Case], bool], wide: bool = False
 ) -> Callable[[Broken], Broken]:
     """Enter a function in the table of variants."""
 
     def enter(by: Broken) -> Broken:
-        VARIANTS[name] = Variant(name, target, attribute, by, concerns)
+        VARIANTS[name] = Variant(name, target, attribute, by, concerns, wide=wide)
         return by
 
     return enter

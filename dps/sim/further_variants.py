@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dps.core.shard import ShardState
@@ -40,6 +41,7 @@ from dps.protocol.saving import Checkpoints
 from dps.protocol.scaling import KEEPERS, Scaling
 from dps.protocol.tending import Tender
 from dps.protocol.transport import Clock, Endpoint
+from dps.sim import broken
 from dps.sim.broken import (
     VARIANTS,
     Patch,
@@ -50,11 +52,12 @@ from dps.sim.broken import (
     cuts,
     elastic,
     gated,
-    instead_of,
     reads_any,
     rounds,
     timed,
 )
+
+instead_of = partial(broken.instead_of, wide=True)
 
 # -- clocks and leases -----------------------------------------------------------------------------
 

@@ -50,7 +50,8 @@ def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ())
     ----------
     budget
         How many of `dps simulate`'s own schedules are tried, from seed 0 on. Those of strategies
-        without the part that is broken count, but need not be run: they cannot tell.
+        without the part that is broken count, but need not be run: they cannot tell. Nor can those
+        that are not wide, if it takes that.
     first
         Schedules that are tried before.
     """
@@ -60,7 +61,7 @@ def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ())
             return Caught(record, 1)
     for number in range(budget):
         schedule = numbered(number)
-        if variant.concerns(schedule.case):
+        if variant.concerns(schedule.case) and (schedule.wide or not variant.wide):
             record = _broken_only_by(variant, schedule)
             if record is not None:
                 return Caught(record, number + 1)

@@ -42,6 +42,7 @@ Line = tuple[float, str, str, str, str]
 REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
 ECHOED = 0.3
 LATE = (0.1, 3.0)  # seconds after which requests arrive again
+READING = 0.0001  # seconds that it takes to read a message that has been waiting
 ROUNDING = 1e-6  # seconds by which sums of times may be off
 
 
@@ -95,6 +96,8 @@ class Network:
         Called with a process, a request of a client's or for a lease, and the reply.
     broken
         The first promise that is seen to be broken.
+    reads_late
+        Whether a process that was paused reads what came meanwhile only after its timers are due.
     """
 
     def __init__(self, random: Random, weather: Weather) -> None:
@@ -103,6 +106,7 @@ class Network:
         self.bugs: list[BaseException] = []
         self.on_answer: Callable[[Process, Any, wire.Frames], None] = _unheard
         self.weather = weather
+        self.reads_late = False
         self._seed = random.getrandbits(64)
         self._loop = asyncio.get_running_loop()
         self.broken: asyncio.Future[Violation] = self._loop.create_future()
@@ -161,6 +165,9 @@ class Network:
             process.stood += self._loop.time() - process.paused_at
             process.paused_at = None
             self._virtual.resume(process)
+            unread, process.unread = process.unread, []
+            for number, arrive in enumerate(unread, 1):
+                self._later(number * READING, arrive)
 
     def cut(self, source: str, target: str) -> None:
         """Lose whatever the processes of one name send to those of another, in this direction."""
@@ -227,6 +234,8 @@ class Network:
         def arrive() -> None:
             if not target.alive:
                 return None if target.silent else _refuse(reply, target)
+            if self.reads_late and target.paused_at is not None:
+                return target.unread.append(arrive)
             serving = target.run(_serve(self.courier, target, to.key, frames))
             serving.add_done_callback(answer)
 

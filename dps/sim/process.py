@@ -36,6 +36,8 @@ class Process:
         Whether it has ended without a sign: nothing refuses what it is sent.
     ended_at
         When it ended; None: it lives.
+    unread
+        What came while it was paused, each as a call that has it read.
     """
 
     def __init__(self, name: str, address: str) -> None:
@@ -45,6 +47,7 @@ class Process:
         self.alive = True
         self.silent = False
         self.ended_at: float | None = None
+        self.unread: list[Callable[[], None]] = []
         self.rate = 1.0
         self.offset = 0.0
         self.stood = 0.0

@@ -104,6 +104,7 @@ class _Run:
         self._record = record
         self._network = Network(self._stream("network"), schedule.weather)
         self._network.watchers.append(self._watch)
+        self._network.reads_late = schedule.wide
         self._clocks = self._stream("clocks")
         self._files = files
         notices, machines = self._stream("notices"), schedule.machines

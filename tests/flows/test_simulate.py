@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -11,6 +17,17 @@ from dps.sim.mutants import VARIANTS, in_place
 from dps.sim.shrink import shrink
 from dps.sim.simulate import simulate
 from flows.cli import app
+from tests.support import eventually
+
+ENDLESS = """
+import signal, time
+from flows.cli import _interrupt
+from flows.simulate import _in_processes
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
+signal.signal(signal.SIGTERM, _interrupt)
+list(_in_processes(time.sleep, [3600.0, 3600.0]))
+"""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -51,3 +68,37 @@ def test_a_violation_is_shrunk_to_what_it_takes_and_replays() -> None:
         assert again.trace == less.trace
         assert str(again.violation) == str(less.violation)
     assert simulate(named(less.schedule.name)).violation is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ended_from_outside_it_ends_its_processes_and_leaves_no_semaphores(number: int) -> None:
+    it = subprocess.Popen([sys.executable, "-c", ENDLESS], stderr=subprocess.PIPE, text=True)
+    children: list[psutil.Process] = []
+    try:
+        parent = psutil.Process(it.pid)
+        eventually(lambda: len(parent.children()) >= 3, 60)  # one keeps track of semaphores
+        children = parent.children()
+        it.send_signal(number)
+        _, said = it.communicate(timeout=60)
+        assert "leaked" not in said
+        assert it.returncode != 0
+        assert not psutil.wait_procs(children, timeout=10)[1]
+    finally:
+        for process in (it, *children):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def test_a_fresh_series_is_that_of_a_commit_and_says_how_to_repeat_it() -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    code, output = run("--fresh", commit, "--schedules", "2")
+    assert code == 0
+    assert "dps simulate --schedules 2 --seed 19088743" in output
+    assert output.count("2 schedules") == 1
+
+
+@pytest.mark.parametrize("commit", ["", "HEAD", "0123"])
+def test_a_commit_is_a_hash(commit: str) -> None:
+    code, output = run("--fresh", commit, "--schedules", "2")
+    assert code == 2
+    assert "expected the hash of a commit" in output
