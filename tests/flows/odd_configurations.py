@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -129,13 +130,16 @@ for _ in range(200):
 VALUES.append(deep)
 
 texts = st.text(max_size=10) | st.text("abcxyz019_-.:,{}[]&*!#'\" \n", max_size=10)
-odd_values = st.sampled_from(VALUES) | texts | st.integers() | st.floats()
-odd_pieces = st.sampled_from(PIECES) | texts
+# Of several that are joined, each is as likely: those that are known to be odd shall be the most.
+values, pieces = st.sampled_from(VALUES), st.sampled_from(PIECES)
+odd_values = values | values | values | values | texts | st.integers() | st.floats()
+odd_pieces = pieces | pieces | pieces | pieces | texts
 
 # -- mutations of what is shipped ------------------------------------------------------------------
 
 SHIPPED = [
-    (Path(str(files("flows.configs"))) / f"{name}.yaml").read_text("utf-8")
+    re.sub(r"^ *#.*\n", "", (root / f"{name}.yaml").read_text("utf-8"), flags=re.MULTILINE)
+    for root in [Path(str(files("flows.configs")))]
     for name in packaged_names()
 ]
 
@@ -199,7 +203,7 @@ def changed_text(draw: Draw, text: str) -> str:
     lines = text.split("\n")
     at = draw(st.integers(0, len(lines) - 1))
     line = lines[at]
-    match draw(st.integers(0, 6)):
+    match draw(st.integers(0, 9)):
         case 0:
             del lines[at]
         case 1:
