@@ -111,16 +111,17 @@ def test_one_flipped_bit_is_found_and_named(here: Path, before: bytes, after: by
     assert sum((a ^ b).bit_count() for a, b in zip(before, after, strict=True)) == 1
     number = data[: data.index(before)].count(b"\n") + 1
     record(here).write_bytes(data.replace(before, after, 1))
+    told = f"{EVENTS_FILE}, line {number} does not match its checksum"
     with working_in(here), noted(here / "results" / "small"):
-        for arguments in (["results", "small"], ["report", "small"], ["compare", "small", "x"]):
-            ended = dps(*arguments)
-            assert not ended.trace
-            if arguments[0] != "compare":
-                assert ended.code == 0
-                said = f"{EVENTS_FILE}, line {number} does not match its checksum"
-                assert DAMAGED in ended.err
-                assert said in ended.err
+        results, report = dps("results", "small"), dps("report", "small")
+        compare = dps("compare", f"small/{STRUCK}", f"small/{OTHER}")
         status = dps("status", "small")
+    for ended, code in ((results, 0), (report, 0), (compare, 2)):
+        assert (ended.code, ended.trace) == (code, "")
+        assert DAMAGED in ended.err
+        assert told in ended.err
+    assert OTHER in results.out
+    assert f"small/{STRUCK}: no record of it is whole" in compare.err
     assert status.code == 0
     assert f"{STRUCK}  damaged" in status.out
     assert "1 done, 1 damaged" in status.out

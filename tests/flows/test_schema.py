@@ -11,6 +11,7 @@ import pytest
 from dps.errors import StoreUnavailable
 from flows.schema import refuse_other_schema
 from flows.tracking import Tracker
+from tests.flows.stores import with_store
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +50,32 @@ def test_another_version_is_refused_and_left_as_it_is(
     with pytest.raises(StoreUnavailable, match=told):
         Tracker("demo", made_here)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "no table", "no schema", "no database"])
+def test_a_damaged_one_is_named_with_what_to_do(
+    tmp_path: Path, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = with_store(tmp_path)
+    path = here / "mlruns" / "mlflow.db"
+    with closing(sqlite3.connect(path)) as connection:
+        if damage == "no table":
+            connection.execute("DROP TABLE runs")
+        if damage == "no schema":
+            connection.execute("ALTER TABLE alembic_version RENAME COLUMN version_num TO number")
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'alembic_version'"
+        ).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.commit()
+    data = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    if damage == "zeros":
+        path.write_bytes(data[: size * (root - 1)] + bytes(size) + data[size * root :])
+    if damage == "no database":
+        path.write_bytes(b"what was here before")
+    capfd.readouterr()
+    with pytest.raises(StoreUnavailable, match=r"mlflow\.db cannot be used: .* Move the file away"):
+        Tracker("demo", here)
+    assert capfd.readouterr().err == "", "not even MLflow says more"
