@@ -49,6 +49,8 @@ def _stories(d: Draw) -> list[Story]:
     durability = d.case.recovery.durability
     stories: list[Story] = [zombie_of_a_stepped_clock, stepped, scheduler_stands_still]
     stories += [late, late_after_a_loss, returning, twin, dark, dark] + [moved_and_lost] * 2
+    if getattr(durability, "seconds", None) is not None:
+        stories += [moved_and_lost_later] * 4
     if isinstance(durability, Checkpoint):
         stories += [resumed] * 4 + [dark_writer] * 2 + [slow_disk, restored_twice]
         if durability.scope == "all":
@@ -206,6 +208,12 @@ def moved_and_lost(d: Draw) -> list[Fault]:
         lose = d.crash if d.random.random() < 0.5 else _lose_power(d)
         faults.append(lose(whom, 0.05, d.random.choice(moments)))
     return faults
+
+
+def moved_and_lost_later(d: Draw) -> list[Fault]:
+    """Move replicas, and lose who got one when what was pushed before should be saved."""
+    lost = d.crash(Whom("newcomer"), 0.5, "moved")
+    return [d.change(), replace(lost, delay=round(lost.delay + 0.3, 3))]
 
 
 def _lose_power(d: Draw) -> Callable[[Whom, float, Trigger], Fault]:
