@@ -252,7 +252,12 @@ class Lane:
 
         async def attempt(view: View) -> bool:
             await self._tell(view)
-            await self._flush_held(view)
+            try:
+                await self._flush_held(view)
+            except Evicted:
+                if op.kind != "join":
+                    raise
+                self.evicted = False  # what was held back is of an incarnation before this one
             patience, head = self._group.timings.patience, view.chain[0]
             sent = self.keys.shortened(op, head)
             request = Push(view.shard, view.epoch, sent, pull, patience)

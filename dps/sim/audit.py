@@ -315,10 +315,11 @@ class Auditor:
             require(_digest(state, self._forgets) in shard.existed, "never existed", text)
             bound = self._bound(shard)
         if self._committed:
-            lost_at = self._lost_at(shard, process)
-            self._committed[event.shard].restored(what, state.version, lost_at)
+            whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
+            self._committed[event.shard].restored(what, state.version, whole, lost_at)
         self._tally.lives[event.shard] += 1
         values = counted(what, self._world.group.layout, event.shard, state.values)
+        check_slots(what, values, state, self._forgets, bool(self._case.filters))
         self._check_loss(what, event.shard, cells_in(values), bound)
         shard.existed.add(_digest(state, self._forgets))
         shard.members = {process.address: process}

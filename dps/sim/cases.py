@@ -148,7 +148,7 @@ _ALL = (
         Recovery(Checkpoint(seconds=0.3)),
         shards=3,
         workers=2,
-        think=0.6,
+        think=1.2,
         servers=2,
     ),
 )

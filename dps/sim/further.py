@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Checkpoint
+from dps.core.recovery import Checkpoint, Continue
 from dps.sim.cases import Case
 from dps.sim.faults import Fault, Kind, Role, Schedule, Trigger, Whom
 
@@ -49,6 +49,12 @@ def _stories(d: Draw) -> list[Story]:
     durability = d.case.recovery.durability
     stories: list[Story] = [zombie_of_a_stepped_clock, stepped, scheduler_stands_still]
     stories += [late, late_after_a_loss, returning, twin, dark, dark] + [moved_and_lost] * 2
+    if getattr(durability, "reads", "") == "any":
+        stories += [head_is_told_late] * 4
+    if isinstance(d.case.recovery.outage, Continue) and d.case.recovery.outage.buffer == "worker":
+        stories += [held_too_long] * 2
+    if getattr(durability, "seconds", None) is not None:
+        stories += [moved_and_lost_later] * 4
     if isinstance(durability, Checkpoint):
         stories += [resumed] * 4 + [dark_writer] * 2 + [slow_disk, restored_twice]
         if durability.scope == "all":
@@ -208,6 +214,12 @@ def moved_and_lost(d: Draw) -> list[Fault]:
     return faults
 
 
+def moved_and_lost_later(d: Draw) -> list[Fault]:
+    """Move replicas, and lose who got one when what was pushed before should be saved."""
+    lost = d.crash(Whom("newcomer"), 0.5, "moved")
+    return [d.change(), replace(lost, delay=round(lost.delay + 0.3, 3))]
+
+
 def _lose_power(d: Draw) -> Callable[[Whom, float, Trigger], Fault]:
     return lambda whom, within, after: _power_loss(d, whom, within, after)
 
@@ -218,6 +230,25 @@ def gone_back_twice(d: Draw) -> list[Fault]:
     lost = (damaged + 1) % d.case.shards
     flip = Fault("bit flip", Whom("disk", damaged), 0.2 + d.seconds(0.4), which=_which(d))
     return [_deaf(d, 3.0), flip, replace(d.crash(Whom("head", lost), 0.05), after="before")]
+
+
+def held_too_long(d: Draw) -> list[Fault]:
+    """Have a worker hold updates back of a shard that is down, and be given up until it is up."""
+    shard, after, lasts = d.shard(), 0.1 + d.seconds(0.2), 0.6 + d.seconds(0.6)
+    back = 0.3 + d.seconds(0.3)
+    lost = [
+        Fault("crash", Whom("head", shard), d.seconds(0.3), lasts=back),
+        Fault("crash", Whom("tail", shard), 0.0, lasts=back),
+    ]
+    return [*lost[-d.replicas :], Fault("pause", d.worker(), round(after, 3), "before", lasts)]
+
+
+def head_is_told_late(d: Draw) -> list[Fault]:
+    """Have a head learn late of what is committed, and then be the one that is read from."""
+    shard = d.shard()
+    ends = Whom("middle", shard), Whom("head", shard)
+    slow = Fault("slow link", ends[0], d.seconds(0.3), lasts=1.0, other=ends[1])
+    return [slow, d.crash(Whom("tail", shard), 0.3)]
 
 
 def lost_on_entering(d: Draw) -> list[Fault]:

@@ -32,11 +32,14 @@ class Committed:
         if not self._at or version > self._at[-1][0]:
             self._at.append((version, now))
 
-    def restored(self, what: str, version: int, lost_at: float | None) -> None:
-        """A state was restored; `lost_at` says when the last server ended, if that is to count."""
+    def restored(self, what: str, version: int, whole: bool, lost_at: float | None) -> None:
+        """A state was restored; `lost_at` says when the last server ended, if that is to count.
+
+        If the newest checkpoint was not `whole`, that is not what the promise is about.
+        """
         lost = [at for committed, at in self._at if committed > version]
         self._at = []
-        if not lost:
+        if not lost or not whole:
             return
         span = lost[-1] - lost[0]
         text = f"{what}: updates of {span:.3f} s are lost, {self._seconds:g} s are promised"

@@ -80,6 +80,11 @@ def _digest_with_hash_seed(seed: str) -> str:
         # Who has stopped for a move lacks what the others committed before it could come back.
         "chain(3) + mailbox:900100000113:0,1:calm",
         "chain(3) + mailbox:900100000017:0,1,2,3,4:calm",
+        # A shard goes back twice: first on its old host, where the cut is damaged, then elsewhere.
+        "checkpoint, all:127:wide",
+        # A worker enters again, and what it held back before is refused; that is no reason to
+        # enter once more.
+        "chain(2) + continue, SSP(1):173:wide",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
