@@ -53,7 +53,7 @@ def test_whatever_a_configuration_says_it_is_planned_or_refused(source: str) -> 
     print(again, run.stdout)
     tried = json.loads(run.stdout)
     assert tried["tried"] >= EACH
-    assert tried["plans"] > EACH / 50, "hardly any can be planned: the rest of it is not reached"
+    assert tried["plans"] > EACH / 100, "hardly any can be planned: the rest of it is not reached"
     assert tried["refused"] > EACH / 5
     assert tried["peak_mb"] < MOST_MB
 

@@ -190,3 +190,7 @@ def test_no_examples_cannot_be_evaluated(workload: Workload, data: Data) -> None
     x, y = data
     with pytest.raises(ValueError, match="no examples"):
         workload.evaluate(initial(workload), x[:0], y[:0])
+
+
+def test_the_names_of_the_parameters_are_known_without_them(workload: Workload) -> None:
+    assert workload.parameters == tuple(initial(workload))
