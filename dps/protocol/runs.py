@@ -226,8 +226,8 @@ def _read(data: bytes, file: str) -> Run:
         wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     if wrong:
         raise CheckpointCorrupt(
-            f"{file} is damaged: {_in_a_line(wrong)}. Nothing can be gone on from in its folder; remove that "
-            "folder to go on from what there is beside it"
+            f"{file} is damaged: {_in_a_line(wrong)}. Nothing can be gone on from in its folder; "
+            "remove that folder to go on from what there is beside it"
         )
     return run
 
