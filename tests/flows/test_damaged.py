@@ -173,6 +173,8 @@ def test_a_record_of_version_0_1_0_is_reported_and_counts_as_recorded(tmp_path: 
         b'{"@":"SGD","v":[0.1]}',
         b'{"@":"Unheard","v":[0.1]}',
         b'{"@":["Run"],"v":[0.1]}',
+        b'{"@":"%s","v":[]}' % (b"x" * 100_000),
+        b'{"@":"\\u001b[2J","v":[]}',
         b'{"$":7}',
         b'{"%":3}',
     ],
@@ -185,6 +187,7 @@ def test_resume_says_what_is_wrong_with_a_description(here: Path, text: bytes) -
     assert (ended.code, ended.trace) == (2, "")
     assert str(path) in ended.err
     assert len(ended.err) < 2000
+    assert ended.err.rstrip("\n").isprintable()
 
 
 @pytest.mark.parametrize("place", range(10))
