@@ -39,7 +39,8 @@ class LossWatch:
     def __init__(self, group: Group) -> None:
         self.found: tuple[Loss, ...] = ()
         self._group = group
-        self._revision = 0
+        self._router: Router | None = None
+        self._told_of = 0  # the revision that the last table had
         self._asking: asyncio.Task[None] | None = None
 
     def open(self, router: Router) -> None:
@@ -49,27 +50,40 @@ class LossWatch:
 
     async def close(self) -> None:
         """Stop listening, once all is known that the coordinator knows."""
+        if self._router is None:
+            return
         self._router.unlisten(self._heard)
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
         await self.look()
 
-    async def look(self) -> None:
-        """Ask the coordinator; what it has told before must do where it does not answer."""
+    async def look(self) -> bool:
+        """Ask the coordinator; return whether it has answered. If not, what is known must do."""
+        assert self._router is not None
         try:
             reply = await self._router.ask_once(GetLosses(), self._group.timings.call)
         except DpsError:
-            return
+            return False
         before, self.found = self.found, reply.losses
         if self._group.on_loss != SILENT:
             warn(self._group, (loss for loss in self.found if loss not in before))
+        return True
 
     def _heard(self, table: Table) -> None:
-        asking = self._asking is not None and not self._asking.done()
-        if table.losses > self._revision and not asking:
-            self._revision = table.losses
-            self._asking = asyncio.create_task(self.look())
+        news, self._told_of = table.losses > self._told_of, table.losses
+        if news and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Look until everything is known that the tables told of, also while it was asked for."""
+        known = 0
+        while known < self._told_of:
+            told_of = self._told_of
+            if await self.look():
+                known = told_of
+            else:
+                await asyncio.sleep(self._group.timings.retry)
 
 
 def warn(group: Group, losses: Iterable[Loss]) -> None:

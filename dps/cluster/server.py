@@ -542,9 +542,18 @@ class ParameterServer(Readable, Elastic):
         await self._end_workers()
         if self._caller is not None:
             await self._caller.close()
-        if checkpoint:
-            await self._save_the_last()
-        await self._watch.close()
+        try:
+            # Both may warn, and a warning may have been turned into an error.
+            try:
+                if checkpoint:
+                    await self._save_the_last()
+            finally:
+                await self._watch.close()
+        finally:
+            await self._take_down()
+
+    async def _take_down(self) -> None:
+        """Leave the cluster as it was before the group, whose workers have ended."""
         await self._hosting.finish_hosts()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)

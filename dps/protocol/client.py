@@ -100,6 +100,7 @@ class Client:
         self._on_loss = on_loss or _ignore_loss
         self._known = -1
         self._ended: DpsError | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._receipts = Receipts(applies(group), self._lost)
         self.router = Router(group, transport)
@@ -136,6 +137,7 @@ class Client:
 
     async def _enter(self) -> None:
         """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
+        self._may_go_on()  # else others would wait for one that pushes no more
         self._entered.clear()
         try:
             request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
@@ -189,6 +191,9 @@ class Client:
                 await self._push_withheld()
                 await self._drain()
         finally:
+            if self._ending is not None:
+                reason = self._end_reason
+                await self._ending
             await self._exit(reason)
 
     async def _exit(self, reason: str) -> None:
@@ -528,12 +533,16 @@ class Client:
         """
         if self.worker and self._ended is None:
             self._ended = error
-            self._start(self._end_in_order())
+            self._ending = self._start(self._end_in_order())
 
     async def _end_in_order(self) -> None:
         await self._all_lanes(lambda lane: lane.at_rest())
         if self.incarnation:
-            await self._exit("stopped" if isinstance(self._ended, TrainingStopped) else "failed")
+            await self._exit(self._end_reason)
+
+    @property
+    def _end_reason(self) -> str:
+        return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
 
     def _may_go_on(self) -> None:
         """Raise if this worker is to push and pull no more."""
@@ -542,10 +551,11 @@ class Client:
         if self._ended is not None:
             raise type(self._ended)(str(self._ended))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     @property
     def _statement(self) -> Statement:

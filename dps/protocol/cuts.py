@@ -350,13 +350,19 @@ async def together(
 
     Else a shard that had it before all went back would miss what the others get afterwards, and
     no cut could ever be taken. Who has it already refuses it as a duplicate. Once a shard has
-    refused it, because the worker has to enter again, there is nothing more to send.
+    refused it, because the worker has to enter again, there is nothing more to send; nor is there
+    when it could not be sent to one of them.
     """
     missing, all_have_it = set(jobs), asyncio.Event()
 
     async def send(shard: int, job: Callable[[], Awaitable[None]]) -> None:
         while shard in missing:
-            await job()
+            try:
+                await job()
+            except BaseException:
+                missing.clear()
+                all_have_it.set()  # not all will have it: those that do are not to wait for that
+                raise
             missing.discard(shard)
             if refused():
                 missing.clear()

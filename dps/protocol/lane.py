@@ -410,6 +410,7 @@ class Lane:
         """Wait until the table says something else of the shard, or for `patience` seconds."""
         until = asyncio.get_running_loop().time() + patience
         while (table := await self._router.table()).views[self._shard] == view:
+            self._may_go_on()
             try:
                 async with asyncio.timeout_at(until):
                     await self._router.newer(table.version)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from dps.errors import NotServing, ShardUnavailable, StaleEpoch, TransportError
+from dps.errors import (
+    DeadlineExceeded,
+    NotServing,
+    ShardUnavailable,
+    StaleEpoch,
+    TransportError,
+)
 from dps.protocol.group import Group
+from dps.protocol.messages import View
 from dps.protocol.router import Router
 from dps.protocol.transport import Transport
 from dps.protocol.wire import message
@@ -15,7 +22,7 @@ from dps.protocol.wire import message
 @message
 @dataclass(frozen=True, slots=True)
 class Save:
-    """To a shard's head: write what is acknowledged by now to its checkpoint. Reply: SavedAt.
+    """To a shard's tail: write what is acknowledged by now to its checkpoint. Reply: SavedAt.
 
     With consistent cuts, that is one which holds it.
     """
@@ -43,13 +50,22 @@ async def save_all(
         A checkpoint could not be written.
     ShardUnavailable
         A shard was not served for `limit` seconds.
+    DeadlineExceeded
+        The coordinator did not answer for so long.
     """
     until = asyncio.get_running_loop().time() + limit
 
+    async def known(shard: int) -> View:
+        try:
+            async with asyncio.timeout(limit):
+                return (await router.fetch()).views[shard]  # also when the group is closed
+        except TimeoutError:
+            reason = f"checkpoint: the coordinator did not answer for {limit:g} s"
+            raise DeadlineExceeded(reason) from None
+
     async def save(shard: int) -> int:
         while True:
-            table = await router.fetch()  # also when the group is closed
-            view = table.views[shard]
+            view = await known(shard)
             try:
                 if view.serving:
                     request = Save(shard, view.epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 import weakref
 from functools import partial
 from itertools import chain
@@ -14,7 +15,18 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dps import ASP, BSP, SGD, SSP, Consistency, ParameterServer, Worker
+from dps import (
+    ASP,
+    BSP,
+    SGD,
+    SSP,
+    Checkpoint,
+    Consistency,
+    ParameterServer,
+    Recovery,
+    UpdatesLostWarning,
+    Worker,
+)
 from dps.cluster.inbox import Inbox
 from dps.cluster.recorder import topic
 from dps.errors import CapacityError, GroupClosed
@@ -89,6 +101,22 @@ def test_close_leaves_the_cluster_as_it_was(client: Client) -> None:
         assert len(traces(client, group)) >= 4
     eventually(lambda: not traces(client, group), SECONDS)
     assert client.submit(sum, [1, 2]).result(timeout=SECONDS) == 3
+
+
+def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
+    client: Client, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    recovery = Recovery(Checkpoint(every=100, path=str(saved)))
+    ps = ParameterServer(client, params(), optimizer=COUNTING, recovery=recovery)
+    results(ps.run(partial(count, 3)))
+    saved.rename(tmp_path / "moved")
+    saved.touch()  # nothing can be written there any more
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UpdatesLostWarning)
+        with pytest.raises(UpdatesLostWarning, match="the last state is not in its checkpoint"):
+            ps.close()
+    eventually(lambda: not traces(client, ps.group.name), SECONDS)
 
 
 def held_by_scheduler(dask_scheduler: Any) -> int:

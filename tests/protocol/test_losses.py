@@ -19,8 +19,9 @@ from dps.core.recovery import (
     with_checkpoint_path,
 )
 from dps.errors import TrainingStopped
-from dps.events import LossReported, WorkerLeft
+from dps.events import LossReported, WorkerJoined, WorkerLeft
 from dps.protocol.losses import Account, Brought, Losses, Receipts, Restoration, Statement
+from dps.protocol.messages import Push
 from dps.protocol.stopping import StopTraining
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, happened, in_world, until
@@ -188,6 +189,81 @@ def test_a_stopped_worker_pushes_no_more_and_one_started_later_does() -> None:
         late, b = s.world.client("b")
         with pytest.raises(TrainingStopped):
             await late.run(b.enter(late.address, "b"))
+
+    in_world(scenario)
+
+
+def test_a_worker_that_waits_for_a_shard_that_is_down_is_stopped_as_well() -> None:
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        await a.push(ONES)
+        for server in ("server-0", "server-1"):
+            s.world.crash(server)
+        await until(lambda: not any(view.serving for view in s.world.table.views))
+        pushing = process.run(a.push(ONES))
+        await a.router.newer(s.world.table.version - 1)
+        ending = await s.ask(COORDINATOR, StopTraining(1, 5.0), 10.0)
+        assert ending.left == ()
+        with pytest.raises(TrainingStopped):
+            await s.all_of(pushing, within=1.0)
+
+    in_world(scenario)
+
+
+def under_way(s: Setting) -> asyncio.Event:
+    """Have shard 1 keep its replies to pushes to itself until the event is set."""
+    head = s.world.view(1).chain[0]
+    return s.held_back(head, lambda m: isinstance(m, Push) and m.shard == 1)
+
+
+def test_no_shard_waits_for_another_one_that_will_not_have_it() -> None:
+    """Where shards go back together, one that has an update waits until all have it."""
+
+    def left() -> list[str]:
+        names = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
+        return [name for name in names if name.startswith("together.")]
+
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        under_way(s)
+        pushing = process.run(a.push(ONES))
+        await until(lambda: len(left()) == 2)
+        await s.ask(COORDINATOR, StopTraining(1, 5.0), 10.0)
+        with pytest.raises(TrainingStopped):
+            await pushing
+        await until(lambda: not left(), within=1.0)
+
+    saved = Recovery(Checkpoint(every=5, scope="all", path="memory://waits-for-all"))
+    in_world(scenario, recovery=saved)
+
+
+def test_a_worker_leaves_when_nothing_of_it_is_under_way_any_more() -> None:
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        under_way(s)
+        pushing = process.run(a.push(ONES))
+        await until(lambda: s.world.states(s.world.view(1))[0].version == 1)
+        a._is_cancelled = lambda: True
+        with pytest.raises(TrainingStopped):
+            await process.run(a.pull())
+        await s.all_of(process.run(a.leave("failed")), within=5.0)
+        assert pushing.done()
+        with pytest.raises(TrainingStopped):
+            await pushing
+        assert [e.reason for e in happened(s, WorkerLeft)] == ["stopped"]
+
+    in_world(scenario)
+
+
+def test_a_worker_that_has_ended_does_not_enter_again() -> None:
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        a._is_cancelled = lambda: True
+        for _ in range(2):
+            with pytest.raises(TrainingStopped):
+                await process.run(a.pull())
+            await until(lambda: a._given_up)  # it has asked whether anybody still counts on it
+        assert [e.incarnation for e in happened(s, WorkerJoined)] == [1]
 
     in_world(scenario)
 
