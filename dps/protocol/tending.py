@@ -256,7 +256,8 @@ class Tender:
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch in which clients know it.
 
-        They live, and their leases are not over: but for this they would go on to answer.
+        They live, and their leases are not over: but for this they would go on to answer. What the
+        host itself has is out when it restores the shard; if it does not, the next one is to know.
         """
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._around.members:
@@ -264,8 +265,7 @@ class Tender:
                 request = Configure(self.view.shard, self._next_epoch(), alone, forsaken)
                 with suppress(NotServing):  # then it has nothing of the shard
                     await self._call(forsaken, request)
-        # It takes the place of its own old replica, unless that fails: then another host will.
-        self._forsaken = tuple(member for member in self._forsaken if member == host)
+        self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
     async def _bring_back(self, view: View, host: Endpoint) -> None:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
