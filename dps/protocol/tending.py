@@ -275,8 +275,7 @@ class Tender:
                 request = Configure(self.view.shard, self._next_epoch(), alone, forsaken)
                 with suppress(NotServing):  # then it has nothing of the shard
                     await self._call(forsaken, request)
-        # It takes the place of its own old replica, unless that fails: then another host will.
-        self._forsaken = tuple(member for member in self._forsaken if member == host)
+        self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
     async def _bring_back(self, view: View, host: Endpoint) -> Brought:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):

@@ -131,13 +131,14 @@ def cuts(case: Case) -> bool:
     return getattr(case.recovery.durability, "scope", "") == "all"
 
 
-def elastic(case: Case) -> bool:
-    """Where shards can be moved."""
-    return not cuts(case)
+def spread(case: Case) -> bool:
+    """Where any server may hold any shard."""
+    return case.servers is not None
 
 
-def reads_any(case: Case) -> bool:
-    return getattr(case.recovery.durability, "reads", "") == "any"
+def held_back(case: Case) -> bool:
+    """Where workers hold updates back that may be too late."""
+    return gated(case) and buffers(case) and not mailboxes(case)
 
 
 def any_case(case: Case) -> bool:

@@ -16,11 +16,7 @@ from dps.protocol import checkpoint as files
 from dps.protocol import rebuild, runs
 from dps.protocol.calls import CALLS
 from dps.protocol.candidates import Candidates
-from dps.protocol.commits import Commits
 from dps.protocol.coordinator import Coordinator
-from dps.protocol.cut_files import CutCheckpoints
-from dps.protocol.host import Host
-from dps.protocol.lane import Lane
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.members import Members, _Member
 from dps.protocol.messages import (
@@ -29,8 +25,6 @@ from dps.protocol.messages import (
     EnterWorker,
     Extend,
     Install,
-    RenewLease,
-    Restore,
     Table,
 )
 from dps.protocol.replica import Replica
@@ -50,10 +44,11 @@ from dps.sim.broken import (
     chains,
     checkpoints,
     cuts,
-    elastic,
     gated,
-    reads_any,
+    held_back,
     rounds,
+    spread,
+    stores,
     timed,
 )
 
@@ -107,29 +102,6 @@ async def _renew_the_dead(self: Members, host: Endpoint, life: int) -> bool:
     return await _renew(self, host, life)
 
 
-@instead_of(Host, "_renew", "lease of an earlier life", any_case)
-async def _renew_whatever_life(self: Host, deadline: float) -> bool:
-    """Take a lease that was granted for what this host was before it started over."""
-    life = self._life
-    request = RenewLease(self._me, life)
-    reply = await self._transport.call(self._group.coordinator, request, deadline)
-    if not reply.granted and life == self._life:
-        await self._start_over()
-    return bool(reply.granted)
-
-
-@instead_of(Host, "_restore", "restore goes on in a later life", checkpoints)
-async def _restore_in_any_life(self: Host, m: Restore) -> Done:
-    """Serve what was restored, though this host was given up meanwhile."""
-    keeper = self._durability(m.shard)
-    if isinstance(keeper, CutCheckpoints):
-        state = await keeper.restore_cut(m.cut)
-    else:
-        state = await keeper.restore(m.epoch)
-    await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
-    return Done()
-
-
 # -- disks -----------------------------------------------------------------------------------------
 
 
@@ -152,31 +124,7 @@ def _saved_just_now(self: Checkpoints, version: int, noted: float) -> None:
     _saved(self, version, self._clock.monotonic())
 
 
-@instead_of(Checkpoints, "take_over", "timed promise taken over", timed)
-def _take_over_anyway(self: Checkpoints, saved: int) -> None:
-    """Go on in a move from what is saved, without knowing since when the rest is not."""
-    self._complete = saved
-
-
-@instead_of(Tender, "_stays_durable", "new tail writes nothing first", timed)
-def _stays_durable(self: Tender) -> bool:
-    """Have a new tail save nothing of what was acked before, until the next update."""
-    return self._stored == self._around.store
-
-
-VARIANTS["new tail writes nothing first"] = replace(
-    VARIANTS["new tail writes nothing first"],
-    by=property(_stays_durable, doc=_stays_durable.__doc__),
-)
-
-
 # -- reading ---------------------------------------------------------------------------------------
-
-
-@instead_of(Replica, "pull", "reads ask for no version", reads_any)
-async def _pull_any_version(self: Replica, m: Any) -> Any:
-    """Read from any replica, however far behind it is."""
-    return await _pull(self, replace(m, seen=0))
 
 
 @instead_of(Router, "_keep", "older tables taken", any_case)
@@ -218,33 +166,16 @@ def _refused_only_if_evicted(self: Rounds, held: Any) -> bool:
     return True
 
 
-@instead_of(Replica, "replay", "late updates of a lost worker", gated)
+@instead_of(Replica, "replay", "late updates of a lost worker", held_back)
 async def _replay_of_anybody(self: Replica, epoch: int, buffered: Any, late: bool = False) -> None:
     """Apply what a worker brings that nobody waits for any more."""
     await _replay(self, epoch, buffered)
 
 
-@instead_of(Lane, "_tell", "clock not told in a new epoch", gated)
-async def _tell_nobody(self: Lane, view: Any) -> None:
-    """Let a shard that was restored count from what it knew of a worker."""
-
-
 # -- commits and moves -----------------------------------------------------------------------------
 
 
-@instead_of(Commits, "_commit", "committed whatever the epoch", any_case)
-async def _commit_in_any_epoch(self: Commits) -> None:
-    """Count a commit though the epoch or the successor has changed during it."""
-    state, epoch, successor = self._newest, self.epoch, self.successor
-    if successor is not None:
-        await self.pass_on(successor, self.index)
-    else:
-        await self._durability.commit(epoch, state)
-    self.set_committed(state)
-    await self._notify()
-
-
-@instead_of(Replica, "extend", "newcomer given what is not committed", any_case)
+@instead_of(Replica, "extend", "newcomer given what is not committed", stores)
 async def _extend_with_all(self: Replica, m: Extend) -> Done:
     """Copy a state to a newcomer that takes it for committed, though it is not."""
     self.must_be_in(m.epoch)
@@ -266,7 +197,7 @@ async def _fence_nobody(self: Tender, host: Endpoint) -> None:
     self._forsaken = ()
 
 
-@instead_of(Scaling, "may_hold", "drained, but chosen", elastic)
+@instead_of(Scaling, "may_hold", "drained, but chosen", spread)
 def _may_hold_when_drained(self: Scaling, info: Any, shard: int) -> bool:
     """Give replicas to a host that is to be emptied."""
     if info.role in KEEPERS:

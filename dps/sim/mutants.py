@@ -19,7 +19,7 @@ from dps.sim.simulate import Record, simulate
 
 __all__ = ["BUDGET", "VARIANTS", "Caught", "hunt", "in_place"]
 
-BUDGET = 2000
+BUDGET = 8000
 
 
 @dataclass(frozen=True, slots=True)
