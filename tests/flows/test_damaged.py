@@ -1,7 +1,7 @@
 """Damaged files of a real experiment: named, never a traceback, and the other trials are shown.
 
-`DPS_DAMAGED` sets how many cases there are, and `DPS_DAMAGED_SEED` which: they are new ones each time,
-and so is the record, so a failure says what was changed.
+`DPS_DAMAGED` sets how many cases there are, and `DPS_DAMAGED_SEED` which: they are new ones each
+time, and so is the record; a failure says what was changed.
 """
 
 from __future__ import annotations
@@ -260,7 +260,8 @@ class Lab:
         """Have other bytes in a file for a time."""
         before = path.read_bytes()
         path.write_bytes(data)
-        at = len(os.path.commonprefix([before, data]))
+        pairs = enumerate(zip(before, data, strict=False))
+        at = next((at for at, (old, new) in pairs if old != new), min(len(before), len(data)))
         self.change = f"from byte {at} on {before[at : at + 100]!r} became {data[at : at + 100]!r}"
         try:
             yield
