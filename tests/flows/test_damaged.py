@@ -1,7 +1,7 @@
 """Damaged files of a real experiment: named, never a traceback, and the other trials are shown.
 
-`DPS_DAMAGED` sets how many cases there are, and `DPS_DAMAGED_SEED` which, to repeat a failure: they
-are new ones each time.
+`DPS_DAMAGED` sets how many cases there are, and `DPS_DAMAGED_SEED` which: they are new ones each
+time, and so is the record; a failure says what was changed.
 """
 
 from __future__ import annotations
@@ -230,6 +230,7 @@ class Lab:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
+    change: str = ""
 
     def tried(self, case: str, *arguments: str) -> Ended:
         """Run a command, and note if it does what none may do."""
@@ -249,18 +250,24 @@ class Lab:
         return ended
 
     def note(self, case: str, ended: Ended | None, what: str) -> None:
-        said = "" if ended is None else f"{' '.join(ended.arguments)}: {ended.out} {ended.err}"
-        self.wrong.append(f"{case}\n{said[:3000]}\n{what}")
+        said = ""
+        if ended is not None:
+            said = f"{' '.join(ended.arguments)}: {ended.code}: {ended.out} {ended.err}"
+        self.wrong.append(f"{case}: {self.change}\n{said[:3000]}\n{what}")
 
     @contextmanager
     def with_file(self, path: Path, data: bytes) -> Iterator[None]:
         """Have other bytes in a file for a time."""
         before = path.read_bytes()
         path.write_bytes(data)
+        pairs = enumerate(zip(before, data, strict=False))
+        at = next((at for at, (old, new) in pairs if old != new), min(len(before), len(data)))
+        self.change = f"from byte {at} on {before[at : at + 100]!r} became {data[at : at + 100]!r}"
         try:
             yield
         finally:
             path.write_bytes(before)
+            self.change = ""
 
     # -- kinds of damage -------------------------------------------------------------------
 
