@@ -434,11 +434,13 @@ async def _until_joined(
 
     The consistency models that bound how far workers are apart count from there: one that began
     alone would be ahead of the others by as much as they are late. One that does not come is
-    waited for as long as a shard would be; then the training begins without it.
+    waited for as long as a shard would be; then the training begins without it. There is nothing to
+    wait for when the training was stopped.
     """
 
     async def present(shard: int) -> bool:
         await client.router.table()  # ends the wait when the group is closed
+        client.may_go_on()
         reply = await audit(shard, client.router, transport, group.timings.call)
         return reply is not None and set(workers) <= reply.applied.keys()
 

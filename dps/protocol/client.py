@@ -121,7 +121,7 @@ class Client:
         self._lanes = [
             Lane(
                 *(shard, group, transport, self.router, self._acked, self._receipts),
-                self._may_go_on,
+                self.may_go_on,
             )
             for shard in range(len(group.layout.shards))
         ]
@@ -131,13 +131,13 @@ class Client:
     async def enter(self, address: str, node: str) -> None:
         """Take part in the training under this client's name."""
         await self.router.table()
-        self._may_go_on()
+        self.may_go_on()
         self._home = (address, node)
         await self._enter()
 
     async def _enter(self) -> None:
         """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
-        self._may_go_on()  # else others would wait for one that pushes no more
+        self.may_go_on()  # else others would wait for one that pushes no more
         self._entered.clear()
         try:
             request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
@@ -238,7 +238,7 @@ class Client:
         TrainingStopped, UpdatesLost
             The training has ended; what was sent may have been applied.
         """
-        self._may_go_on()
+        self.may_go_on()
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
         looked_at = len(layout.shards) > 1 or self._outgoing.filters
@@ -261,7 +261,7 @@ class Client:
 
         self._seq += 1
         await self._send(operation, made, touched, pull)
-        self._may_go_on()
+        self.may_go_on()
         await self._read_if_entered_again(pull)
 
     def _bases_read_as(self) -> set[int]:
@@ -279,7 +279,7 @@ class Client:
             self._acked(shard, update, 0, "dropped")
         nothing: dict[int, Operation] = {}
         await self._send(Operation("gradient", update), nothing.__getitem__, nothing, pull)
-        self._may_go_on()
+        self.may_go_on()
         await self._read_if_entered_again(pull)
 
     async def _read_if_entered_again(self, wanted: bool) -> None:
@@ -355,7 +355,7 @@ class Client:
         await self._entered_again()
         await self._entered.wait()
         await self._all_lanes(lambda lane: lane.pull(self._reader))
-        self._may_go_on()
+        self.may_go_on()
         if await self._entered_again():
             await self.pull()
 
@@ -413,7 +413,7 @@ class Client:
             incarnation = self.incarnation
             read = await asyncio.gather(*(self._lanes[s].pull_rows(of(s)) for s in shards))
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
-            self._may_go_on()
+            self.may_go_on()
             if len(whole) == len(shards):
                 self._rows_read_as.add(incarnation)
                 return whole
@@ -439,7 +439,7 @@ class Client:
         number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
         came = await asyncio.gather(*(ln.call(op) for ln in self._lanes), return_exceptions=True)
-        self._may_go_on()
+        self.may_go_on()
         return [unpack(result) for result in all_succeeded(came)]
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -544,8 +544,8 @@ class Client:
     def _end_reason(self) -> str:
         return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
 
-    def _may_go_on(self) -> None:
-        """Raise if this worker is to push and pull no more."""
+    def may_go_on(self) -> None:
+        """Raise `TrainingStopped` or `UpdatesLost` if this worker is to push and pull no more."""
         if self._is_cancelled():
             self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
         if self._ended is not None:

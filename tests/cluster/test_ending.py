@@ -290,6 +290,28 @@ def test_a_push_that_waits_for_others_ends_as_well(plain: Client, tmp_path: Path
         assert versions(ps) == [0]
 
 
+def test_a_worker_that_waits_for_others_to_come_ends_as_well(tmp_path: Path) -> None:
+    flag = tmp_path / "go on"
+    with LocalCluster(nodes(servers=1), PRELOAD) as cluster:
+        choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": BSP()}
+        with ParameterServer(cluster.client, params(), **choices) as ps:
+            (node,) = (n.address for n in ps.nodes if n.name == "worker-1")
+            busy = cluster.client.submit(
+                partial(eventually, flag.exists, SECONDS), workers=[node], resources={"worker": 1}
+            )
+            eventually(lambda: cluster.client.processing([node])[node], SECONDS)
+            futures = ps.run(partial(count, 1), workers=2)
+            eventually(lambda: ps.audit()[0].applied, SECONDS)  # type: ignore[union-attr]
+            ps.stop()
+            with pytest.raises(TrainingStopped):
+                futures[0].result(timeout=SECONDS)
+            flag.touch()
+            assert busy.result(timeout=SECONDS)
+            with pytest.raises(TrainingStopped):
+                futures[1].result(timeout=SECONDS)
+            assert versions(ps) == [0]
+
+
 # -- cancelled futures ---------------------------------------------------------------------------
 
 
