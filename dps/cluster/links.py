@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dps.errors import StoreUnavailable
 from dps.protocol import wire
 from dps.protocol.messages import Deposit, PutState
+from dps.protocol.store import PutSince
 
 if TYPE_CHECKING:
     import distributed
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Way = Literal["in", "out"]
 BOTH: tuple[Way, ...] = ("in", "out")
 NAME = "dps-links"
+TO_KEEP = (PutState, PutSince, Deposit)  # what asks a process to keep something for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Links:
 
     def _refuses(self, message: Any) -> StoreUnavailable | None:
         for current in self._current.values():
-            if isinstance(current.condition, Full) and isinstance(message, PutState | Deposit):
+            if isinstance(current.condition, Full) and isinstance(message, TO_KEEP):
                 current.affected += 1
                 return StoreUnavailable(f"{type(message).__name__}: there is no room left")
         return None

@@ -20,9 +20,11 @@ from dps.core.recovery import (
 )
 from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerJoined, WorkerLeft
+from dps.protocol.client import Client
 from dps.protocol.losses import Account, Brought, Losses, Receipts, Restoration, Statement
-from dps.protocol.messages import Push
+from dps.protocol.messages import EnterWorker, Push
 from dps.protocol.stopping import StopTraining
+from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, happened, in_world, until
 
@@ -175,6 +177,38 @@ def test_calls_that_changed_something_count() -> None:
     in_world(scenario, recovery=Recovery(NoDurability()), functions={"one more": one_more})
 
 
+def test_what_a_caller_that_is_no_worker_had_changed_is_counted_too() -> None:
+    """Nobody waits for it to say so, and nothing else would have it do so."""
+
+    def one_more(arrays: object) -> Changed:
+        ((name, part),) = arrays.items()  # type: ignore[attr-defined]
+        return Changed({name: part.values + 1})
+
+    async def scenario(s: Setting) -> None:
+        process = s.network.process("caller")
+        caller = Client(s.world.group, SimTransport(s.network, process))
+        for _ in range(3):
+            await process.run(caller.apply("one more", []))
+        await loses(s, 0)
+        await until(lambda: s.world.losses.found, within=5.0)
+        (loss,) = s.world.losses.found
+        assert loss.workers == {"driver/calls": 3}
+
+    in_world(scenario, recovery=Recovery(NoDurability()), functions={"one more": one_more})
+
+
+def test_a_stop_that_comes_again_after_a_later_one_takes_nothing_back() -> None:
+    async def scenario(s: Setting) -> None:
+        for number in (1, 2, 1):
+            await s.ask(COORDINATOR, StopTraining(number, 0.1))
+        with pytest.raises(TrainingStopped):
+            await s.ask(COORDINATOR, EnterWorker("a", "sim://a/0", "a", "token", stops=1))
+        entered = await s.ask(COORDINATOR, EnterWorker("a", "sim://a/0", "a", "token", stops=2))
+        assert entered.incarnation == 1
+
+    in_world(scenario)
+
+
 def test_a_stopped_worker_pushes_no_more_and_one_started_later_does() -> None:
     async def scenario(s: Setting) -> None:
         process, a = await s.enter("a")
@@ -320,6 +354,17 @@ def test_each_restoration_is_charged_with_what_it_cost() -> None:
     assert losses.is_settled
     late = Statement(7, 1, (Account(0, "a", 1, 9),))
     assert [(loss.epoch, loss.updates) for loss in losses.stated("a", 1, late)] == [(3, 4)]
+
+
+def test_who_knows_only_the_table_of_before_has_not_answered() -> None:
+    """What it is told before it hears of the restoration is still to come."""
+    losses = Losses(1)
+    of_five = Brought("checkpoint", 5, {"a": 5})
+    losses.restored(0, 3, of_five, 1.0, certain=True, after=4, active={"a": 1})
+    assert losses.stated("a", 1, Statement(4, 1, (Account(0, "a", 1, 7),))) == []
+    assert not losses.is_settled
+    (loss,) = losses.stated("a", 1, Statement(5, 1, (Account(0, "a", 1, 8),)))
+    assert (loss.updates, loss.exact) == (3, True)
 
 
 def test_another_process_of_the_same_name_cannot_speak_for_the_one_before() -> None:
