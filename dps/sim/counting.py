@@ -134,7 +134,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The clocks that the weights of one shard show of each worker that takes part since."""
+    """The clocks that what was read of a shard shows of each worker that takes part since."""
 
     clocks: dict[str, tuple[int, int | None]]
 
@@ -179,6 +179,7 @@ class CountingWorker:
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
+        self._row_readings: list[_Reading] = []
         self._newest: dict[int, tuple[int, int]] = {}  # by shard, its life and the version read
         self._weights: dict[int, int] = {}  # by shard, the version of the weights that it has
         self._lives = list(tally.lives)
@@ -226,7 +227,8 @@ class CountingWorker:
         number = self._tally.numbers[cell] = self.client.next_seq
         self._pushed.add(cell)
         self._on_the_way = {number: cell}
-        computed_from, self._readings = self._readings, []
+        computed_from = [*enumerate(self._readings), *enumerate(self._row_readings)]
+        self._readings, self._row_readings = [], []
         rows = self._row_keys.gradient(cell) if self._row_keys else {}
         await self._in_time(self.client.push(self._gradient(cell), pull, rows))
         self._on_the_way = {}
@@ -266,8 +268,10 @@ class CountingWorker:
 
         await self._in_time(read())
         self._note_entered()
+        self._row_readings = []
         for shard, values in enumerate(keys.by_shard(rows[0])):
-            self._check_found(shard, "rows", values, int(values[0]), known[shard])
+            found = self._check_found(shard, "rows", values, int(values[0]), known[shard])
+            self._row_readings.append(self._reading(shard, found))
 
     def _note_entered(self) -> None:
         """Take note if the worker has entered anew."""
@@ -294,18 +298,21 @@ class CountingWorker:
         return gradients
 
     def _check_read(self, known: list[set[int]]) -> None:
-        tally, versions = self._tally, self.client.versions()
-        readings = []
+        versions, readings = self.client.versions(), []
         weights = self.client.weights()
         for shard in range(len(versions)):
             values = weights[name_of(shard)]
             self._check_twin(shard, values, weights.get(twin_of(shard)))
             found = self._check_found(shard, "weights", values, versions[shard], known[shard])
-            set_back = tally.clock(self.name, shard, found) is None
-            active = {} if set_back else tally.active
-            clocks = {w: (since, tally.clock(w, shard, found)) for w, since in active.items()}
-            readings.append(_Reading(clocks))
+            readings.append(self._reading(shard, found))
         self._readings = readings
+
+    def _reading(self, shard: int, found: set[int]) -> _Reading:
+        """How far everybody is in what was read of a shard."""
+        tally = self._tally
+        set_back = tally.clock(self.name, shard, found) is None
+        active = {} if set_back else tally.active
+        return _Reading({w: (since, tally.clock(w, shard, found)) for w, since in active.items()})
 
     def _check_found(
         self, shard: int, kind: str, values: np.ndarray, version: int, known: set[int]
@@ -350,11 +357,13 @@ class CountingWorker:
             self._world.network.report(Violation("older table", text))
         self._table = table.version
 
-    def _check_lead(self, number: int, cell: int, computed_from: list[_Reading]) -> None:
+    def _check_lead(
+        self, number: int, cell: int, computed_from: list[tuple[int, _Reading]]
+    ) -> None:
         """No gradient is applied that misses what slow workers should have pushed by then."""
         if self._lead is None:
             return
-        for shard, reading in enumerate(computed_from):
+        for shard, reading in computed_from:
             if cell not in self._tally.acked[shard] | self._tally.buffered[shard]:
                 continue  # it was dropped as too stale
             for worker, (since, clock) in reading.clocks.items():
