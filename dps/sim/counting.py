@@ -179,6 +179,7 @@ class CountingWorker:
         self._limit = world.group.timings.unavailable
         self._versions: dict[int, int] = {}
         self._readings: list[_Reading] = []
+        self._row_readings: list[_Reading] = []
         self._newest: dict[int, tuple[int, int]] = {}  # by shard, its life and the version read
         self._weights: dict[int, int] = {}  # by shard, the version of the weights that it has
         self._lives = list(tally.lives)
@@ -187,7 +188,6 @@ class CountingWorker:
         self._acked_before = [acked & own for acked in tally.acked]
         self._table = -1
         self.client.router.listen(self._heard)
-        self._row_readings: list[_Reading] = []
         shards = range(len(world.group.layout.shards))
         self._kept: list[set[int]] = [set() for _ in shards]
         self._told: list[set[int]] = [set() for _ in shards]
