@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from dps.core.recovery import PRESETS
 from dps.errors import ConfigurationError
+from dps.events.reading import in_a_line
 from flows.columns import BY_KEY
 from flows.columns.column import Better
 from flows.complaints import key_of, sentence, suggest
@@ -245,9 +246,8 @@ def read_comparison(folder: Path) -> ComparisonSection:
         return ComparisonSection.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ConfigurationError(
-            f"{path}: {key_of(first, {})}: {sentence(first)}. Remove it, or run again."
-        ) from error
+        why = in_a_line(f"{key_of(first, {})}: {sentence(first)}")
+        raise ConfigurationError(f"{path}: {why}. Remove it, or run again.") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ from dps.events.base import Event
 LARGEST = (1 << 63) - 1  # of whole numbers, which count something
 LARGEST_SETTING_BITS = 1000  # a seed may be any number; this one is still one as a float
 LATEST = 253_000_000_000.0  # in the year 9987, in seconds since the Unix epoch: still a date
+LONGEST_REASON = 300
 DEEPEST = 40  # of what is nested in a trial's settings
 
 # What the training computes, and what it may fail to compute. All other numbers are finite.
@@ -75,6 +76,14 @@ def from_line(line: str) -> Event:
 def shown(value: object) -> str:
     """Return a value as a message quotes it: in one line, and not all of it if it is long."""
     return _short.repr(value)
+
+
+def in_a_line(text: str) -> str:
+    """Return a reason that may quote anything that a file holds, in a line that can be printed."""
+    printable = text if text.isprintable() else repr(text)[1:-1]
+    if len(printable) <= LONGEST_REASON:
+        return printable
+    return f"{printable[: LONGEST_REASON - 1]}…"
 
 
 def plain(value: object) -> bool:

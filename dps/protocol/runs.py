@@ -38,6 +38,7 @@ from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
+from dps.events.reading import in_a_line
 from dps.protocol.calls import CALLS
 from dps.protocol.checkpoint import CheckpointFiles, make_folder, publish
 from dps.protocol.group import Group
@@ -45,7 +46,6 @@ from dps.protocol.typed import misfit
 from dps.protocol.wire import decode, encode, message
 
 FILE = "run.json"
-LONGEST_REASON = 300
 
 for _cls in (
     *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
@@ -219,23 +219,17 @@ def _read(data: bytes, file: str) -> Run:
         run: Run = decode([np.frombuffer(unsealed(data)[0], np.uint8)])
         wrong = misfit(run, Run, "it") or _wrong_in(run)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{file}: {_in_a_line(str(error))}") from error
+        raise ConfigurationError(f"{file}: {in_a_line(str(error))}") from error
     except RecursionError:
         wrong = "it is nested too deeply"
     except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
         wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     if wrong:
         raise CheckpointCorrupt(
-            f"{file} is damaged: {_in_a_line(wrong)}. Nothing can be gone on from in its folder; "
+            f"{file} is damaged: {in_a_line(wrong)}. Nothing can be gone on from in its folder; "
             "remove that folder to go on from what there is beside it"
         )
     return run
-
-
-def _in_a_line(text: str) -> str:
-    """What is wrong may quote anything that the file holds."""
-    plain = text if text.isprintable() else repr(text)[1:-1]
-    return plain if len(plain) <= LONGEST_REASON else f"{plain[: LONGEST_REASON - 1]}…"
 
 
 def _wrong_in(run: Run) -> str | None:

@@ -203,9 +203,14 @@ def test_what_to_compare_by_is_kept_beside_the_records(tmp_path: Path) -> None:
     (tmp_path / COMPARISON_FILE).write_text('{"metrics": ["nothing"]}')
     with pytest.raises(ConfigurationError, match="metrics"):
         read_comparison(tmp_path)
-    (tmp_path / COMPARISON_FILE).write_text("{")
-    with pytest.raises(ConfigurationError, match="no JSON"):
+    for text in (b"{", b"\xff", b"[" * 100_000):
+        (tmp_path / COMPARISON_FILE).write_bytes(text)
+        with pytest.raises(ConfigurationError, match="no JSON"):
+            read_comparison(tmp_path)
+    (tmp_path / COMPARISON_FILE).write_text(f'{{"metrics": ["{"x" * 100_000}"]}}')
+    with pytest.raises(ConfigurationError, match="metrics") as caught:
         read_comparison(tmp_path)
+    assert len(str(caught.value)) < 1000, "nobody reads more"
 
 
 # -- on the terminal -----------------------------------------------------------------------------
