@@ -36,7 +36,10 @@ LIBRARIES = {
     "core": {"numpy"},
     "protocol": {"numpy", "fsspec", "lz4", "safetensors"},
     "sim": {"numpy", "fsspec"},
-    "cluster": {"numpy", "dask", "dask_jobqueue", "distributed", "prometheus_client", "psutil"},
+    "cluster": {
+        *("numpy", "dask", "dask_jobqueue", "distributed", "prometheus_client", "psutil"),
+        "cryptography",
+    },
     "chaos": {"dask", "distributed", "psutil"},
 }
 
