@@ -25,6 +25,7 @@ from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, to_json
 from dps.events.reading import from_line, shown
 from flows.files import write_whole
+from flows.quoting import unseen
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
@@ -67,7 +68,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "evaluation", "target"): (int, float, type(None)),
 }
 
-_FOLDER = re.compile(r"[^./][^/]{0,199}")
+_FOLDER = re.compile(r"[^./][^/]{0,254}")  # also those of before names had a bound of their own
 
 E = TypeVar("E", bound=Event)
 
@@ -405,7 +406,8 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
                 raise _damaged(path, 1, f"has {value} as {'.'.join(place)}, expected 0 or more")
     names = {key: settings.get(key, "") for key in ("trial", "experiment", "digest")}
     for key, name in {**names, **settings.get("labels", {})}.items():
-        if not name.isprintable():
+        # No stricter than what a configuration may say, or its trials would never be whole.
+        if unseen(name) is not None:
             raise _damaged(path, 1, f"has {shown(name)} as {key}, which cannot be printed")
 
 

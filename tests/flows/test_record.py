@@ -29,6 +29,7 @@ from flows.record import (
     event_files,
     read_record,
     read_trial,
+    trial_names,
     without_secrets,
     write_grid,
 )
@@ -198,6 +199,20 @@ def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
     path.write_text(f"{to_json(first)}\n")
     with pytest.raises(RecordDamaged, match=why):
         read_trial(path)
+
+
+@pytest.mark.parametrize("label", ["0.1\u00a0and more", "日本\u3000語", "two\nlines\tand a tab"])
+def test_a_label_that_a_configuration_may_have_does_no_damage(tmp_path: Path, label: str) -> None:
+    with EventWriter(tmp_path / "events.jsonl") as write:
+        write(TrialStarted(1.0, "a", {"labels": {"optimizer": label}}, {}))
+    started = read_trial(tmp_path / "events.jsonl").started
+    assert started is not None
+    assert started.settings["labels"] == {"optimizer": label}
+
+
+def test_a_list_of_trials_with_names_from_before_they_had_a_bound_is_read(tmp_path: Path) -> None:
+    write_grid(tmp_path, ["x" * 250], order_seed=0)
+    assert trial_names(tmp_path) == ("x" * 250,)
 
 
 def test_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:
