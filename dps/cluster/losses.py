@@ -39,7 +39,8 @@ class LossWatch:
     def __init__(self, group: Group) -> None:
         self.found: tuple[Loss, ...] = ()
         self._group = group
-        self._revision = 0
+        self._told_of = 0  # the revision that the table has
+        self._revision = 0  # the one that was asked for last
         self._asking: asyncio.Task[None] | None = None
 
     def open(self, router: Router) -> None:
@@ -66,10 +67,15 @@ class LossWatch:
             warn(self._group, (loss for loss in self.found if loss not in before))
 
     def _heard(self, table: Table) -> None:
-        asking = self._asking is not None and not self._asking.done()
-        if table.losses > self._revision and not asking:
-            self._revision = table.losses
-            self._asking = asyncio.create_task(self.look())
+        self._told_of = table.losses
+        if table.losses > self._revision and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Ask again if there was more to know while the coordinator was asked."""
+        while self._revision < self._told_of:
+            self._revision = self._told_of
+            await self.look()
 
 
 def warn(group: Group, losses: Iterable[Loss]) -> None:
