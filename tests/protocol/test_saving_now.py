@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dps.core.recovery import Checkpoint, Recovery
-from dps.errors import ConfigurationError, ShardUnavailable, StoreUnavailable
+from dps.errors import ConfigurationError, GroupClosed, ShardUnavailable, StoreUnavailable
 from dps.events import CheckpointWritten
 from dps.protocol import saving
 from dps.protocol.checkpoint import CheckpointFiles
@@ -39,11 +39,20 @@ class Driver:
         self._group = s.world.group
         self._process = s.network.process("asking")
         self._transport = SimTransport(s.network, self._process)
-        self.router = Router(self._group, self._transport)
+        self._router = Router(self._group, self._transport)
 
     async def save(self, limit: float = 5.0) -> tuple[int, ...]:
-        work = save_all(self._group, self.router, self._transport, limit)
+        work = save_all(self._group, self._router, self._transport, limit)
         return await self._process.run(work)
+
+    async def hear(self) -> None:
+        """Follow the table until that is refused."""
+
+        async def follow() -> None:
+            while True:
+                await self._router.newer((await self._router.table()).version)
+
+        await self._process.run(follow())
 
 
 def written(s: Setting, shard: int) -> int:
@@ -91,9 +100,10 @@ def test_a_group_that_is_closed_is_written_all_the_same() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
         driver = Driver(s)
-        await driver.router.table()
         await client.push(ONES)
         await s.ask(COORDINATOR, CloseGroup())
+        with pytest.raises(GroupClosed):
+            await driver.hear()
         assert await driver.save() == (1, 1)
 
     in_world(scenario, recovery=rarely())

@@ -1,0 +1,41 @@
+"""What the driver hears of losses, on simulated processes."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+
+import numpy as np
+
+from dps.cluster.losses import LossWatch
+from dps.protocol.losses import GetLosses
+from dps.protocol.router import Router
+from dps.sim.network import SimTransport
+from dps.sim.world import COORDINATOR
+from tests.protocol.worlds import Setting, in_world, until
+
+ONES = {"w": np.ones(40)}
+
+
+def test_a_loss_that_is_found_while_another_is_asked_for_is_not_missed() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
+        watch = LossWatch(s.world.group)
+        await router.table()
+        watch.open(router)
+        await client.push(ONES)
+        held = s.held_back(COORDINATOR, lambda message: isinstance(message, GetLosses))
+        for shard in (0, 1):
+            s.world.crash(f"server-{shard}", back_after=0.1)
+            await until(lambda n=shard: len(s.world.losses.found) > n, within=5.0)
+        await until(lambda: all(view.serving for view in s.world.table.views))
+        await asyncio.sleep(0.5)  # the last table has arrived
+        held.set()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            await until(lambda: len(watch.found) == 2, within=0.5)
+        assert len(caught) == 2
+        await router.close()
+
+    in_world(scenario)
