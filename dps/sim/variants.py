@@ -65,9 +65,10 @@ async def _ack_at_once(self: Replica, m: Push) -> Pushed:
     """Acknowledge an update before anybody else has it."""
     self._must_be_head(m.epoch)
     step = await self._apply(m.operation, m.epoch)
-    clock = step.state.workers[m.operation.id.worker].clock
+    known = step.state.workers[m.operation.id.worker]
     result = core_shard.result_of(step.state, m.operation)
-    return Pushed(step.outcome, step.state.version, clock, None, result)
+    version = step.state.version
+    return Pushed(step.outcome, version, known.clock, None, result, known.applied)
 
 
 instead_of(Replica, "push", "ack before the tail", chains)(_ack_at_once)
