@@ -20,6 +20,7 @@ from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.lane import Outcome
+from dps.protocol.losses import Statement
 from dps.protocol.messages import (
     AddHosts,
     EnterWorker,
@@ -319,7 +320,9 @@ def test_a_worker_that_dies_before_it_renews_anything_holds_nobody_up(
 
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
-        entered = await s.ask(COORDINATOR, EnterWorker("silent", "sim://nobody", "node", "token"))
+        entered = await s.ask(
+            COORDINATOR, EnterWorker("silent", "sim://nobody", "node", "token", 0)
+        )
         for view in (await s.world.complete()).views:
             join = Operation("join", UpdateId("silent", entered.incarnation, 0))
             await s.ask(view.chain[0], Push(view.shard, view.epoch, join, False, 0.1))
@@ -338,7 +341,7 @@ def test_a_worker_that_asks_twice_to_enter_enters_once() -> None:
     """It was not told that it had; a second start of it has another token."""
 
     async def scenario(s: Setting) -> None:
-        enter = EnterWorker("worker-0", "sim://nobody", "node", "first")
+        enter = EnterWorker("worker-0", "sim://nobody", "node", "first", 0)
         first = await s.ask(COORDINATOR, enter)
         assert await s.ask(COORDINATOR, enter) == first
         again = await s.ask(COORDINATOR, replace(enter, token="second"))
@@ -350,15 +353,16 @@ def test_a_worker_that_asks_twice_to_enter_enters_once() -> None:
 
 def test_what_an_earlier_incarnation_of_a_worker_says_is_not_of_the_present_one() -> None:
     async def scenario(s: Setting) -> None:
-        enter = EnterWorker("worker-0", "sim://nobody", "node", "first")
+        enter = EnterWorker("worker-0", "sim://nobody", "node", "first", 0)
+        said = Statement(0, 1, ())
         for token in ("first", "second"):
             await s.ask(COORDINATOR, replace(enter, token=token))
-        assert not (await s.ask(COORDINATOR, RenewWorker("worker-0", 1))).granted
-        await s.ask(COORDINATOR, ExitWorker("worker-0", 1, "finished", False))
-        assert (await s.ask(COORDINATOR, RenewWorker("worker-0", 2))).granted
+        assert not (await s.ask(COORDINATOR, RenewWorker("worker-0", 1, said))).granted
+        await s.ask(COORDINATOR, ExitWorker("worker-0", 1, "finished", False, said))
+        assert (await s.ask(COORDINATOR, RenewWorker("worker-0", 2, said))).granted
         assert not happened(s, WorkerLeft)
-        await s.ask(COORDINATOR, ExitWorker("worker-0", 2, "finished", False))
-        assert not (await s.ask(COORDINATOR, RenewWorker("worker-0", 2))).granted
+        await s.ask(COORDINATOR, ExitWorker("worker-0", 2, "finished", False, said))
+        assert not (await s.ask(COORDINATOR, RenewWorker("worker-0", 2, said))).granted
         assert [(e.incarnation, e.reason) for e in happened(s, WorkerLeft)] == [(2, "finished")]
 
     in_world(scenario)

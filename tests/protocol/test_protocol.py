@@ -17,6 +17,7 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import DeadlineExceeded, NonFiniteGradient, ShardUnavailable, StaleEpoch
 from dps.events import Applied, Detected, Promoted, Replayed, Restored, WorkerLeft
 from dps.protocol.lane import Outcome
+from dps.protocol.losses import Brought
 from dps.protocol.messages import (
     Evict,
     Extend,
@@ -316,7 +317,7 @@ def test_that_initial_values_were_installed_before_does_not_serve_a_shard_now() 
         s.network.slow("driver", "server-0", 1.0)
         s.world.crash("server-0", back_after=0.1)
         await until(lambda: s.world.table.seeds, 1.0)
-        await s.ask(COORDINATOR, Seeded(0, before.epoch))
+        await s.ask(COORDINATOR, Seeded(0, before.epoch, Brought("initial", 0, {})))
         await asyncio.sleep(0.2)
         assert s.world.table.seeds
         assert not s.world.view(0).serving
