@@ -212,9 +212,9 @@ def test_an_asynchronous_client_awaits_the_same_methods(with_roles: Client) -> N
     events = Events()
 
     async def train() -> np.ndarray:
-        address = with_roles.scheduler.address
+        choices: dict[str, Any] = {"security": with_roles.security, "set_as_default": False}
         async with (
-            Client(address, asynchronous=True, set_as_default=False) as client,
+            Client(with_roles.scheduler.address, asynchronous=True, **choices) as client,
             ParameterServer(client, params(), shards=2, optimizer=COUNTING, on_event=events) as ps,
         ):
             await ps.evaluate(first_weight, every=0.05)
