@@ -159,12 +159,15 @@ class EventWriter:
 def end_record(path: Path, event: TrialEnded) -> None:
     """Put an end to a record that nobody writes any more; what is in it stays.
 
+    The room that its writer kept for that is given up, for it may have been killed.
+
     Raises
     ------
     StoreUnavailable
         The file cannot be written.
     """
     try:
+        path.with_name(RESERVE_FILE).unlink(missing_ok=True)
         with path.open("r+b") as file:
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)  # without a last line that was cut short

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,3 +136,26 @@ def test_an_end_is_put_behind_what_is_whole(tmp_path: Path) -> None:
         file.write('{"event":"Evalu')
     end_record(path, TrialEnded(2.0, "failed", "lost"))
     assert read_record(path).events == (start, TrialEnded(2.0, "failed", "lost"))
+
+
+def test_there_is_room_for_the_end_of_a_record_whose_writer_was_killed(small_disk: Path) -> None:
+    path, start = small_disk / EVENTS_FILE, TrialStarted(1.0, "seed-0", {}, {})
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from dps.events import TrialStarted\n"
+        "from flows.record import EventWriter\n"
+        "EventWriter(Path(sys.argv[1]))(TrialStarted(1.0, 'seed-0', {}, {}))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    fill(small_disk)
+    with path.open("ab", buffering=0) as file:
+        file.write(b"x" * (4096 - path.stat().st_size))  # what is left of its last page
+    end_record(path, TrialEnded(2.0, "failed", "its driver was lost " * 300))
+    assert {file.name for file in small_disk.iterdir()} == {EVENTS_FILE, "rest"}
+    ended = read_record(path).ended
+    assert ended is not None
+    assert ended.status == "failed"
+    assert read_record(path).started == start
