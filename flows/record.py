@@ -441,6 +441,9 @@ def _names_in(grid: Path) -> tuple[str, ...]:
         found = json.loads(unsealed(grid.read_bytes())[0])
         if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
             raise ValueError("it has no list of trials")
+        # Such as what is left of a checksum whose own key was damaged.
+        if unknown := found.keys() - {"order_seed", "trials"}:
+            raise ValueError(f"it has an unknown key {shown(min(unknown))}")
         for name in found["trials"]:
             if not is_folder_name(name):
                 raise ValueError(f"{shown(name)} is no name of a trial")

@@ -46,6 +46,7 @@ from dps.protocol.typed import misfit
 from dps.protocol.wire import decode, encode, message
 
 FILE = "run.json"
+_KEYS = {"@", "v"}  # of a value of a registered type, on the wire
 
 for _cls in (
     *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
@@ -216,8 +217,12 @@ def _runs(path: str) -> Iterator[Run]:
 def _read(data: bytes, file: str) -> Run:
     """Return what a file describes, of which every value is of its type."""
     try:
-        run: Run = decode([np.frombuffer(unsealed(data)[0], np.uint8)])
+        text = unsealed(data)[0]
+        run: Run = decode([np.frombuffer(text, np.uint8)])
         wrong = misfit(run, Run, "it") or _wrong_in(run)
+        # Such as what is left of a checksum whose own key was damaged.
+        if not wrong and (unknown := json.loads(text).keys() - _KEYS):
+            wrong = f"it has an unknown key {min(unknown)!r}"
     except ConfigurationError as error:
         raise ConfigurationError(f"{file}: {in_a_line(str(error))}") from error
     except RecursionError:

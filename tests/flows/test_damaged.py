@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import pytest
 import yaml
 
 from dps.core.checksum import sealed, unsealed
-from dps.errors import StoreUnavailable
+from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.protocol.runs import find_saved
 from flows.config import ExperimentConfig
 from flows.grid import expand
@@ -188,6 +189,15 @@ def test_resume_says_what_is_wrong_with_a_description(here: Path, text: bytes) -
     assert str(path) in ended.err
     assert len(ended.err) < 2000
     assert ended.err.rstrip("\n").isprintable()
+
+
+def test_every_flipped_bit_of_the_checksum_of_a_description_is_found(here: Path) -> None:
+    path = described(here)
+    whole = path.read_bytes()
+    for at, bit in product(range(len(whole) - 20, len(whole)), range(8)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        with pytest.raises((CheckpointCorrupt, ConfigurationError), match=r"run\.json"):
+            find_saved(str(path.parent))
 
 
 @pytest.mark.parametrize("place", range(10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from itertools import product
 from pathlib import Path
 from zlib import crc32
 
@@ -247,3 +248,13 @@ def test_a_damaged_list_of_trials_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / GRID_FILE).write_bytes(text)
     with pytest.raises(ConfigurationError, match=r"grid\.json does not name .* Run the experiment"):
         event_files(tmp_path)
+
+
+def test_every_flipped_bit_of_a_list_of_trials_is_found(tmp_path: Path) -> None:
+    write_grid(tmp_path, ["chain.seed-0", "none.seed-0"], order_seed=3)
+    path = tmp_path / GRID_FILE
+    whole = path.read_bytes()
+    for at, bit in product(range(len(whole)), range(8)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        with pytest.raises(ConfigurationError, match=r"grid\.json does not name"):
+            trial_names(tmp_path)
