@@ -17,7 +17,7 @@ from dps.protocol.messages import Deposit, GetState, PutState, TakeMail
 from dps.protocol.store import PutSince
 
 STATE = ShardState(2, 2, 2, np.zeros(8, np.uint8), {})
-UPDATE = Operation("gradient", UpdateId("worker-0", 1, 1), np.zeros(8, np.uint8))
+UPDATE = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(8, np.uint8))
 
 
 async def asked(links: Links, message: Any) -> Any:

@@ -39,3 +39,22 @@ def test_a_loss_that_is_found_while_another_is_asked_for_is_not_missed() -> None
         await router.close()
 
     in_world(scenario)
+
+
+def test_what_the_table_has_not_told_yet_is_told_at_the_end() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
+        watch = LossWatch(s.world.group)
+        watch.open(router)  # it has not been asked for a table, and hears of none
+        await client.push(ONES)
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: s.world.losses.found, within=5.0)
+        assert watch.found == ()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            await watch.close()
+        assert watch.found == s.world.losses.found
+        assert len(caught) == 1
+
+    in_world(scenario)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.source import parse_override, read_document, set_key
+from flows.source import parse_override, parse_overrides, place_of, read_document, set_key
 
 
 def write(folder: Path, text: str) -> Path:
@@ -45,6 +45,14 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str) 
         read_document(write(tmp_path, text))
     assert message in str(caught.value)
     assert "some.yaml" in str(caught.value)
+
+
+def test_of_several_overrides_the_one_that_counts_is_named(tmp_path: Path) -> None:
+    document = read_document(write(tmp_path, "a: {b: 1}\n"))
+    overrides = parse_overrides(["a.b=2", "a.c=3", "a={b: 4}", "other=5"])
+    assert place_of("a.b", document, overrides).startswith("--set a={b: 4}: a.b")
+    assert place_of("a.b", document, overrides[:2]).startswith("--set a.b=2: a.b")
+    assert place_of("a.b", document, overrides[3:]).endswith("some.yaml, line 1: a.b")
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.recovery import Chain, Continue, NoDurability, Recovery
 from dps.core.rules import Momentum
 from dps.core.sparse import SparseSpec
-from dps.core.updates import UpdateId
+from dps.core.updates import Operation, UpdateId
+from dps.errors import Evicted
 from dps.protocol import offload
 from dps.protocol.client import Client
-from dps.protocol.messages import Evict
+from dps.protocol.messages import Evict, Push
+from dps.protocol.row_reads import PullRows
 from dps.sim.network import Weather
-from tests.protocol.worlds import Setting, in_world
+from tests.protocol.worlds import Setting, in_world, until
 
 ROUNDS = 8
 WORKERS = ("worker-0", "worker-1", "worker-2")
@@ -330,6 +332,43 @@ def test_what_was_read_before_entering_again_is_the_base_of_nothing(
         assert client.dropped == refused + 1
 
     in_world(scenario, consistency=consistency, tables=[SparseSpec("rows", 2, "float64")])
+
+
+def test_rows_that_arrive_after_entering_again_are_those_that_were_asked_for_before() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        host = s.world.view(1).chain[0]
+        held = s.held_back(host, lambda message: isinstance(message, PullRows))
+        reading = process.run(client.pull_rows("rows", range(20)))
+        await asyncio.sleep(0.1)
+        entering = process.run(client._enter())
+        await until(lambda: client.incarnation == 2, within=0.1)
+        held.set()
+        await s.all_of(reading, entering, within=2.0)
+        await client.push(ONES)
+        assert client.dropped == 1
+
+    in_world(scenario, consistency=BSP(), tables=[SparseSpec("rows", 2, "float64")])
+
+
+def test_an_update_that_waits_for_its_round_is_refused_as_soon_as_its_worker_is_given_up() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        await s.enter("worker-1")
+        (view,) = (await s.world.complete()).views
+        gradient = Operation(
+            "gradient", UpdateId("worker-0", 1, 1), gradient=np.ones(40).view(np.uint8)
+        )
+        waiting = asyncio.ensure_future(
+            s.ask(view.chain[0], Push(0, view.epoch, gradient, False, patience=5.0), 10.0)
+        )
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await evict(s, "worker-0")
+        with pytest.raises(Evicted):
+            await s.all_of(waiting, within=0.5)
+
+    in_world(scenario, consistency=BSP(), shards=1)
 
 
 def test_rows_that_were_read_before_entering_again_count_as_well() -> None:

@@ -23,17 +23,21 @@ from dps.protocol.lane import Outcome
 from dps.protocol.losses import Statement
 from dps.protocol.messages import (
     AddHosts,
+    Configure,
     EnterWorker,
     ExitWorker,
     HostInfo,
     Pull,
     Push,
+    RenewLease,
     RenewWorker,
     Replicate,
     ReportLink,
     View,
 )
+from dps.protocol.router import Router
 from dps.protocol.transport import Endpoint
+from dps.sim.network import SimTransport
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
@@ -245,6 +249,61 @@ def test_a_replica_that_its_predecessor_cannot_reach_is_left_out() -> None:
         head, tail = (s.world.name_of(member) for member in (await view_of(s)).chain)
         cut_off(s, head, (tail,))
         await s.all_of(process.run(client.push(ONES)), within=2 * TIMINGS.call + 2 * LEASE)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_replica_that_answers_is_not_blamed_for_the_next_one_that_does_not() -> None:
+    """It says that its own successor does not acknowledge, for longer than a lease."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        view = await view_of(s)
+        middle, tail = (s.world.name_of(member) for member in view.chain[1:])
+        cut_off(s, middle, (tail,))
+        await s.all_of(process.run(client.push(ONES)), within=6.0)
+        chain = s.world.view(0).chain
+        assert [s.world.name_of(member) for member in chain[:2]] == ["server-0", middle]
+        assert s.world.hosts[view.chain[1].address]._life == 0, "it had to start over"
+
+    in_world(scenario, recovery=Recovery(Chain(3)), shards=1)
+
+
+def test_a_call_is_given_up_when_another_head_is_to_be_asked() -> None:
+    """Though who was asked is in the chain still; a read there goes on."""
+
+    async def scenario(s: Setting) -> None:
+        table = await s.world.complete()
+        (view,) = table.views
+        head, tail = view.chain
+        router = Router(s.world.group, SimTransport(s.network, s.network.process("asking")))
+        behind = replace(view, epoch=view.epoch + 2, chain=(tail, head))
+        async with asyncio.timeout(None) as push, asyncio.timeout(None) as read:
+            with router.while_asked(view, head, push), router.while_asked(view, tail, read):
+                router._keep(replace(table, version=table.version + 9, views=(behind,)))
+                assert push.when() is not None
+                assert read.when() is None
+            push.reschedule(None)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
+def test_a_newcomer_that_starts_over_while_it_is_added_is_not_counted_on() -> None:
+    """It can be made use of again at once, but has nothing of the shard."""
+
+    async def scenario(s: Setting) -> None:
+        await s.enter("worker-0")
+        view = await view_of(s)
+        s.world.crash(s.world.name_of(view.chain[1]))
+        await s.world.bring_up(["spare-0"])
+        newcomer = s.world.endpoint("spare-0")
+        held = s.held_back(newcomer, lambda message: isinstance(message, Configure))
+        await until(lambda: s.world.hosts[newcomer.address].states())
+        await asyncio.sleep(0.1)
+        assert s.world.view(0).chain == view.chain[:1]
+        await s.ask(COORDINATOR, RenewLease(newcomer, 1))
+        held.set()
+        await s.all_of(s.world.complete(), within=5.0)
 
     in_world(scenario, recovery=CHAIN, shards=1)
 

@@ -22,7 +22,7 @@ from dps.core.recovery import (
 from dps.errors import CapacityError, ConfigurationError
 from dps.events import Event, Moved, Promoted, ReplicaAdded, Restored
 from dps.protocol.client import Client
-from dps.protocol.messages import Table
+from dps.protocol.messages import Install, Table
 from dps.protocol.scaling import Dismiss, Drain, Scale
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
@@ -115,6 +115,24 @@ def test_nobody_moves_anything_unless_asked() -> None:
         assert not (await s.world.complete()).leaving
 
     in_world(scenario, shards=2, extra=("spare-0", "spare-1"))
+
+
+def test_a_move_that_is_under_way_is_not_replaced_by_another() -> None:
+    """Its newcomer would stay where it is: in a chain that is longer than wanted, for ever."""
+
+    async def scenario(s: Setting) -> None:
+        target = s.world.endpoint("spare-0")
+        copied = s.held_back(target, lambda message: isinstance(message, Install))
+        await s.ask(COORDINATOR, Scale(2))
+        await until(lambda: s.world.hosts[target.address].states())
+        draining = asyncio.ensure_future(s.scaled(Drain(target)))
+        await asyncio.sleep(0.1)
+        copied.set()
+        (table,) = await s.all_of(draining, within=10.0)
+        chains = [[s.world.name_of(host) for host in view.chain] for view in table.views]
+        assert sorted(chains) == [["server-0"], ["spare-1"]]
+
+    in_world(scenario, shards=2, servers=1, extra=("spare-0", "spare-1"))
 
 
 # -- losses in the midst of a move -----------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from dps.core.rules import SGD, Adam
 from dps.core.sparse import Normal, SparseSpec
 from dps.core.staleness import StalenessAware
 from dps.core.updates import UpdateId
-from dps.errors import NonFiniteGradient, ShapeMismatch
+from dps.errors import NonFiniteGradient, ShapeMismatch, StaleEpoch
 from dps.protocol.checkpoint import CheckpointFiles
-from dps.protocol.messages import Evict
-from dps.protocol.row_reads import PullRows
+from dps.protocol.messages import Configure, Evict, Pull
+from dps.protocol.row_reads import PullRange, PullRows
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -273,6 +274,32 @@ def test_a_worker_that_is_too_far_ahead_waits_to_read_rows() -> None:
         await s.all_of(reading, within=5.0)
 
     with_table(scenario, consistency=SSP(1))
+
+
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        Pull,
+        partial(PullRows, table="emb", keys=MANY),
+        partial(PullRange, table="emb", start=0, stop=9),
+    ],
+    ids=["weights", "rows", "range"],
+)
+def test_a_read_is_not_answered_by_who_has_left_the_epoch_meanwhile(asked_for: Any) -> None:
+    async def scenario(s: Setting) -> None:
+        (_, a), _ = await s.enter("a"), await s.enter("b")
+        for _ in range(3):
+            await a.push({}, rows={"emb": ones(MANY)})
+        (view,) = (await s.world.complete()).views
+        (head,) = view.chain
+        read = s.ask(head, asked_for(0, view.epoch, "a", 1, 0, 0.3))  # it is too far ahead
+        reading = asyncio.ensure_future(read)
+        await asyncio.sleep(0.1)
+        await s.ask(head, Configure(0, view.epoch + 1, view.chain, head))
+        with pytest.raises(StaleEpoch):
+            await reading
+
+    with_table(scenario, shards=1, consistency=SSP(1))
 
 
 def test_rows_are_shown_only_when_they_are_committed() -> None:
