@@ -349,6 +349,8 @@ def read_record(path: Path) -> Record:
 def read_trial(path: Path) -> Record:
     """Read a record as `read_record` does, and make sure that it begins as that of a trial.
 
+    One that holds nothing but an end is that of a trial that failed before it could begin.
+
     Raises
     ------
     ConfigurationError
@@ -359,6 +361,8 @@ def read_trial(path: Path) -> Record:
     record = read_record(path)
     if record.events:
         first = record.events[0]
+        if isinstance(first, TrialEnded) and len(record.events) == 1:
+            return record  # it failed before its start could be written
         if not isinstance(first, TrialStarted):
             raise _damaged(path, 1, f"is not the start of a trial, but {type(first).__name__}")
         _check_settings(path, first.settings)

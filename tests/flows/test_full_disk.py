@@ -17,7 +17,8 @@ import yaml
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Evaluated, Promoted, TrainingStarted, TrialEnded, TrialStarted
 from flows.logs import LOG_FILE, TrialLog
-from flows.record import EVENTS_FILE, EventWriter, Record, end_record, read_record
+from flows.outcome import status
+from flows.record import EVENTS_FILE, EventWriter, Record, end_record, read_record, read_trial
 from tests.support import eventually
 
 CONFIG: dict[str, Any] = {
@@ -113,6 +114,21 @@ def test_a_record_on_a_full_disk_has_whole_lines_and_its_end(small_disk: Path) -
     assert record.events[:-1] == written.events
     assert record.ended == TrialEnded(4.0, "failed", str(write.failure))
     assert {file.name for file in small_disk.iterdir()} == {EVENTS_FILE, "rest"}
+
+
+def test_a_trial_that_failed_before_its_start_was_written_is_told_as_failed(
+    small_disk: Path,
+) -> None:
+    """Not as damaged: what its record holds is why it failed."""
+    path = small_disk / EVENTS_FILE
+    with EventWriter(path) as write:
+        fill(small_disk)
+        with pytest.raises(StoreUnavailable, match="No space left on device"):
+            write(TrialStarted(1.0, "seed-0", {}, {"label": "x" * 10_000}))
+        write.end(TrialEnded(2.0, "failed", str(write.failure)))
+    record = read_trial(path)
+    assert record.started is None
+    assert status(record) == ("failed", str(write.failure))
 
 
 def test_a_log_on_a_full_disk_ends_without_a_word(
