@@ -33,7 +33,7 @@ KNOWN = {
     "newcomer given what is not committed": "stateless, BSP:59:wide",
     "newest cut of each shard": "checkpoint, all:23:wide",
     "no grace after standing still": "chain(2):1:wide",
-    "no lease on entering": "none, BSP:19:wide",
+    "no lease on entering": "none, BSP:192:wide",
     "older tables taken": "chain(2):17:wide",
     "renewed, though ended": "none:1:wide",
     "replicas share a machine": "chain(2), elastic:7:wide",
