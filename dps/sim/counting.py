@@ -183,9 +183,6 @@ class CountingWorker:
         self._newest: dict[int, tuple[int, int]] = {}  # by shard, its life and the version read
         self._weights: dict[int, int] = {}  # by shard, the version of the weights that it has
         self._lives = list(tally.lives)
-        # Nobody tells a process what an earlier one of its name was told, and has lost.
-        own = set(cells_of(name))
-        self._acked_before = [acked & own for acked in tally.acked]
         self._table = -1
         self.client.router.listen(self._heard)
         shards = range(len(world.group.layout.shards))
@@ -362,9 +359,11 @@ class CountingWorker:
         self._table = table.version
 
     def _check_told(self, shard: int, found: set[int]) -> None:
-        """Who lost acked updates has been told by the time of its next read."""
-        own = set(cells_of(self.name)) - self._acked_before[shard]
-        gone = (self._tally.acked[shard] & own) - found
+        """Who lost acked updates has been told by the time of its next read.
+
+        It is not told of those that another process of its name was told are durable.
+        """
+        gone = (self._tally.acked[shard] & self._told[shard]) - found
         losses = [loss for loss in self.client.losses if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         counts = not self._world.group.filters and all(loss.exact for loss in losses)
