@@ -8,6 +8,7 @@ application shows exactly.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -18,6 +19,7 @@ import numpy as np
 from dps.core.blocks import Layout
 from dps.core.functions import Changed, Part
 from dps.core.updates import UpdateId
+from dps.errors import Evicted
 from dps.protocol.lane import Outcome
 from dps.protocol.messages import Table
 from dps.sim.counting_rows import TABLE, RowKeys, homes
@@ -79,6 +81,8 @@ class Tally:
         The number of the update of each cell: its worker's clock after it.
     active
         Workers that take part, and how many of their cells they had come past when they entered.
+    processes
+        How many processes there have been of each worker's name.
     """
 
     def __init__(self, shards: int) -> None:
@@ -91,6 +95,7 @@ class Tally:
         self.lives = [0] * shards
         self.numbers: dict[int, int] = {}
         self.active: dict[str, int] = {}
+        self.processes: Counter[str] = Counter()
         self._gone: set[tuple[str, int]] = set()
         self.operations = 0
 
@@ -172,6 +177,7 @@ class CountingWorker:
         self._on_the_way: dict[int, int] = {}  # the number of an update, and its cell
         self._incarnation = 0
         self._tally = tally
+        tally.processes[name] += 1
         self._linear = linear
         self._lead = lead
         self._row_keys = rows
@@ -193,6 +199,16 @@ class CountingWorker:
 
     async def train(self, random: Random, think: float, over: asyncio.Event) -> None:
         """Enter, push with pauses of up to `think` seconds until the faults are over, and leave."""
+        try:
+            await self._train(random, think, over)
+        except Evicted as error:
+            # Of two processes of one name the earlier incarnation is told to end.
+            alone = self._tally.processes[self.name] == 1
+            require(not alone, "evicted", f"{self.name} has its name to itself: {error}")
+            await self.client.leave("failed")
+            await self.client.close()
+
+    async def _train(self, random: Random, think: float, over: asyncio.Event) -> None:
         await self.client.enter(self.process.address, self.name)
         self._note_entered()
         cells = cells_of(self.name)

@@ -77,6 +77,11 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + continue, SSP(1):910035:0,2,3",
         # A worker is given up before its first request comes; nobody needs to wait for it then.
         "chain(2) + functions, BSP:8675309000299:0,1,2,4,5",
+        # Of two processes of one name the earlier is told to end; neither hears of the other
+        "worker cache + functions:9170001000029:0,1:wide:calm",
+        "none, elastic:1:wide",
+        # What a group lost with its end is known to whoever brings it up again.
+        "checkpoint, all:5150001000001:1:wide:calm",
         # Who has stopped for a move lacks what the others committed before it could come back.
         "chain(3) + mailbox:900100000113:0,1:calm",
         "chain(3) + mailbox:900100000017:0,1,2,3,4:calm",
