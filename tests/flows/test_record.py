@@ -197,7 +197,7 @@ def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
     tmp_path: Path, first: Event, why: str
 ) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text(f"{to_json(first)}\n")
+    path.write_text(f"{to_json(first)}\n{to_json(TrialEnded(2.0, 'valid', ''))}\n")
     with pytest.raises(RecordDamaged, match=why):
         read_trial(path)
 
