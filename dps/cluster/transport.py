@@ -94,6 +94,13 @@ class DaskTransport:
             raise Unreachable(
                 f"{type(message).__name__} to {to.key} at {to.address}: {error}"
             ) from error
+        except ValueError as error:
+            # So says tornado of a TLS connection whose peer ends while it is made.
+            if "IOStream is not idle" not in str(error):
+                raise
+            raise Unreachable(
+                f"{type(message).__name__} to {to.key} at {to.address}: {error}"
+            ) from error
         except KeyError:
             raise NotServing(f"there is no {to.key} at {to.address}") from None
         self._meter.received[link] += wire.size(reply)
