@@ -16,14 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 from distributed import Client
-from distributed.core import connect
+from distributed.core import ConnectionPool, connect
 from distributed.security import Security
+from tornado.iostream import IOStream
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.local import LocalCluster, is_gone
 from dps.cluster.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
-from dps.errors import ConfigurationError
+from dps.cluster.transport import DaskTransport, Meter
+from dps.errors import ConfigurationError, Unreachable
 from dps.events import Promoted
+from dps.protocol.messages import GetTable
+from dps.protocol.transport import Endpoint
 from tests.cluster.tls import ANSWER_SECONDS, REQUEST, files_of, said_plainly
 from tests.cluster.training import (
     COUNTING,
@@ -281,3 +285,31 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
 def _start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(100)
+
+
+def test_a_connection_that_breaks_while_it_is_made_is_told_as_unreachable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As tornado tells of a peer that ends between the connection and the handshake."""
+
+    def broken(self: IOStream, *args: object, **kwargs: object) -> None:
+        self.close()
+        raise ValueError("IOStream is not idle; cannot convert to SSL")
+
+    async def scenario() -> None:
+        security = temporary().get_connection_args("client")
+        listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1")
+        port = listener.sockets[0].getsockname()[1]
+        pool = ConnectionPool(connection_args=security)
+        await pool.start()
+        transport = DaskTransport(pool, Meter())
+        to = Endpoint(f"tls://127.0.0.1:{port}", "nobody")
+        try:
+            with pytest.raises(Unreachable, match="GetTable to nobody"):
+                await transport.call(to, GetTable(-1, 1.0), ANSWER_SECONDS)
+        finally:
+            await pool.close()
+            listener.close()
+
+    monkeypatch.setattr(IOStream, "start_tls", broken)
+    asyncio.run(scenario())
