@@ -74,11 +74,10 @@ def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
     name, refused = folder.name, list[Refused]()
     with exclusive(folder):
         whole = [each for each in read_experiment(folder, load_prices(), warn) if _counts(each)]
-        known = [(each, trial) for each in whole if (trial := _trial_of(each, warn)) is not None]
-        if not known:
+        if not whole:
             say(f"{name}: no trial that is over and belongs in the tracking store")
             return []
-        found, trials = [each for each, _ in known], [trial for _, trial in known]
+        found, trials = _known(whole, warn)
         digests = dataset_digests(trials)
         tracker = Tracker(name, here, store)
         for each, trial in zip(found, trials, strict=True):
@@ -110,11 +109,25 @@ def _counts(done: Finished) -> bool:
     return None not in (record.started, record.ended) and not is_emulated(record.config)
 
 
-def _trial_of(done: Finished, warn: Tell) -> Trial | None:
-    """What was run, by its record; None if that cannot be run here, of which `warn` is told."""
-    assert done.record.started is not None
-    try:
-        return trial_from(done.record.started.settings, str(done.events_file))
-    except ConfigurationError as error:
-        warn(f"{done.outcome.identity.trial} is left out: {error}")
-        return None
+def _known(whole: Sequence[Finished], warn: Tell) -> tuple[list[Finished], list[Trial]]:
+    """Which of these can run here, and what was run; `warn` is told of the others.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such trial; it says why of the first one.
+    """
+    found, trials, unknown = list[Finished](), list[Trial](), list[tuple[str, ConfigurationError]]()
+    for each in whole:
+        assert each.record.started is not None
+        try:
+            trials.append(trial_from(each.record.started.settings, str(each.events_file)))
+        except ConfigurationError as error:
+            unknown.append((each.outcome.identity.trial, error))
+        else:
+            found.append(each)
+    if not found:
+        raise unknown[0][1]
+    for trial, reason in unknown:
+        warn(f"{trial} is left out: {reason}")
+    return found, trials
