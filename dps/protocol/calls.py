@@ -14,6 +14,11 @@ DRIVER = "driver"  # who calls that is no worker
 CALLS = "/calls"  # a worker's calls are not told from its updates by their numbers
 
 
+def names_of(worker: str) -> tuple[str, str]:
+    """Under which names a worker's updates are counted: those that it pushed, and its calls'."""
+    return worker, f"{worker}{CALLS}"
+
+
 def known_function(functions: Mapping[str, Function], name: str) -> str:
     """Return the name of a function; raises `ConfigurationError` if there is none of that name."""
     if name in functions:

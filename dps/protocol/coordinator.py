@@ -8,7 +8,7 @@ be counted on is decided in `dps.protocol.members`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -258,6 +258,10 @@ class Coordinator:
         self._workers[m.worker] = _Worker(incarnation, m.address, m.token, True, m.stops)
         self._worker_leases.grant(m.worker)
         self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
+        if before is not None and before.active:  # another process has the name, and may not know
+            await self._tell_of(self.losses.left(m.worker, before.incarnation))
+            gone = UpdateId(m.worker, before.incarnation, 0)
+            self._in_background(self._evict_from_all(gone))
         return Entered(incarnation)
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
@@ -475,10 +479,11 @@ class Coordinator:
 
     async def evict_absent(self, shard: int) -> None:
         """Take workers that are gone out of the shard's clock table, wherever that comes from."""
+        doubtful = self.losses.doubtful(shard)
         absent = [
-            UpdateId(name, worker.incarnation, 0)
+            UpdateId(name, doubtful[name] if worker.active else worker.incarnation, 0)
             for name, worker in self._workers.items()
-            if not worker.active
+            if not worker.active or name in doubtful
         ]
         if absent:
             await self._evict(self._tenders[shard], absent)
@@ -486,9 +491,12 @@ class Coordinator:
     async def _worker_is_silent(self, name: str) -> None:
         self._worker_leases.end(name)
         incarnation = self._workers[name].incarnation
-        eviction = asyncio.create_task(self._remove_worker(name, incarnation, "silent"))
-        self._evictions.add(eviction)
-        eviction.add_done_callback(self._evictions.discard)
+        self._in_background(self._remove_worker(name, incarnation, "silent"))
+
+    def _in_background(self, eviction: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(eviction)
+        self._evictions.add(task)
+        task.add_done_callback(self._evictions.discard)
 
     async def _remove_worker(self, name: str, incarnation: int, reason: str) -> None:
         worker = self._workers.get(name)
@@ -517,20 +525,8 @@ class Coordinator:
             except DpsError:
                 tender.wake()  # the shard is changing; it evicts again when it is settled
             else:
-                await self._note_durable(view, durable, {update.worker for update in workers})
-
-    async def _note_durable(self, view: View, durable: Durable, gone: set[str]) -> None:
-        """What the shard has of workers that were lost is what they were told, or would have been.
-
-        The others say it themselves.
-        """
-        for name in gone:
-            worker = self._workers.get(name)
-            if worker is not None and not worker.active:
-                known = durable.applied
-                theirs = {n: known[n] for n in (name, f"{name}{CALLS}") if n in known}
-                found = self.losses.has(view.shard, view.epoch, name, theirs)
-                await self._tell_of(found)
+                # What it has of workers that are gone is what they were told, or would have been.
+                await self._tell_of(self.losses.has(view.shard, view.epoch, durable.applied))
 
 
 def _first(hosts: dict[Endpoint, HostInfo], role: str) -> Endpoint | None:

@@ -7,11 +7,13 @@ a shard was restored with (`Restoration`), and the coordinator compares the two 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from dps.core.shard import ShardState
+from dps.protocol.calls import names_of
 from dps.protocol.wire import message
 
 _SOURCES = {
@@ -233,8 +235,9 @@ class Receipts:
 class _Inquiry:
     """A restoration, and what is known of what was acknowledged before it.
 
-    `awaited` are the workers, with their incarnations, that have yet to say; `doubtful` those of
-    which nobody knows what they were told last. `after` is the version of the table before it.
+    `awaited` are the workers, with their incarnations, that have yet to say; `doubtful` the names
+    under which nobody knows what an incarnation was told last. `after` is the version of the table
+    before it.
     """
 
     restoration: Restoration
@@ -337,7 +340,7 @@ class Losses:
         """
         touched: list[_Inquiry] = []
         for account in statement.accounts:
-            touched += self._enter(account)
+            touched += self._enter(account, incarnation)
         for book in self._books:
             for inquiry in (each for each in book.inquiries if each.is_open):
                 if final or statement.known > inquiry.after:
@@ -346,32 +349,41 @@ class Losses:
         return self._settle(touched)
 
     def left(self, worker: str, incarnation: int) -> list[Loss]:
-        """Take note that a worker was lost, and will not say what it was told last."""
+        """Take note that a worker was lost, and will not say what it was told last.
+
+        It is lost as well if another process has taken its name.
+        """
+        doubtful = dict.fromkeys(names_of(worker), incarnation)
         touched: list[_Inquiry] = []
         for book in self._books:
-            book.doubtful[worker] = incarnation
+            book.doubtful |= doubtful
             for inquiry in book.inquiries:
                 if inquiry.awaited.pop(worker, None) is not None:
-                    inquiry.doubtful[worker] = incarnation
+                    inquiry.doubtful |= doubtful
                     touched.append(inquiry)
         return self._settle(touched)
 
-    def has(self, shard: int, epoch: int, worker: str, counts: Mapping[str, int]) -> list[Loss]:
-        """Take what a shard has of a worker that was lost: it was told of no more than that."""
+    def doubtful(self, shard: int) -> dict[str, int]:
+        """Under which names nobody knows what the last incarnations that were lost were told."""
+        return dict(self._books[shard].doubtful)
+
+    def has(self, shard: int, epoch: int, counts: Mapping[str, int]) -> list[Loss]:
+        """Take what a shard has of workers that were lost: they were told of no more than that."""
         touched: list[_Inquiry] = []
-        book = self._books[shard]
         for name, count in counts.items():
-            touched += self._enter(Account(shard, name, epoch, count))
-        book.doubtful.pop(worker, None)
-        for inquiry in _after(book, epoch):
-            if inquiry.doubtful.pop(worker, None) is not None:
-                touched.append(inquiry)
+            touched += self._enter(Account(shard, name, epoch, count), math.inf)
         return self._settle(touched)
 
-    def _enter(self, account: Account) -> list[_Inquiry]:
-        """Enter an account; return the restorations that came after it."""
+    def _enter(self, account: Account, incarnation: float) -> list[_Inquiry]:
+        """Enter an account; return the restorations that came after it.
+
+        It covers what incarnations before this one were told, for it counts their updates as well.
+        """
         book, name, count = self._books[account.shard], account.name, account.count
         since = _after(book, account.epoch)
+        for doubtful in (book.doubtful, *(inquiry.doubtful for inquiry in since)):
+            if doubtful.get(name, incarnation) < incarnation:
+                del doubtful[name]
         for inquiry in since:
             inquiry.before[name] = max(count, inquiry.before.get(name, 0))
             count = min(count, inquiry.restoration.applied.get(name, 0))
@@ -383,10 +395,11 @@ class Losses:
         asked = inquiry.awaited.get(worker)
         if asked is not None and asked <= incarnation:
             del inquiry.awaited[worker]
-            if asked < first:
-                inquiry.doubtful[worker] = asked  # it is another process, which does not know
-        if first <= inquiry.doubtful.get(worker, -1) <= incarnation:
-            del inquiry.doubtful[worker]
+            if asked < first:  # it is another process, which does not know
+                inquiry.doubtful |= dict.fromkeys(names_of(worker), asked)
+        for name in names_of(worker):
+            if first <= inquiry.doubtful.get(name, -1) <= incarnation:
+                del inquiry.doubtful[name]
 
     def _settle(self, inquiries: Iterable[_Inquiry]) -> list[Loss]:
         changed = []

@@ -326,7 +326,10 @@ class Evict:
 @message
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """How many updates of each worker, or caller, a shard has durably."""
+    """How many updates of workers that are gone a shard has durably, by the names of names_of.
+
+    There is no entry for a name under which a later incarnation has pushed: it is told itself.
+    """
 
     applied: dict[str, int]
 

@@ -19,6 +19,7 @@ from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, resul
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
+from dps.protocol.calls import names_of
 from dps.protocol.codecs import applied, dense, summable
 from dps.protocol.commits import Commits
 from dps.protocol.cut_files import CutCheckpoints
@@ -207,8 +208,15 @@ class Replica:
         """Take lost workers out of the clock table, so that nobody waits for them."""
         for worker in workers:
             await self._apply(Operation("leave", worker), epoch)
-        known = self._commits.visible.workers
-        return Durable({name: p.applied for name, p in known.items() if p.applied})
+        known, counts = self._commits.visible.workers, dict[str, int]()
+        for worker in workers:
+            for name in names_of(worker.worker):
+                there = known.get(name)
+                if there is None:
+                    counts[name] = 0
+                elif there.incarnation <= worker.incarnation or not there.seq:
+                    counts[name] = there.applied
+        return Durable(counts)
 
     async def save(self, epoch: int) -> int:
         """Write what is acknowledged by now to the checkpoint; return its version."""

@@ -272,6 +272,7 @@ class Auditor:
             text = f"{name} entered as {event.incarnation}, and had not left as {before}"
             require(known, "entered twice", text)
             self._tally.forgive_buffer(name)
+            self._workers_lost += 1
         self._incarnations[name] = self._joined[name] = event.incarnation
 
     def _worker_given_up(self, event: WorkerLeft) -> None:

@@ -373,3 +373,46 @@ def test_another_process_of_the_same_name_cannot_speak_for_the_one_before() -> N
     losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 1})
     (loss,) = losses.stated("a", 2, Statement(9, 2, ()))
     assert (loss.updates, loss.exact) == (8, False)
+
+
+def test_what_a_replaced_process_was_told_is_known_once_its_successor_is_told_more() -> None:
+    losses = Losses(1)
+    losses.stated("a", 1, Statement(1, 1, (Account(0, "a", 1, 5),)))
+    losses.left("a", 1)
+    assert losses.doubtful(0) == {"a": 1, "a/calls": 1}
+    losses.stated("a", 2, Statement(2, 2, (Account(0, "a", 1, 9),)))
+    assert losses.doubtful(0) == {"a/calls": 1}
+    losses.has(0, 1, {"a/calls": 0})
+    assert losses.doubtful(0) == {}
+    losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 2})
+    (loss,) = losses.stated("a", 2, Statement(5, 2, (Account(0, "a", 1, 9),)))
+    assert (loss.updates, loss.exact) == (9, True)
+
+
+def test_a_shard_that_goes_before_a_successor_is_told_anything_leaves_a_lower_bound() -> None:
+    async def scenario(s: Setting) -> None:
+        _, first = await s.enter("a")
+        for _ in range(5):
+            await first.push(ONES)
+        s.network.cut("scheduler", s.world.name_of(s.world.view(0).chain[0]))
+        await s.enter("a")
+        s.network.heal()
+        await loses(s, 0)
+        (loss,) = s.world.losses.found
+        assert not loss.exact
+
+    in_world(scenario)
+
+
+def test_what_a_replaced_process_was_told_is_asked_of_the_shard() -> None:
+    async def scenario(s: Setting) -> None:
+        _, first = await s.enter("a")
+        for _ in range(5):
+            await first.push(ONES)
+        await s.enter("a")
+        await until(lambda: not s.world.losses.doubtful(0))
+        await loses(s, 0)
+        (loss,) = s.world.losses.found
+        assert (loss.updates, loss.exact) == (5, True)
+
+    in_world(scenario)

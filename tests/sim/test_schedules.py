@@ -77,6 +77,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + continue, SSP(1):910035:0,2,3",
         # A worker is given up before its first request comes; nobody needs to wait for it then.
         "chain(2) + functions, BSP:8675309000299:0,1,2,4,5",
+        # What a process was told whose name another one has taken is known to nobody.
+        "none, BSP:3202046068000007:0,1:wide:calm",
         # Of two processes of one name the earlier is told to end; neither hears of the other
         "worker cache + functions:9170001000029:0,1:wide:calm",
         "none, elastic:1:wide",
