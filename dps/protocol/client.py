@@ -150,7 +150,7 @@ class Client:
                 self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
             join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
             for lane in self._lanes:
-                lane.evicted = False
+                lane.incarnation = self.incarnation
             await self._to_all({s: partial(lane.push, join, False) for s, lane in self._numbered})
             self._seq = max(lane.clock for lane in self._lanes)
             await self._catch_up()

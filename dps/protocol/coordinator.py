@@ -8,7 +8,7 @@ be counted on is decided in `dps.protocol.members`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from dps.protocol.calls import CALLS
+from dps.protocol.calls import CALLS, names_of
 from dps.protocol.cut_files import WantCut
 from dps.protocol.cuts import Cuts, applies
 from dps.protocol.group import Group
@@ -105,7 +105,7 @@ class Coordinator:
         )
         self._dismissed: set[str] = set()
         self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
-        self.losses = Losses(len(group.layout.shards))
+        self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
         self._stops = 0
         self._departed = asyncio.Condition()
         self._version = 0
@@ -258,10 +258,8 @@ class Coordinator:
         self._workers[m.worker] = _Worker(incarnation, m.address, m.token, True, m.stops)
         self._worker_leases.grant(m.worker)
         self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
-        if before is not None and before.active:  # another process has the name, and may not know
+        if before is not None and before.active:  # another process has taken the name
             await self._tell_of(self.losses.left(m.worker, before.incarnation))
-            gone = UpdateId(m.worker, before.incarnation, 0)
-            self._in_background(self._evict_from_all(gone))
         return Entered(incarnation)
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
@@ -479,11 +477,10 @@ class Coordinator:
 
     async def evict_absent(self, shard: int) -> None:
         """Take workers that are gone out of the shard's clock table, wherever that comes from."""
-        doubtful = self.losses.doubtful(shard)
         absent = [
-            UpdateId(name, doubtful[name] if worker.active else worker.incarnation, 0)
+            UpdateId(name, worker.incarnation, 0)
             for name, worker in self._workers.items()
-            if not worker.active or name in doubtful
+            if not worker.active
         ]
         if absent:
             await self._evict(self._tenders[shard], absent)
@@ -491,12 +488,9 @@ class Coordinator:
     async def _worker_is_silent(self, name: str) -> None:
         self._worker_leases.end(name)
         incarnation = self._workers[name].incarnation
-        self._in_background(self._remove_worker(name, incarnation, "silent"))
-
-    def _in_background(self, eviction: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(eviction)
-        self._evictions.add(task)
-        task.add_done_callback(self._evictions.discard)
+        eviction = asyncio.create_task(self._remove_worker(name, incarnation, "silent"))
+        self._evictions.add(eviction)
+        eviction.add_done_callback(self._evictions.discard)
 
     async def _remove_worker(self, name: str, incarnation: int, reason: str) -> None:
         worker = self._workers.get(name)
@@ -526,7 +520,11 @@ class Coordinator:
                 tender.wake()  # the shard is changing; it evicts again when it is settled
             else:
                 # What it has of workers that are gone is what they were told, or would have been.
-                await self._tell_of(self.losses.has(view.shard, view.epoch, durable.applied))
+                for gone in workers:
+                    known = durable.applied
+                    counts = {name: known[name] for name in names_of(gone.worker) if name in known}
+                    found = self.losses.has(view.shard, view.epoch, gone.incarnation, counts)
+                    await self._tell_of(found)
 
 
 def _first(hosts: dict[Endpoint, HostInfo], role: str) -> Endpoint | None:

@@ -69,8 +69,8 @@ class Lane:
 
     Attributes
     ----------
-    evicted
-        Whether the shard has refused the worker, which must enter again.
+    incarnation
+        As which the worker takes part.
     read_as
         The incarnation of the worker as which the weights were read last; None: they never were.
     keys
@@ -108,8 +108,14 @@ class Lane:
         self._told_in = 0  # the epoch in which the shard was told of the last update
         self._telling: asyncio.Task[None] | None = None
         self.keys = KnownKeys()
-        self.evicted = False
+        self.incarnation = 0
+        self._evicted_as = -1
         self.acked_in = 0  # the epoch of the last acknowledgement
+
+    @property
+    def evicted(self) -> bool:
+        """Whether the shard has refused the worker's present incarnation: it must enter again."""
+        return self._evicted_as >= self.incarnation
 
     @property
     def clock(self) -> int:
@@ -153,7 +159,7 @@ class Lane:
             try:
                 await self._until_served("pull of rows", self._asking(asked, found.append))
             except Evicted:
-                self.evicted = True
+                self._note_evicted(asked.incarnation)
                 return None
         self._seen = (found[-1].version, found[-1].at)
         return found[-1]
@@ -170,8 +176,8 @@ class Lane:
             try:
                 await self._tell(view)
                 await self._flush_held(view)  # what was pushed before comes before
-            except Evicted:
-                self.evicted = True  # that is no reason to refuse a call, which no clock bounds
+            except Evicted:  # that is no reason to refuse a call, which no clock bounds
+                self._note_evicted(op.id.incarnation)
             request = Push(view.shard, view.epoch, op, False, self._group.timings.patience)
             reply = await self._ask(view, view.chain[0], request)
             if isinstance(reply, Waiting):
@@ -252,12 +258,7 @@ class Lane:
 
         async def attempt(view: View) -> bool:
             await self._tell(view)
-            try:
-                await self._flush_held(view)
-            except Evicted:
-                if op.kind != "join":
-                    raise
-                self.evicted = False  # what was held back is of an incarnation before this one
+            await self._flush_held(view)
             patience, head = self._group.timings.patience, view.chain[0]
             sent = self.keys.shortened(op, head)
             request = Push(view.shard, view.epoch, sent, pull, patience)
@@ -287,8 +288,8 @@ class Lane:
         self._last, self._told_in = op.id, self.acked_in
         if reply.weights is not None:
             self._keep(op.id.incarnation, reply.weights)
-        if op.kind != "join":
-            self._receipts.acked(self._shard, self.acked_in, op.id.worker, reply.applied)
+        # A newcomer is told of what other processes have pushed under its name.
+        self._receipts.acked(self._shard, self.acked_in, op.id.worker, reply.applied)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
             self._on_ack(self._shard, op.id, reply.version, outcome)
@@ -300,8 +301,8 @@ class Lane:
 
     def _drop(self, ops: list[Operation]) -> None:
         """The shard refuses what the worker computed while nobody waited for it."""
-        self.evicted = True
         for op in ops:
+            self._note_evicted(op.id.incarnation)
             if op.kind == "gradient":
                 self._on_ack(self._shard, op.id, 0, "dropped")
 
@@ -309,7 +310,10 @@ class Lane:
         try:
             await self._read(reader)
         except Evicted:  # what was pushed before it is not dropped
-            self.evicted = True
+            self._note_evicted(reader.incarnation)
+
+    def _note_evicted(self, incarnation: int) -> None:
+        self._evicted_as = max(self._evicted_as, incarnation)
 
     async def _read(self, reader: UpdateId) -> None:
         async def keep_last(view: View) -> bool:
@@ -475,15 +479,19 @@ class Lane:
                 await self._until_replaced(view)
 
     async def _flush_held(self, view: View) -> bool:
-        """Have the gradients applied that were held back here; they come before newer ones."""
+        """Have the gradients applied that were held back here; they come before newer ones.
+
+        Those of an earlier incarnation may be refused: that says nothing of the present one.
+        """
         if self._held:
             request = ReplayBuffered(self._shard, view.epoch, tuple(self._held))
             try:
                 await self._ask(view, view.chain[0], request, self._group.timings.copy)
             except Evicted:
-                self._drop(self._held)
-                self._held = []
-                raise
+                refused, self._held = self._held, []
+                self._drop(refused)
+                if self.evicted:
+                    raise
             self._held.clear()
         return True
 

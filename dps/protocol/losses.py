@@ -7,7 +7,6 @@ a shard was restored with (`Restoration`), and the coordinator compares the two 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -266,6 +265,13 @@ class Losses:
 
     Used from one event loop.
 
+    Parameters
+    ----------
+    shards
+        How many there are.
+    calls
+        Whether workers may call functions.
+
     Attributes
     ----------
     found
@@ -274,8 +280,9 @@ class Losses:
         Grows with every change of `found`.
     """
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, *, calls: bool) -> None:
         self.revision = 0
+        self._calls = calls
         self._found: dict[tuple[int, int], Loss] = {}
         self._books = [_Book() for _ in range(shards)]
 
@@ -353,7 +360,7 @@ class Losses:
 
         It is lost as well if another process has taken its name.
         """
-        doubtful = dict.fromkeys(names_of(worker), incarnation)
+        doubtful = dict.fromkeys(self._names(worker), incarnation)
         touched: list[_Inquiry] = []
         for book in self._books:
             book.doubtful |= doubtful
@@ -363,18 +370,19 @@ class Losses:
                     touched.append(inquiry)
         return self._settle(touched)
 
-    def doubtful(self, shard: int) -> dict[str, int]:
-        """Under which names nobody knows what the last incarnations that were lost were told."""
-        return dict(self._books[shard].doubtful)
-
-    def has(self, shard: int, epoch: int, counts: Mapping[str, int]) -> list[Loss]:
-        """Take what a shard has of workers that were lost: they were told of no more than that."""
+    def has(
+        self, shard: int, epoch: int, incarnation: int, counts: Mapping[str, int]
+    ) -> list[Loss]:
+        """Take what a shard has of a worker that was lost: it was told of no more than that."""
         touched: list[_Inquiry] = []
         for name, count in counts.items():
-            touched += self._enter(Account(shard, name, epoch, count), math.inf)
+            touched += self._enter(Account(shard, name, epoch, count), incarnation + 1)
         return self._settle(touched)
 
-    def _enter(self, account: Account, incarnation: float) -> list[_Inquiry]:
+    def _names(self, worker: str) -> tuple[str, ...]:
+        return names_of(worker) if self._calls else (worker,)
+
+    def _enter(self, account: Account, incarnation: int) -> list[_Inquiry]:
         """Enter an account; return the restorations that came after it.
 
         It covers what incarnations before this one were told, for it counts their updates as well.
@@ -396,8 +404,8 @@ class Losses:
         if asked is not None and asked <= incarnation:
             del inquiry.awaited[worker]
             if asked < first:  # it is another process, which does not know
-                inquiry.doubtful |= dict.fromkeys(names_of(worker), asked)
-        for name in names_of(worker):
+                inquiry.doubtful |= dict.fromkeys(self._names(worker), asked)
+        for name in self._names(worker):
             if first <= inquiry.doubtful.get(name, -1) <= incarnation:
                 del inquiry.doubtful[name]
 

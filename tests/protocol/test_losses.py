@@ -343,7 +343,7 @@ def test_a_restoration_that_nobody_heard_of_makes_it_a_lower_bound() -> None:
 
 
 def test_each_restoration_is_charged_with_what_it_cost() -> None:
-    losses = Losses(1)
+    losses = Losses(1, calls=False)
     of_five = Brought("checkpoint", 5, {"a": 5})
     assert losses.restored(0, 3, of_five, 1.0, certain=True, after=4, active={"a": 1}) == []
     of_two = Brought("checkpoint", 2, {"a": 2})
@@ -358,7 +358,7 @@ def test_each_restoration_is_charged_with_what_it_cost() -> None:
 
 def test_who_knows_only_the_table_of_before_has_not_answered() -> None:
     """What it is told before it hears of the restoration is still to come."""
-    losses = Losses(1)
+    losses = Losses(1, calls=False)
     of_five = Brought("checkpoint", 5, {"a": 5})
     losses.restored(0, 3, of_five, 1.0, certain=True, after=4, active={"a": 1})
     assert losses.stated("a", 1, Statement(4, 1, (Account(0, "a", 1, 7),))) == []
@@ -368,7 +368,7 @@ def test_who_knows_only_the_table_of_before_has_not_answered() -> None:
 
 
 def test_another_process_of_the_same_name_cannot_speak_for_the_one_before() -> None:
-    losses = Losses(1)
+    losses = Losses(1, calls=False)
     losses.stated("a", 1, Statement(1, 1, (Account(0, "a", 1, 8),)))
     losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 1})
     (loss,) = losses.stated("a", 2, Statement(9, 2, ()))
@@ -376,41 +376,40 @@ def test_another_process_of_the_same_name_cannot_speak_for_the_one_before() -> N
 
 
 def test_what_a_replaced_process_was_told_is_known_once_its_successor_is_told_more() -> None:
-    losses = Losses(1)
-    losses.stated("a", 1, Statement(1, 1, (Account(0, "a", 1, 5),)))
+    losses = Losses(1, calls=True)
     losses.left("a", 1)
-    assert losses.doubtful(0) == {"a": 1, "a/calls": 1}
     losses.stated("a", 2, Statement(2, 2, (Account(0, "a", 1, 9),)))
-    assert losses.doubtful(0) == {"a/calls": 1}
-    losses.has(0, 1, {"a/calls": 0})
-    assert losses.doubtful(0) == {}
+    losses.has(0, 1, 1, {"a/calls": 0})
     losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 2})
     (loss,) = losses.stated("a", 2, Statement(5, 2, (Account(0, "a", 1, 9),)))
     assert (loss.updates, loss.exact) == (9, True)
 
 
-def test_a_shard_that_goes_before_a_successor_is_told_anything_leaves_a_lower_bound() -> None:
+def test_a_shard_that_goes_before_a_successor_joins_leaves_a_lower_bound() -> None:
     async def scenario(s: Setting) -> None:
         _, first = await s.enter("a")
         for _ in range(5):
             await first.push(ONES)
-        s.network.cut("scheduler", s.world.name_of(s.world.view(0).chain[0]))
-        await s.enter("a")
-        s.network.heal()
+        await first.close()
+        s.network.cut("a", s.world.name_of(s.world.view(0).chain[0]))
+        entering = asyncio.create_task(s.enter("a"))
+        await until(lambda: len(happened(s, WorkerJoined)) == 2)
         await loses(s, 0)
+        s.network.heal()
+        await entering
         (loss,) = s.world.losses.found
         assert not loss.exact
 
     in_world(scenario)
 
 
-def test_what_a_replaced_process_was_told_is_asked_of_the_shard() -> None:
+def test_a_successor_that_has_joined_knows_what_the_process_before_it_was_told() -> None:
     async def scenario(s: Setting) -> None:
         _, first = await s.enter("a")
         for _ in range(5):
             await first.push(ONES)
+        await first.close()
         await s.enter("a")
-        await until(lambda: not s.world.losses.doubtful(0))
         await loses(s, 0)
         (loss,) = s.world.losses.found
         assert (loss.updates, loss.exact) == (5, True)
