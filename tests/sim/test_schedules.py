@@ -79,6 +79,12 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + functions, BSP:8675309000299:0,1,2,4,5",
         # What a process was told whose name another one has taken is known to nobody.
         "none, BSP:3202046068000007:0,1:wide:calm",
+        # Updates that were held back are refused to an earlier incarnation, not to the present one.
+        "chain(2) + continue, SSP(1):66001000007:0,1,2,3,5:wide:calm",
+        # Of two processes of one name, one has made an update of an earlier clock by a call.
+        "chain(2) + functions, BSP:66002000005:2:wide",
+        # A node is drained while the newcomer that is to have its replica is away.
+        "chain(3) + mailbox:8675309000167",
         # Of two processes of one name the earlier is told to end; neither hears of the other
         "worker cache + functions:9170001000029:0,1:wide:calm",
         "none, elastic:1:wide",
