@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dps.errors import ConfigurationError
-from dps.events.reading import shown
+from dps.events.reading import quoted
 from flows.complaints import key_of, sentence
 from flows.config import TrialConfig
 from flows.grid import Trial
@@ -64,8 +64,8 @@ def trial_from(kept: Mapping[str, Any], place: str) -> Trial:
 
 def _unfit(place: str, key: str, value: object, wanted: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{place} is damaged: {key} is {shown(value)}, expected {wanted}; run the trial again with "
-        "dps run"
+        f"{place} is damaged: {key} is {quoted(value)}, expected {wanted}; run the trial again "
+        "with dps run"
     )
 
 

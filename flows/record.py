@@ -23,7 +23,7 @@ from dps.core.checksum import sealed, unsealed
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, to_json
-from dps.events.reading import from_line, shown
+from dps.events.reading import from_line, quoted
 from flows.files import write_whole
 from flows.quoting import unseen
 
@@ -407,7 +407,7 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
         for place, value in _found(settings, keys):
             if type(value) not in types:
                 wanted = " or ".join(kind.__name__ for kind in types if kind is not type(None))
-                said = f"has {shown(value)} as {'.'.join(place)}, not of type {wanted}"
+                said = f"has {quoted(value)} as {'.'.join(place)}, not of type {wanted}"
                 raise _damaged(path, 1, said)
             if types == (int,) and value < 0:
                 raise _damaged(path, 1, f"has {value} as {'.'.join(place)}, expected 0 or more")
@@ -415,7 +415,7 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     for key, name in {**names, **settings.get("labels", {})}.items():
         # No stricter than what a configuration may say, or its trials would never be whole.
         if unseen(name) is not None:
-            raise _damaged(path, 1, f"has {shown(name)} as {key}, which cannot be printed")
+            raise _damaged(path, 1, f"has {quoted(name)} as {key}, which cannot be printed")
 
 
 def _found(settings: Any, keys: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -447,10 +447,10 @@ def _names_in(grid: Path) -> tuple[str, ...]:
             raise ValueError("it has no list of trials")
         # Such as what is left of a checksum whose own key was damaged.
         if unknown := found.keys() - {"order_seed", "trials"}:
-            raise ValueError(f"it has an unknown key {shown(min(unknown))}")
+            raise ValueError(f"it has an unknown key {quoted(min(unknown))}")
         for name in found["trials"]:
             if not is_folder_name(name):
-                raise ValueError(f"{shown(name)} is no name of a trial")
+                raise ValueError(f"{quoted(name)} is no name of a trial")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "

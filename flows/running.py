@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from dps.errors import ConfigurationError
-from dps.events.reading import LATEST, shown
+from dps.events.reading import LATEST, quoted
 from flows.files import write_whole
 
 NOTE = ".running.json"
@@ -107,10 +107,10 @@ def owner_of(folder: Path) -> Owner | None:
 def _owner(said: Any) -> Owner:
     owner = Owner(**said)
     if not isinstance(owner.host, str) or not owner.host.isprintable():
-        raise ValueError(f"host is {shown(owner.host)}, expected a name")
+        raise ValueError(f"host is {quoted(owner.host)}, expected a name")
     if type(owner.pid) is not int or not 0 < owner.pid <= LARGEST_PID:
-        raise ValueError(f"pid is {shown(owner.pid)}, expected a number from 1 to {LARGEST_PID}")
+        raise ValueError(f"pid is {quoted(owner.pid)}, expected a number from 1 to {LARGEST_PID}")
     for name, moment in (("began", owner.began), ("since", owner.since)):
         if type(moment) not in (int, float) or not 0 <= moment <= LATEST:
-            raise ValueError(f"{name} is {shown(moment)}, expected seconds since 1970")
+            raise ValueError(f"{name} is {quoted(moment)}, expected seconds since 1970")
     return owner

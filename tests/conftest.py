@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,3 +25,15 @@ def pytest_configure() -> None:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for temporary files (TMPDIR), of a name that is short enough for sockets in it."""
     return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB that is really full when that is written."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small file system can be mounted by the superuser only")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

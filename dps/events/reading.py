@@ -58,13 +58,13 @@ def from_line(line: str) -> Event:
     except ValueError as error:
         raise NotAnEvent(f"it is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise NotAnEvent(f"it is {shown(found)}, expected an object")
+        raise NotAnEvent(f"it is {quoted(found)}, expected an object")
     kind = found.pop("event", None)
     if not isinstance(kind, str) or kind not in Event.kinds:
-        raise NotAnEvent(f"there is no event {shown(kind)}")
+        raise NotAnEvent(f"there is no event {quoted(kind)}")
     known = _fields(kind)
     if unknown := found.keys() - known.keys():
-        raise NotAnEvent(f"{kind} has no {', '.join(map(shown, sorted(unknown)))}")
+        raise NotAnEvent(f"{kind} has no {', '.join(map(quoted, sorted(unknown)))}")
     if missing := [name for name in known if known[name].needed and name not in found]:
         raise NotAnEvent(f"{kind} lacks {', '.join(missing)}")
     values = {name: _checked(known[name], value) for name, value in found.items()}
@@ -73,7 +73,7 @@ def from_line(line: str) -> Event:
     return cls(**values)
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value as a message quotes it: in one line, and not all of it if it is long."""
     return _short.repr(value)
 
@@ -113,7 +113,7 @@ class _Field:
     words: tuple[str, ...]
 
     def unfit(self, value: object, wanted: str) -> NotAnEvent:
-        return NotAnEvent(f"{self.place} is {shown(value)}, expected {wanted}")
+        return NotAnEvent(f"{self.place} is {quoted(value)}, expected {wanted}")
 
 
 @cache

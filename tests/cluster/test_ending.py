@@ -155,18 +155,6 @@ def test_a_crash_while_it_closes_leaves_a_whole_checkpoint(
 # -- a full disk ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """A file system of 1 MB that is really full when that is written."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("a small file system can be mounted by the superuser only")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(
     plain: Client, small_disk: Path
 ) -> None:
