@@ -219,7 +219,8 @@ class Restored(Event):
     """A shard began to serve from a copy; `source` is "initial", "checkpoint", "store" or "worker".
 
     Versions after `version` of earlier epochs are lost. The start of a run is recorded the same
-    way, as the restoration of version 0 in epoch 1.
+    way, as the restoration of version 0 in epoch 1. So is an attempt that came to nothing, perhaps
+    only after a later one: nobody is served in its epoch.
     """
 
     shard: int

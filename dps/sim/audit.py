@@ -307,22 +307,24 @@ class Auditor:
         shard = self._shards[event.shard]
         state = self._world.hosts[process.address].replica(event.shard).state
         what = f"shard {event.shard}, restored from {event.source} on {event.node}"
-        if event.source == "initial":
-            if shard.begun and not isinstance(self._case.recovery.durability, NoDurability):
-                self._check_all_lost(what, shard, process)
-            bound = float("inf")
-        else:
-            text = f"{what}: version {state.version} as it is there never existed"
-            require(_digest(state, self._forgets) in shard.existed, "never existed", text)
-            bound = self._bound(shard)
+        anew, digested = event.source == "initial", _digest(state, self._forgets)
+        text = f"{what}: version {state.version} as it is there never existed"
+        require(anew or digested in shard.existed, "never existed", text)
+        values = counted(what, self._world.group.layout, event.shard, state.values)
+        check_slots(what, values, state, self._forgets, bool(self._case.filters))
+        shard.existed.add(digested)
+        if event.epoch < self._world.view(event.shard).epoch:
+            # It was given up before it was carried out. Nobody is asked in an epoch that is over:
+            # nothing is lost by it, and whoever has the shard has it still.
+            return
+        if anew and shard.begun and not isinstance(self._case.recovery.durability, NoDurability):
+            self._check_all_lost(what, shard, process)
         if self._committed:
             whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
             self._committed[event.shard].restored(what, state.version, whole, lost_at)
         self._tally.lives[event.shard] += 1
-        values = counted(what, self._world.group.layout, event.shard, state.values)
-        check_slots(what, values, state, self._forgets, bool(self._case.filters))
+        bound = float("inf") if anew else self._bound(shard)
         self._check_loss(what, event.shard, cells_in(values), bound)
-        shard.existed.add(_digest(state, self._forgets))
         shard.members = {process.address: process}
         shard.begun = True
         if not applies(self._world.group):  # else another shard may be on its way to the cut before
