@@ -90,6 +90,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A worker enters again, and what it held back before is refused; that is no reason to
         # enter once more.
         "chain(2) + continue, SSP(1):173:wide",
+        # A shard goes back to clocks of a time before all left, which were further than those now.
+        "checkpoint, BSP:5500110022000003:0,2,3:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
