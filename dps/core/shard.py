@@ -85,6 +85,16 @@ class ShardState:
         """Clock of each active worker."""
         return {name: p.clock for name, p in self.workers.items() if p.active}
 
+    @property
+    def entry_clock(self) -> int:
+        """The clock at which a newcomer begins: the slowest, or the fastest of all who have left.
+
+        It never goes back. So a shard that has gone back to an earlier state, where workers of now
+        are entered again, takes none to be further than it is; others would not wait for it.
+        """
+        left = (p.clock for p in self.workers.values())
+        return min(self.clocks.values()) if self.clocks else max(left, default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class AppliedUpdate:
@@ -157,7 +167,7 @@ def apply(
         return Step("duplicate", state, op)
     if op.kind == "join":
         # A newcomer has no number yet; one that says again how far it is keeps its clock.
-        clock = op.id.seq or min(state.clocks.values(), default=0)
+        clock = op.id.seq or state.entry_clock
         return Step("applied", _entered(state, op.id, clock), op)
     if op.kind == "tick":
         return Step("applied", _entered(state, op.id, op.id.seq), op)
@@ -176,7 +186,8 @@ def _leave(state: ShardState, op: Operation) -> Step:
     known = state.workers.get(op.id.worker)
     if known is None or known.incarnation < op.id.incarnation:
         # Its join may still be on the way: it then comes too late, and nobody waits for the worker.
-        gone = Progress(op.id.incarnation, 0, 0, known.applied if known else 0, active=False)
+        clock, applied = (known.clock, known.applied) if known else (0, 0)
+        gone = Progress(op.id.incarnation, 0, clock, applied, active=False)
     elif known.incarnation == op.id.incarnation and (known.active or op.id.worker in state.results):
         gone = replace(known, active=False)
     else:

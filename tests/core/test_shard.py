@@ -98,6 +98,13 @@ def test_a_newcomer_joins_at_the_slowest_clock() -> None:
     assert after(*started, *pushed, leave("b"), join("c")).clocks == {"a": 3, "c": 3}
 
 
+def test_a_newcomer_goes_on_from_the_fastest_when_all_have_left() -> None:
+    started = [join("a"), MODEL.gradient("a", 1), join("b"), MODEL.gradient("b", 2)]
+    for gone in (leave("a"), leave("a", incarnation=2)):
+        assert after(*started, leave("b"), gone, join("c")).clocks == {"c": 2}
+        assert after(*started[:2], gone, join("c")).clocks == {"c": 1}
+
+
 def test_a_worker_that_left_is_not_waited_for_but_remembered() -> None:
     state = after(join("a"), join("b"), MODEL.gradient("b", 1), leave("b"))
     assert state.clocks == {"a": 0}

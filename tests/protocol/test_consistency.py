@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Continue, NoDurability, Recovery
+from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery
 from dps.core.rules import Momentum
 from dps.core.sparse import SparseSpec
 from dps.core.updates import Operation, UpdateId
@@ -276,6 +276,27 @@ def test_a_shard_that_was_lost_is_told_how_far_each_worker_is() -> None:
         assert await s.clocks() == [{"worker-0": 11, "worker-1": 9}] * 2
 
     in_world(scenario, consistency=SSP(2))
+
+
+def test_nobody_is_further_on_a_shard_that_has_gone_back_than_it_is() -> None:
+    """Also when the state is of the time of others, who have all left since."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.all_of(process.run(keep_pushing(client, 4)), within=2.0)
+        await process.run(client.leave("finished"))
+        process, client = await s.enter("worker-1")
+        idle, other = await s.enter("worker-2")
+        await s.all_of(process.run(client.push(ONES)), within=1.0)
+        s.world.crash("server-0", back_after=0.1)
+        reading = process.run(client.pull())
+        await asyncio.sleep(1.0)
+        assert not reading.done()
+        await s.all_of(idle.run(other.push(ONES)), within=1.0)
+        await s.all_of(reading, within=1.0)
+
+    saved = Recovery(Checkpoint(every=4, path="memory://gone-back"))
+    in_world(scenario, shards=1, consistency=SSP(0), recovery=saved)
 
 
 def test_a_worker_that_enters_again_goes_on_from_the_minimum() -> None:

@@ -100,6 +100,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + continue, SSP(1):173:wide",
         # A shard is served elsewhere when its host starts over and gets what it was sent before.
         "worker cache + continue, filters:5500110022000019:wide:calm",
+        # A shard goes back to clocks of a time before all left, which were further than those now.
+        "checkpoint, BSP:5500110022000003:0,2,3:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
