@@ -78,7 +78,8 @@ class Restoration:
     """What a shard that had been served was brought back with, in `epoch`.
 
     `number` counts the shard's restorations, `applied` the updates of each worker, or caller of
-    functions, in the state. It is not `certain` if some of these may have entered in an earlier
+    functions, in the state, but for those that an earlier restoration had lost and that are back
+    with an older copy. It is not `certain` if some of these may have entered in an earlier
     attempt to bring the shard back, and so are none of those that the worker was told of.
     """
 
@@ -95,11 +96,15 @@ class Restoration:
 @message
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What a shard is brought back with; reply to `Restore`, and part of `Seeded`."""
+    """What a shard is brought back with; reply to `Restore`, and part of `Seeded`.
+
+    `based_on` is the epoch in which it was read, if it is a worker's copy.
+    """
 
     source: str
     version: int
     applied: dict[str, int] = field(hash=False)
+    based_on: int | None = None
 
 
 @message
@@ -140,10 +145,10 @@ class LossList:
     losses: tuple[Loss, ...]
 
 
-def brought(source: str, state: ShardState) -> Brought:
+def brought(source: str, state: ShardState, based_on: int | None = None) -> Brought:
     """What a shard is brought back with that is given this state."""
     applied = {name: p.applied for name, p in state.workers.items() if p.applied}
-    return Brought(source, state.version, applied)
+    return Brought(source, state.version, applied, based_on)
 
 
 class Receipts:
@@ -324,6 +329,11 @@ class Losses:
         """
         book = self._books[shard]
         number, there = len(book.inquiries) + 1, brought.applied
+        if brought.based_on is not None:
+            # What an earlier restoration lost may be back, but not what was acked after that one.
+            for earlier in _after(book, brought.based_on):
+                kept = earlier.restoration.applied
+                there = {name: min(n, kept.get(name, 0)) for name, n in there.items()}
         told = Restoration(
             shard, epoch, number, at, brought.source, brought.version, there, certain
         )

@@ -142,13 +142,14 @@ class Copies:
         epoch, copy = self._offered[seed.shard]
         if epoch != seed.epoch or copy is None:
             return  # that was long ago
-        state = rebuilt(copy, self._group.rule)
+        assert copy.beside is not None
+        state, based_on = rebuilt(copy, self._group.rule), copy.beside.epoch
         request = Install(seed.shard, epoch, (seed.host,), state, "worker")
         timings = self._group.timings
         for _ in range(ATTEMPTS):
             try:
                 await self._transport.call(seed.host, request, timings.copy, "replicate")
-                told = Seeded(seed.shard, seed.epoch, brought("worker", state))
+                told = Seeded(seed.shard, seed.epoch, brought("worker", state, based_on))
                 await self._router.ask(told)
             except DpsError:
                 await asyncio.sleep(timings.retry)

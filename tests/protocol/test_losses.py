@@ -142,6 +142,31 @@ def test_as_much_is_reported_as_is_gone(recovery: Recovery, lost: range, source:
     in_world(scenario, recovery=with_checkpoint_path(recovery, "memory://losses"))
 
 
+def test_what_comes_back_with_an_older_copy_makes_up_for_nothing_lost_since() -> None:
+    """As many updates of the worker are there as before, but others."""
+
+    async def scenario(s: Setting) -> None:
+        (_, a), (_, b) = await s.enter("a"), await s.enter("b")
+        await b.push(ONES, pull=True)
+        for _ in range(5):
+            await a.push(ONES)
+        await a.pull()
+        s.network.cut("a", "scheduler")  # it offers nothing, and is not given up for it yet
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: s.world.losses.restorations and s.world.view(0).serving)
+        s.network.heal()
+        for _ in range(5):
+            await a.push(ONES)
+        assert [x.updates for x in a.losses] == [5]
+        await loses(s, 0)
+        assert [state.version for state in await s.states()] == [6]
+        await a.push(ONES)
+        assert [(x.updates, x.exact) for x in s.world.losses.found] == [(5, True), (5, True)]
+        assert [x.updates for x in a.losses] == [5, 5]
+
+    in_world(scenario, shards=1, recovery=Recovery(WorkerCache()), lease=30.0)
+
+
 def test_a_chain_loses_nothing_with_its_head_and_all_with_the_last_of_it() -> None:
     async def scenario(s: Setting) -> None:
         _, a = await s.enter("a")
@@ -354,6 +379,22 @@ def test_each_restoration_is_charged_with_what_it_cost() -> None:
     assert losses.is_settled
     late = Statement(7, 1, (Account(0, "a", 1, 9),))
     assert [(loss.epoch, loss.updates) for loss in losses.stated("a", 1, late)] == [(3, 4)]
+
+
+def test_a_copy_from_before_a_restoration_lacks_all_that_was_acked_after_it() -> None:
+    losses = Losses(1, calls=False)
+
+    def restored(epoch: int, applied: int, based_on: int) -> None:
+        copy = Brought("worker", applied, {"a": applied}, based_on)
+        losses.restored(0, epoch, copy, 1.0, certain=True, after=epoch, active={"a": 1})
+
+    restored(3, 5, based_on=1)
+    losses.stated("a", 1, Statement(4, 1, (Account(0, "a", 1, 8), Account(0, "a", 3, 7))))
+    restored(5, 8, based_on=1)
+    losses.stated("a", 1, Statement(6, 1, ()))
+    restored(7, 9, based_on=5)  # it was read after the last one, and has an update more
+    losses.stated("a", 1, Statement(8, 1, (Account(0, "a", 5, 10),)))
+    assert [loss.workers for loss in losses.found] == [{"a": 3}, {"a": 2}, {"a": 1}]
 
 
 def test_who_knows_only_the_table_of_before_has_not_answered() -> None:

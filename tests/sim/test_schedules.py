@@ -102,6 +102,10 @@ def _digest_with_hash_seed(seed: str) -> str:
         "worker cache + continue, filters:5500110022000019:wide:calm",
         # A shard goes back to clocks of a time before all left, which were further than those now.
         "checkpoint, BSP:5500110022000003:0,2,3:wide:calm",
+        # A shard goes back to a copy from before it went back the first time, which has some of
+        # what that had cost.
+        "worker cache:5500110022000034:0,1,2,3,4,6:calm",
+        "worker cache + functions:66000015",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
