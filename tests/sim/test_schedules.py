@@ -90,6 +90,11 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A worker enters again, and what it held back before is refused; that is no reason to
         # enter once more.
         "chain(2) + continue, SSP(1):173:wide",
+        # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
+        # what the worker had held back, and where it joined.
+        "stateless, BSP:5500110022000021:wide",
+        "chain(2) + continue, SSP(1):93004:0,1,3,4:wide",
+        "none, BSP:93002:3,6:wide",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
