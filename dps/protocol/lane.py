@@ -241,7 +241,10 @@ class Lane:
                 await asyncio.sleep(self._group.timings.retry)
 
     async def _tell(self, view: View) -> None:
-        """Have a shard in a new epoch know this worker's clock: its own may have been lost."""
+        """Have a shard in a new epoch know this worker's clock: its own may have been lost.
+
+        So may what was in a mailbox; and a replay policy may leave out what was buffered.
+        """
         if self._telling is None or self._last is None or self._told_in == view.epoch:
             return
         join = Operation("join", self._last)
@@ -285,7 +288,9 @@ class Lane:
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0
         self._clock = reply.clock
-        self._last, self._told_in = op.id, self.acked_in
+        # Where it joined it has a clock, but no number yet.
+        self._last = op.id._replace(seq=reply.clock) if op.kind == "join" else op.id
+        self._told_in = self.acked_in
         if reply.weights is not None:
             self._keep(op.id.incarnation, reply.weights)
         # A newcomer is told of what other processes have pushed under its name.
@@ -462,6 +467,7 @@ class Lane:
                 self._router.report(mailbox)
                 raise
             self._deposited += 1
+            self._last, self._told_in = op.id, 0
             buffered()
             return True
 
@@ -492,7 +498,10 @@ class Lane:
                 self._drop(refused)
                 if self.evicted:
                     raise
+                return True
+            self._last, self._told_in = self._held[-1].id, 0
             self._held.clear()
+            await self._tell(view)
         return True
 
 

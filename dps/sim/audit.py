@@ -153,14 +153,14 @@ class Auditor:
 
     # -- while it runs -----------------------------------------------------------------------------
 
-    def accepted(self, replica: Replica, step: Step) -> None:
-        """A replica made a state its own."""
+    def accepted(self, replica: Replica, before: ShardState, step: Step) -> None:
+        """A replica made a state its own, in the place of the one before."""
         try:
-            self._check_accepted(replica, step)
+            self._check_accepted(replica, before, step)
         except Violation as violation:
             self._world.network.report(violation)
 
-    def _check_accepted(self, replica: Replica, step: Step) -> None:
+    def _check_accepted(self, replica: Replica, before: ShardState, step: Step) -> None:
         state, shard = step.state, self._shards[replica.shard]
         shard.existed.add(_digest(state, self._forgets))
         if not step.updates or replica._group.name != self._world.group.name:
@@ -170,14 +170,16 @@ class Auditor:
         shard.ever |= cells_in(values)
         if not isinstance(self._case.consistency, ASP):
             self._check_active(what, step)
+            if not applies(self._world.group):  # else clocks go back with the shards
+                self._check_clocks(what, before, step)
         if replica.is_head:
             epoch, address = replica.epoch, replica._me.address
             first = shard.heads.setdefault(epoch, address)
             text = f"shard {replica.shard}, epoch {epoch}: both {first} and {address} are head"
             require(first == address, "two heads", text)
-            before = shard.versions.get(epoch, 0)
-            text = f"{what}: version {state.version} after {before} in epoch {epoch}"
-            require(state.version > before, "version went back", text)
+            last = shard.versions.get(epoch, 0)
+            text = f"{what}: version {state.version} after {last} in epoch {epoch}"
+            require(state.version > last, "version went back", text)
             shard.versions[epoch] = state.version
 
     def _check_active(self, what: str, step: Step) -> None:
@@ -189,6 +191,17 @@ class Auditor:
             is_call = update.id.worker.endswith(CALLS)
             text = f"{what}: {update.id} was applied, though nobody waits for that worker"
             require(of_now or is_call or (mailbox and update.replayed), "applied too late", text)
+
+    def _check_clocks(self, what: str, before: ShardState, step: Step) -> None:
+        """A shard has known of all that a worker did before, also of what was lost.
+
+        Until then it may have shown others, and this worker, weights that were too old.
+        """
+        for update in step.updates:
+            number = update.id.seq
+            clock = before.clocks.get(update.id.worker, number)
+            text = f"{what}: {update.id} was applied when the worker's clock was {clock}"
+            require(update.replayed or clock >= number - 1, "clock behind", text)
 
     def committed(self, commits: Commits, state: ShardState) -> None:
         """A replica has committed a state."""
@@ -406,8 +419,7 @@ class Auditor:
 
     def _check_kept(self, view: View, found: set[int]) -> None:
         shard, tally = view.shard, self._tally
-        mail_lost = self._injector.has_touched("store", "mailbox")
-        buffered = set() if mail_lost else tally.buffered[shard]
+        buffered = set() if tally.mail_lost() else tally.buffered[shard]
         lost = (tally.acked[shard] | buffered) - found - tally.forgiven[shard]
         text = f"shard {shard}: {len(lost)} acked updates are lost: {sorted(lost)}"
         require(not lost, "lost", text)
@@ -470,14 +482,15 @@ async def settled(world: World, patience: float) -> Table:
 
 
 @contextmanager
-def accepting(told: Callable[[Replica, Step], None]) -> Iterator[None]:
+def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[None]:
     """Have `told` called with every step that any replica accepts."""
     apply: Any = Replica._apply_now
 
     async def apply_and_tell(self: Replica, op: Any) -> Step:
+        before = self.state
         step: Step = await apply(self, op)
         if step.outcome == "applied":
-            told(self, step)
+            told(self, before, step)
         return step
 
     Replica._apply_now = apply_and_tell  # type: ignore[method-assign]

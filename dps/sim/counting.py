@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -20,6 +20,7 @@ from dps.core.blocks import Layout
 from dps.core.functions import Changed, Part
 from dps.core.updates import UpdateId
 from dps.errors import Evicted
+from dps.protocol.cuts import applies
 from dps.protocol.lane import Outcome
 from dps.protocol.messages import Table
 from dps.sim.counting_rows import TABLE, RowKeys, homes
@@ -61,6 +62,11 @@ def mark(arrays: Mapping[str, Part], cell: int) -> Changed:
 class Tally:
     """What the workers did and were told, shard by shard, as sets of cells.
 
+    Parameters
+    ----------
+    mail_lost
+        Whether a failure was allowed to take back what was in a mailbox.
+
     Attributes
     ----------
     claimed
@@ -85,7 +91,8 @@ class Tally:
         How many processes there have been of each worker's name.
     """
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, mail_lost: Callable[[], bool]) -> None:
+        self.mail_lost = mail_lost
         self.claimed: set[int] = set()
         self.attempted: set[int] = set()
         self.acked: list[set[int]] = [set() for _ in range(shards)]
@@ -124,15 +131,16 @@ class Tally:
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
 
-        After a failure took some of it back the shard's clocks are behind the worker's own, until
-        its next update.
+        After a failure took some of it back, these are behind the worker's own, until its next
+        update.
         """
         clock = None
+        lost = self.forgiven[shard] | (self.buffered[shard] if self.mail_lost() else set())
         own = cells_of(worker)[self.active.get(worker, 0) :]
         for cell in own:
             if cell in cells:
                 clock = max(clock or 0, self.numbers[cell])  # two processes may share the name
-            elif cell in self.forgiven[shard]:
+            elif cell in lost:
                 clock = None
         return clock
 
@@ -327,7 +335,8 @@ class CountingWorker:
     def _reading(self, shard: int, found: set[int]) -> _Reading:
         """How far everybody is in what was read of a shard."""
         tally = self._tally
-        set_back = tally.clock(self.name, shard, found) is None
+        together = applies(self._world.group)
+        set_back = together and tally.clock(self.name, shard, found) is None
         active = {} if set_back else tally.active
         return _Reading({w: (since, tally.clock(w, shard, found)) for w, since in active.items()})
 

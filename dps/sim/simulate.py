@@ -110,8 +110,8 @@ class _Run:
         notices, machines = self._stream("notices"), schedule.machines
         self._world = World(group, zeros(layout), self._network, notices, machines=machines)
         self._world.tells = schedule.told
-        self._tally = Tally(case.shards)
         self._injector = Injector(self._world, files, schedule, self)
+        self._tally = Tally(case.shards, lambda: self._injector.has_touched("store", "mailbox"))
         watched = self._world, case, self._tally, self._injector
         self._auditor = Auditor(*watched, self._row_keys, schedule.work)
         self._over = asyncio.Event()

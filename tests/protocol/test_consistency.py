@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    Replay,
+    SharedStore,
+)
 from dps.core.rules import Momentum
 from dps.core.sparse import SparseSpec
 from dps.core.updates import Operation, UpdateId
@@ -297,6 +305,69 @@ def test_nobody_is_further_on_a_shard_that_has_gone_back_than_it_is() -> None:
 
     saved = Recovery(Checkpoint(every=4, path="memory://gone-back"))
     in_world(scenario, shards=1, consistency=SSP(0), recovery=saved)
+
+
+def test_a_shard_that_was_lost_is_told_of_what_was_in_a_mailbox_that_was_lost_too() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        await s.all_of(process.run(keep_pushing(client, 2)), within=2.0)
+        s.world.crash("server-0", back_after=1.0)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        s.world.crash("mailbox-0")
+        await asyncio.sleep(3.0)
+        assert [state.version for state in await s.states()] == [2]
+        assert await s.clocks() == [{"worker-0": 3, "worker-1": 0}]
+
+    recovery = Recovery(SharedStore(), Continue())
+    in_world(scenario, consistency=SSP(9), recovery=recovery, shards=1, extra=["mailbox-0"])
+
+
+def test_a_shard_that_was_lost_is_told_of_what_the_worker_had_held_back() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        s.world.crash("server-0", back_after=0.5)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.3)
+        await asyncio.sleep(1.0)
+        assert [state.version for state in await s.states()] == [1]
+        s.world.crash("server-0", back_after=0.1)
+        await asyncio.sleep(1.0)
+        assert [state.version for state in await s.states()] == [0]
+        assert await s.clocks() == [{"worker-0": 1}]
+
+    recovery = Recovery(NoDurability(), Continue(buffer="worker"))
+    in_world(scenario, consistency=SSP(9), recovery=recovery, shards=1)
+
+
+def test_what_a_replay_policy_leaves_out_counts_in_the_clock() -> None:
+    async def scenario(s: Setting) -> None:
+        entered = [await s.enter(worker) for worker in WORKERS[:2]]
+        s.world.crash("server-0", back_after=0.5)
+        await asyncio.sleep(0.1)
+        for process, client in entered:
+            await s.all_of(process.run(client.push(ONES)), within=0.5)
+        await asyncio.sleep(1.0)
+        assert [state.version for state in await s.states()] == [1]
+        assert await s.clocks() == [{"worker-0": 1, "worker-1": 1}]
+
+    policy = Replay("drop_older", drop_older_than=0)
+    recovery = Recovery(SharedStore(), Continue(buffer="worker"), policy)
+    in_world(scenario, consistency=SSP(9), recovery=recovery, shards=1)
+
+
+def test_a_shard_that_was_lost_is_told_the_clock_that_a_newcomer_was_given() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.all_of(process.run(keep_pushing(client, 5)), within=2.0)
+        await s.enter("worker-1")
+        s.network.cut("worker-0", "server-0")
+        s.world.crash("server-0", back_after=0.1)
+        await asyncio.sleep(0.5)
+        assert (await s.clocks())[0]["worker-1"] == 5
+
+    in_world(scenario, consistency=SSP(9))
 
 
 def test_a_worker_that_enters_again_goes_on_from_the_minimum() -> None:

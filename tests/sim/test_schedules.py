@@ -106,6 +106,11 @@ def _digest_with_hash_seed(seed: str) -> str:
         # what that had cost.
         "worker cache:5500110022000034:0,1,2,3,4,6:calm",
         "worker cache + functions:66000015",
+        # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
+        # what the worker had held back, and where it joined.
+        "stateless, BSP:5500110022000021:wide",
+        "chain(2) + continue, SSP(1):93004:0,1,3,4:wide",
+        "none, BSP:93002:3,6:wide",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
