@@ -137,11 +137,11 @@ class World:
         return machine, lost
 
     def power_up(self, lost: Iterable[Process], again: Iterable[str]) -> None:
-        """Have a machine up again, and fresh nodes with these names on it."""
+        """Have a machine up again, and fresh nodes with these names on it if the group goes on."""
         for process in lost:
             self.network.reveal(process)
         missing = [name for name in again if name not in self._nodes]
-        if missing:
+        if missing and self._driver.alive:
             self._driver.run(self.bring_up(missing))
 
     def end(self, leave_hosts: bool) -> None:

@@ -106,6 +106,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         # what that had cost.
         "worker cache:5500110022000034:0,1,2,3,4,6:calm",
         "worker cache + functions:66000015",
+        # The machine of a group that has ended is up again; another group has its nodes by now.
+        "checkpoint:5500110022000065:0,1:wide",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
         # what the worker had held back, and where it joined.
         "stateless, BSP:5500110022000021:wide",
