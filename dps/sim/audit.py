@@ -204,9 +204,12 @@ class Auditor:
             require(update.replayed or clock >= number - 1, "clock behind", text)
 
     def committed(self, commits: Commits, state: ShardState) -> None:
-        """A replica has committed a state."""
-        if self._committed and commits._group.name == self._world.group.name:
-            self._committed[commits._shard].note(state.version, now())
+        """A replica has committed a state; nobody is told of that in an epoch that is over."""
+        world, shard = self._world, commits._shard
+        if not self._committed or commits._group.name != world.group.name:
+            return
+        if commits.epoch == world.view(shard).epoch:
+            self._committed[shard].note(state.version, now())
 
     def _renewed(self, request: RenewLease, reply: wire.Frames) -> None:
         """The coordinator has answered a host that asks for its lease."""

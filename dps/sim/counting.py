@@ -85,8 +85,12 @@ class Tally:
         How often each shard has been brought back: what was read before may be lost.
     numbers
         The number of the update of each cell: its worker's clock after it.
+    made_as
+        The incarnation of its worker that began to make the update of each cell.
     active
         Workers that take part, and how many of their cells they had come past when they entered.
+    latest
+        The incarnation as which each worker takes part.
     processes
         How many processes there have been of each worker's name.
     """
@@ -101,15 +105,18 @@ class Tally:
         self.forgiven: list[set[int]] = [set() for _ in range(shards)]
         self.lives = [0] * shards
         self.numbers: dict[int, int] = {}
+        self.made_as: dict[int, int] = {}
         self.active: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
         self.processes: Counter[str] = Counter()
         self._gone: set[tuple[str, int]] = set()
         self.operations = 0
 
     def entered(self, worker: str, incarnation: int) -> None:
         """A worker begins to take part, or does so again; it may have been given up meanwhile."""
-        if (worker, incarnation) in self._gone:
+        if (worker, incarnation) in self._gone or incarnation < self.latest.get(worker, 0):
             return
+        self.latest[worker] = incarnation
         done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
         self.active[worker] = max(done, default=0)
 
@@ -127,6 +134,7 @@ class Tally:
         """Nobody takes part any more; incarnations that nobody knows of may be there again."""
         self._gone.clear()
         self.active.clear()
+        self.latest.clear()
 
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
@@ -138,8 +146,10 @@ class Tally:
         lost = self.forgiven[shard] | (self.buffered[shard] if self.mail_lost() else set())
         own = cells_of(worker)[self.active.get(worker, 0) :]
         for cell in own:
+            if self.made_as.get(cell) != self.latest.get(worker):
+                continue  # another process of this name counts for itself
             if cell in cells:
-                clock = max(clock or 0, self.numbers[cell])  # two processes may share the name
+                clock = self.numbers[cell]
             elif cell in lost:
                 clock = None
         return clock
@@ -249,6 +259,7 @@ class CountingWorker:
         known = [set(of_shard) for of_shard in self._tally.seen]
         self._tally.attempted.add(cell)
         number = self._tally.numbers[cell] = self.client.next_seq
+        self._tally.made_as[cell] = self.client.incarnation
         self._pushed.add(cell)
         self._on_the_way = {number: cell}
         computed_from = [*enumerate(self._readings), *enumerate(self._row_readings)]
@@ -270,6 +281,7 @@ class CountingWorker:
         tally = self._tally
         tally.attempted.add(cell)
         tally.numbers[cell] = self.client.next_seq - 1
+        tally.made_as[cell] = self.client.incarnation
         results = await self._in_time(self.client.apply(MARK, [cell]))
         text = f"{self.name}: a call came to {results}, expected 1 from every shard"
         require(results == [1.0] * len(tally.acked), "wrong result", text)

@@ -83,6 +83,7 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + continue, SSP(1):66001000007:0,1,2,3,5:wide:calm",
         # Of two processes of one name, one has made an update of an earlier clock by a call.
         "chain(2) + functions, BSP:66002000005:2:wide",
+        "chain(2) + functions, BSP:5500110022000081:wide",
         # A node is drained while the newcomer that is to have its replica is away.
         "chain(3) + mailbox:8675309000167",
         # Of two processes of one name the earlier is told to end; neither hears of the other
@@ -108,6 +109,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "worker cache + functions:66000015",
         # The machine of a group that has ended is up again; another group has its nodes by now.
         "checkpoint:5500110022000065:0,1:wide",
+        # Who stood still beyond its lease commits what nobody is told of.
+        "checkpoint, seconds:5500110022000093:wide:calm",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
         # what the worker had held back, and where it joined.
         "stateless, BSP:5500110022000021:wide",
