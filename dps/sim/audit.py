@@ -40,7 +40,7 @@ from dps.protocol.messages import Renewed, RenewLease, Table, View
 from dps.protocol.replica import Replica
 from dps.protocol.runs import Saved
 from dps.sim.cases import JOINING, Case
-from dps.sim.counting import Tally, cells_in, check_counts
+from dps.sim.counting import Tally, cells_in, cells_of, check_counts
 from dps.sim.counting_rows import RowKeys, digest
 from dps.sim.filters import WITHHELD
 from dps.sim.injector import Injector
@@ -268,7 +268,7 @@ class Auditor:
                 self._tally.left(event.worker, event.incarnation)
                 if event.was_lost:
                     self._workers_lost += 1
-                    self._tally.forgive_buffer(event.worker)
+                    self._tally.forgive_buffer(cells_of(event.worker))
 
     def _refused(self, number: int, path: str, reason: str) -> None:
         """A damaged checkpoint was passed over."""
@@ -290,7 +290,7 @@ class Auditor:
             known = struck["return"] + struck["twin"] + struck["late copies"] > 0
             text = f"{name} entered as {event.incarnation}, and had not left as {before}"
             require(known, "entered twice", text)
-            self._tally.forgive_buffer(name)
+            self._tally.forgive_buffer(cells_of(name))
             self._workers_lost += 1
         self._incarnations[name] = self._joined[name] = event.incarnation
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -120,10 +120,11 @@ class Tally:
         done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
         self.active[worker] = max(done, default=0)
 
-    def forgive_buffer(self, worker: str) -> None:
-        """What a worker held back is lost with its process."""
+    def forgive_buffer(self, cells: Iterable[int]) -> None:
+        """What a worker held back of these is lost with its process."""
+        own = set(cells)
         for buffered, forgiven in zip(self.buffered, self.forgiven, strict=True):
-            forgiven |= buffered & set(cells_of(worker))
+            forgiven |= buffered & own
 
     def left(self, worker: str, incarnation: int) -> None:
         """A worker does not take part any more."""
@@ -225,6 +226,9 @@ class CountingWorker:
             require(not alone, "evicted", f"{self.name} has its name to itself: {error}")
             await self.client.leave("failed")
             await self.client.close()
+        except asyncio.CancelledError:
+            self._tally.forgive_buffer(self._pushed)
+            raise
 
     async def _train(self, random: Random, think: float, over: asyncio.Event) -> None:
         await self.client.enter(self.process.address, self.name)

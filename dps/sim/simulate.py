@@ -16,7 +16,7 @@ from dps.protocol.runs import describe, find_saved, write_run
 from dps.sim.audit import Auditor, accepting, settled
 from dps.sim.cases import JOINING, TIMINGS
 from dps.sim.choices import choosing
-from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, counters, mark, zeros
+from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, cells_of, counters, mark, zeros
 from dps.sim.counting_rows import RowKeys
 from dps.sim.disk import SCHEME, SimDisk, disk
 from dps.sim.faults import Fault, Schedule
@@ -163,7 +163,7 @@ class _Run:
 
     def again(self, worker: str) -> None:
         """Start another process under the name of a worker."""
-        self._tally.forgive_buffer(worker)
+        self._tally.forgive_buffer(cells_of(worker))
         self._start(worker)
 
     async def resume(self, fault: Fault) -> World:

@@ -111,6 +111,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint:5500110022000065:0,1:wide",
         # Who stood still beyond its lease commits what nobody is told of.
         "checkpoint, seconds:5500110022000093:wide:calm",
+        # The earlier one of two processes of a name ends, and with it what it held back.
+        "worker cache + continue:5500110033000005:2,3,4,5,6:wide",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
         # what the worker had held back, and where it joined.
         "stateless, BSP:5500110022000021:wide",
