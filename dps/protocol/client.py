@@ -94,7 +94,7 @@ class Client:
     ) -> None:
         self.worker = worker
         self.incarnation = incarnation
-        self._first = incarnation
+        self._incarnations: tuple[int, ...] = (incarnation,)
         self._stops = stops
         self._is_cancelled = is_cancelled or _never
         self._on_loss = on_loss or _ignore_loss
@@ -143,7 +143,7 @@ class Client:
             request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
             reply = await self.router.ask(request)
             self.incarnation, self._given_up = reply.incarnation, False
-            self._first = self._first or self.incarnation
+            self._incarnations = (*self._incarnations, self.incarnation)
             await self._offer_copies()
             if self._renewing is None:
                 every = self._group.timings.lease / RENEWALS
@@ -559,7 +559,7 @@ class Client:
 
     @property
     def _statement(self) -> Statement:
-        return Statement(self._known, self._first, self._receipts.accounts)
+        return Statement(self._known, self._incarnations, self._receipts.accounts)
 
     async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
         await asyncio.gather(*(request(lane) for lane in self._lanes))

@@ -38,7 +38,7 @@ from dps.protocol.codecs import dense
 from dps.protocol.cuts import applies
 from dps.protocol.group import Group
 from dps.protocol.keys import KnownKeys
-from dps.protocol.losses import Receipts
+from dps.protocol.losses import Account, Receipts
 from dps.protocol.messages import (
     Deposit,
     Pull,
@@ -189,7 +189,7 @@ class Lane:
                     "under its name come from a later incarnation now: end this process"
                 )
             results.append(reply.result)
-            self._receipts.acked(self._shard, view.epoch, op.id.worker, reply.applied)
+            self._note_acked(op, view.epoch, reply)
             return True
 
         async with self._turn:
@@ -293,11 +293,16 @@ class Lane:
         self._told_in = self.acked_in
         if reply.weights is not None:
             self._keep(op.id.incarnation, reply.weights)
-        # A newcomer is told of what other processes have pushed under its name.
-        self._receipts.acked(self._shard, self.acked_in, op.id.worker, reply.applied)
+        self._note_acked(op, self.acked_in, reply)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
             self._on_ack(self._shard, op.id, reply.version, outcome)
+
+    def _note_acked(self, op: Operation, epoch: int, reply: Pushed) -> None:
+        """Keep count; who joins is told of what other processes have pushed under its name."""
+        name, incarnation, _ = op.id
+        account = Account(self._shard, name, epoch, reply.applied, incarnation)
+        self._receipts.acked(account)
 
     def _keep(self, incarnation: int, weights: Weights) -> None:
         self._base, self.read_as = weights, incarnation

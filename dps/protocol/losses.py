@@ -7,7 +7,7 @@ a shard was restored with (`Restoration`), and the coordinator compares the two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -110,12 +110,16 @@ class Brought:
 @message
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`."""
+    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`.
+
+    It was given to an `incarnation`, and the count has all that earlier ones were told of.
+    """
 
     shard: int
     name: str
     epoch: int
     count: int
+    incarnation: int
 
 
 @message
@@ -123,11 +127,12 @@ class Account:
 class Statement:
     """All that a client was told is durable, as of version `known` of the table.
 
-    It covers the worker's incarnations from `first` on: the client knows nothing of earlier ones.
+    It covers the `incarnations` of the worker that this client has been, and no others: another
+    process may have the same name.
     """
 
     known: int
-    first: int
+    incarnations: tuple[int, ...]
     accounts: tuple[Account, ...]
 
 
@@ -166,8 +171,8 @@ class Receipts:
     def __init__(self, together: bool, on_loss: Callable[[Loss], None]) -> None:
         self._together = together
         self._on_loss = on_loss
-        self._counts: dict[tuple[int, str], tuple[int, int]] = {}  # epoch and count
-        self._staged: dict[tuple[int, str], tuple[int, int]] = {}
+        self._counts: dict[tuple[int, str], Account] = {}
+        self._staged: dict[tuple[int, str], Account] = {}
         self._kept: dict[Account, None] = {}  # of before a restoration, until they are sent
         self._last: dict[int, Restoration] = {}
         self._losses: dict[tuple[int, int], Loss] = {}
@@ -180,25 +185,24 @@ class Receipts:
     @property
     def accounts(self) -> tuple[Account, ...]:
         """What the coordinator is to be told."""
-        now = (Account(shard, name, *at) for (shard, name), at in self._counts.items())
-        return (*self._kept, *now)
+        return (*self._kept, *self._counts.values())
 
     def sent(self, accounts: Iterable[Account]) -> None:
         """Take note that the coordinator has these."""
         for account in accounts:
             self._kept.pop(account, None)
 
-    def acked(self, shard: int, epoch: int, name: str, count: int) -> None:
-        """Take note of an acknowledgement: with it, the shard has `count` updates of that name."""
+    def acked(self, account: Account) -> None:
+        """Take note of an acknowledgement."""
         if self._together:
-            self._staged[shard, name] = (epoch, count)
+            self._staged[account.shard, account.name] = account
         else:
-            self._enter([(shard, name, epoch, count)])
+            self._enter([account])
 
     def all_acked(self) -> None:
         """Take note that every shard has acknowledged what was sent to all of them."""
         staged, self._staged = self._staged, {}
-        self._enter([(*key, *at) for key, at in staged.items()])
+        self._enter(staged.values())
 
     def heard(self, restorations: Iterable[Restoration]) -> bool:
         """Compare with what shards were restored with; return whether any is new."""
@@ -209,28 +213,29 @@ class Receipts:
             certain = restoration.certain and next_one
             self._last[restoration.shard] = replace(restoration, certain=certain)
         concerned = {restoration.shard for restoration in new}
-        self._enter([(*key, *at) for key, at in self._counts.items() if key[0] in concerned])
+        self._enter([a for a in self._counts.values() if a.shard in concerned])
         return bool(new)
 
     def _number(self, shard: int) -> int:
         return self._last[shard].number if shard in self._last else 0
 
-    def _enter(self, counts: Iterable[tuple[int, str, int, int]]) -> None:
-        """Take the number of updates under a name that a shard acknowledged in an epoch."""
+    def _enter(self, accounts: Iterable[Account]) -> None:
+        """Take how many updates under a name a shard has acknowledged in an epoch."""
         found: dict[tuple[int, int], Loss] = {}
-        for shard, name, epoch, count in counts:
-            last = self._last.get(shard)
-            if last is None or epoch >= last.epoch:
-                self._counts[shard, name] = (epoch, count)
+        for account in accounts:
+            at, last = (account.shard, account.name), self._last.get(account.shard)
+            if last is None or account.epoch >= last.epoch:
+                self._counts[at] = account
                 continue
-            there = last.applied.get(name, 0)
-            self._kept[Account(shard, name, epoch, count)] = None
-            self._counts[shard, name] = (last.epoch, min(count, there))
-            if count > there:
-                known = self._losses.get((shard, last.epoch))
-                workers = {**(known.workers if known else {}), name: count - there}
+            there = last.applied.get(account.name, 0)
+            self._kept[account] = None
+            left = min(account.count, there)
+            self._counts[at] = replace(account, epoch=last.epoch, count=left)
+            if account.count > there:
+                known = self._losses.get((account.shard, last.epoch))
+                workers = {**(known.workers if known else {}), account.name: account.count - there}
                 loss = _loss(last, workers, last.certain)
-                found[shard, last.epoch] = self._losses[shard, last.epoch] = loss
+                found[account.shard, last.epoch] = self._losses[account.shard, last.epoch] = loss
         for loss in found.values():
             self._on_loss(loss)
 
@@ -357,11 +362,11 @@ class Losses:
         """
         touched: list[_Inquiry] = []
         for account in statement.accounts:
-            touched += self._enter(account, incarnation)
+            touched += self._enter(account)
         for book in self._books:
             for inquiry in (each for each in book.inquiries if each.is_open):
                 if final or statement.known > inquiry.after:
-                    self._answered(inquiry, worker, incarnation, statement.first)
+                    self._answered(inquiry, worker, incarnation, statement.incarnations)
                     touched.append(inquiry)
         return self._settle(touched)
 
@@ -386,21 +391,18 @@ class Losses:
         """Take what a shard has of a worker that was lost: it was told of no more than that."""
         touched: list[_Inquiry] = []
         for name, count in counts.items():
-            touched += self._enter(Account(shard, name, epoch, count), incarnation + 1)
+            touched += self._enter(Account(shard, name, epoch, count, incarnation + 1))
         return self._settle(touched)
 
     def _names(self, worker: str) -> tuple[str, ...]:
         return names_of(worker) if self._calls else (worker,)
 
-    def _enter(self, account: Account, incarnation: int) -> list[_Inquiry]:
-        """Enter an account; return the restorations that came after it.
-
-        It covers what incarnations before this one were told, for it counts their updates as well.
-        """
+    def _enter(self, account: Account) -> list[_Inquiry]:
+        """Enter an account; return the restorations that came after it."""
         book, name, count = self._books[account.shard], account.name, account.count
         since = _after(book, account.epoch)
         for doubtful in (book.doubtful, *(inquiry.doubtful for inquiry in since)):
-            if doubtful.get(name, incarnation) < incarnation:
+            if name in doubtful and doubtful[name] < account.incarnation:
                 del doubtful[name]
         for inquiry in since:
             inquiry.before[name] = max(count, inquiry.before.get(name, 0))
@@ -408,15 +410,17 @@ class Losses:
         book.acked[name] = max(count, book.acked.get(name, 0))
         return since
 
-    def _answered(self, inquiry: _Inquiry, worker: str, incarnation: int, first: int) -> None:
-        """A worker has said what it was told before a restoration, from an incarnation on."""
+    def _answered(
+        self, inquiry: _Inquiry, worker: str, incarnation: int, own: Collection[int]
+    ) -> None:
+        """A worker has said what it was told before a restoration, as its own incarnations."""
         asked = inquiry.awaited.get(worker)
         if asked is not None and asked <= incarnation:
             del inquiry.awaited[worker]
-            if asked < first:  # it is another process, which does not know
+            if asked not in own:  # it is another process, which does not know
                 inquiry.doubtful |= dict.fromkeys(self._names(worker), asked)
         for name in self._names(worker):
-            if first <= inquiry.doubtful.get(name, -1) <= incarnation:
+            if inquiry.doubtful.get(name) in own:
                 del inquiry.doubtful[name]
 
     def _settle(self, inquiries: Iterable[_Inquiry]) -> list[Loss]:

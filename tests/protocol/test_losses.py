@@ -337,31 +337,31 @@ def restoration(number: int, epoch: int, **applied: int) -> Restoration:
 def test_a_reply_that_the_table_has_overtaken_counts_for_the_time_before() -> None:
     told: list[int] = []
     receipts = Receipts(together=False, on_loss=lambda loss: told.append(loss.updates))
-    receipts.acked(0, 1, "a", 4)
+    receipts.acked(Account(0, "a", 1, 4, 1))
     assert receipts.heard([restoration(1, 3, a=2)])
-    receipts.acked(0, 1, "a", 5)
+    receipts.acked(Account(0, "a", 1, 5, 1))
     assert told == [2, 3]
     assert not receipts.heard([restoration(1, 3, a=2)])
-    receipts.acked(0, 3, "a", 3)
+    receipts.acked(Account(0, "a", 3, 3, 1))
     assert set(receipts.accounts) == {
-        Account(0, "a", 1, 4),
-        Account(0, "a", 1, 5),
-        Account(0, "a", 3, 3),
+        Account(0, "a", 1, 4, 1),
+        Account(0, "a", 1, 5, 1),
+        Account(0, "a", 3, 3, 1),
     }
 
 
 def test_what_goes_back_before_all_shards_have_it_is_no_loss() -> None:
     receipts = Receipts(together=True, on_loss=lambda loss: pytest.fail(str(loss)))
-    receipts.acked(0, 1, "a", 1)
+    receipts.acked(Account(0, "a", 1, 1, 1))
     receipts.heard([restoration(1, 3)])
-    receipts.acked(0, 3, "a", 1)  # it was sent again
+    receipts.acked(Account(0, "a", 3, 1, 1))  # it was sent again
     receipts.all_acked()
-    assert receipts.accounts == (Account(0, "a", 3, 1),)
+    assert receipts.accounts == (Account(0, "a", 3, 1, 1),)
 
 
 def test_a_restoration_that_nobody_heard_of_makes_it_a_lower_bound() -> None:
     receipts = Receipts(together=False, on_loss=lambda loss: None)
-    receipts.acked(0, 1, "a", 8)
+    receipts.acked(Account(0, "a", 1, 8, 1))
     receipts.heard([restoration(2, 5, a=7)])  # mail may have been applied in between
     (loss,) = receipts.losses
     assert (loss.updates, loss.exact) == (1, False)
@@ -374,10 +374,10 @@ def test_each_restoration_is_charged_with_what_it_cost() -> None:
     of_two = Brought("checkpoint", 2, {"a": 2})
     assert losses.restored(0, 5, of_two, 2.0, certain=True, after=6, active={"a": 1}) == []
     # The worker has heard of the second one only.
-    statement = Statement(7, 1, (Account(0, "a", 1, 8),))
+    statement = Statement(7, (1,), (Account(0, "a", 1, 8, 1),))
     assert [loss.updates for loss in losses.stated("a", 1, statement)] == [3, 3]
     assert losses.is_settled
-    late = Statement(7, 1, (Account(0, "a", 1, 9),))
+    late = Statement(7, (1,), (Account(0, "a", 1, 9, 1),))
     assert [(loss.epoch, loss.updates) for loss in losses.stated("a", 1, late)] == [(3, 4)]
 
 
@@ -389,11 +389,11 @@ def test_a_copy_from_before_a_restoration_lacks_all_that_was_acked_after_it() ->
         losses.restored(0, epoch, copy, 1.0, certain=True, after=epoch, active={"a": 1})
 
     restored(3, 5, based_on=1)
-    losses.stated("a", 1, Statement(4, 1, (Account(0, "a", 1, 8), Account(0, "a", 3, 7))))
+    losses.stated("a", 1, Statement(4, (1,), (Account(0, "a", 1, 8, 1), Account(0, "a", 3, 7, 1))))
     restored(5, 8, based_on=1)
-    losses.stated("a", 1, Statement(6, 1, ()))
+    losses.stated("a", 1, Statement(6, (1,), ()))
     restored(7, 9, based_on=5)  # it was read after the last one, and has an update more
-    losses.stated("a", 1, Statement(8, 1, (Account(0, "a", 5, 10),)))
+    losses.stated("a", 1, Statement(8, (1,), (Account(0, "a", 5, 10, 1),)))
     assert [loss.workers for loss in losses.found] == [{"a": 3}, {"a": 2}, {"a": 1}]
 
 
@@ -402,27 +402,27 @@ def test_who_knows_only_the_table_of_before_has_not_answered() -> None:
     losses = Losses(1, calls=False)
     of_five = Brought("checkpoint", 5, {"a": 5})
     losses.restored(0, 3, of_five, 1.0, certain=True, after=4, active={"a": 1})
-    assert losses.stated("a", 1, Statement(4, 1, (Account(0, "a", 1, 7),))) == []
+    assert losses.stated("a", 1, Statement(4, (1,), (Account(0, "a", 1, 7, 1),))) == []
     assert not losses.is_settled
-    (loss,) = losses.stated("a", 1, Statement(5, 1, (Account(0, "a", 1, 8),)))
+    (loss,) = losses.stated("a", 1, Statement(5, (1,), (Account(0, "a", 1, 8, 1),)))
     assert (loss.updates, loss.exact) == (3, True)
 
 
 def test_another_process_of_the_same_name_cannot_speak_for_the_one_before() -> None:
     losses = Losses(1, calls=False)
-    losses.stated("a", 1, Statement(1, 1, (Account(0, "a", 1, 8),)))
+    losses.stated("a", 1, Statement(1, (1,), (Account(0, "a", 1, 8, 1),)))
     losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 1})
-    (loss,) = losses.stated("a", 2, Statement(9, 2, ()))
+    (loss,) = losses.stated("a", 2, Statement(9, (2,), ()))
     assert (loss.updates, loss.exact) == (8, False)
 
 
 def test_what_a_replaced_process_was_told_is_known_once_its_successor_is_told_more() -> None:
     losses = Losses(1, calls=True)
     losses.left("a", 1)
-    losses.stated("a", 2, Statement(2, 2, (Account(0, "a", 1, 9),)))
+    losses.stated("a", 2, Statement(2, (2,), (Account(0, "a", 1, 9, 2),)))
     losses.has(0, 1, 1, {"a/calls": 0})
     losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 2})
-    (loss,) = losses.stated("a", 2, Statement(5, 2, (Account(0, "a", 1, 9),)))
+    (loss,) = losses.stated("a", 2, Statement(5, (2,), (Account(0, "a", 1, 9, 2),)))
     assert (loss.updates, loss.exact) == (9, True)
 
 
@@ -456,3 +456,11 @@ def test_a_successor_that_has_joined_knows_what_the_process_before_it_was_told()
         assert (loss.updates, loss.exact) == (5, True)
 
     in_world(scenario)
+
+
+def test_of_two_processes_of_a_name_each_speaks_for_its_own_incarnations() -> None:
+    losses = Losses(1, calls=False)
+    losses.left("a", 2)  # of the other process, which had entered in between
+    losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 3})
+    (loss,) = losses.stated("a", 3, Statement(5, (1, 3), (Account(0, "a", 1, 4, 1),)))
+    assert (loss.updates, loss.exact) == (4, False)

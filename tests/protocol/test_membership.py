@@ -44,7 +44,7 @@ from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 LEASE = TIMINGS.lease
-NOTHING_SAID = Statement(0, 1, ())
+NOTHING_SAID = Statement(0, (1,), ())
 CHAIN = Recovery(Chain(2))
 
 
