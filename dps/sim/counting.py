@@ -438,6 +438,8 @@ class CountingWorker:
             self._kept[shard] |= cells
         if outcome == "buffered":
             tally.buffered[shard] |= cells
+            if update.incarnation < tally.latest.get(self.name, 0):
+                tally.forgiven[shard] |= cells  # shards take nothing more of this process
         elif outcome == "dropped":
             tally.buffered[shard] -= cells
         else:

@@ -113,6 +113,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, seconds:5500110022000093:wide:calm",
         # The earlier one of two processes of a name ends, and with it what it held back.
         "worker cache + continue:5500110033000005:2,3,4,5,6:wide",
+        # A process whose name another one has had since leaves an update in the mailbox.
+        "stateless + functions:5500110022000121:0,1:wide:calm",
         # Two processes of a name enter by turns: none knows what the other one was told.
         "none, BSP:5500110033000011:0,1,2,3:wide:calm",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
