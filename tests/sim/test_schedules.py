@@ -102,6 +102,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "worker cache + continue, filters:5500110022000019:wide:calm",
         # A shard goes back to clocks of a time before all left, which were further than those now.
         "checkpoint, BSP:5500110022000003:0,2,3:wide:calm",
+        # A chain is asked twice to be extended, and the newcomer keeps the earlier of two copies.
+        "chain(3), reads any:7720331190045000008:0,1,2,3,4,5,6,7",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
