@@ -307,6 +307,9 @@ class Host:
             raise StaleEpoch(f"{self._node} gave shard {shard} up after epoch {left}")
         # Who was not told that this was done asks again; the replica may have gone on since.
         replica = old if old is not None and old.epoch == epoch else None
+        if replica is not None and replica.state.index < state.index:
+            # Whoever sent this state would go on from there, and leave a gap.
+            raise NotServing(f"{self._node} holds an earlier copy of shard {shard}")
         if replica is None:
             replica = self._replicas[shard] = Replica(
                 shard,

@@ -86,6 +86,29 @@ def test_a_configuration_that_comes_twice_does_not_undo_what_came_since() -> Non
     in_world(scenario, recovery=CHAIN, shards=1)
 
 
+def test_a_newcomer_with_an_earlier_copy_is_not_taken_to_have_the_later_one() -> None:
+    """A request to extend the chain comes twice, and more is committed between the two copies."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        view = await view_of(s)
+        await s.world.bring_up(["spare-0"])
+        tail, spare = view.chain[-1], s.world.endpoint("spare-0")
+        copied = s.held_back(spare, lambda m: isinstance(m, Install) and not m.state.version)
+        extending = asyncio.create_task(s.ask(tail, Extend(0, view.epoch, spare)))
+        await until(lambda: s.world.hosts[spare.address].states())
+        await client.push(ONES)
+        with pytest.raises(NotServing, match="spare-0 holds an earlier copy of shard 0"):
+            await s.ask(tail, Extend(0, view.epoch, spare))
+        copied.set()
+        await extending
+        await client.push(ONES)
+        newcomer = s.world.hosts[spare.address].replica(0)
+        assert newcomer.state.version == 2
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
 def test_a_replica_that_has_come_back_is_not_released() -> None:
     """The request to forget it may come late: the others may have been lost meanwhile."""
 

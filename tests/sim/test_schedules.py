@@ -122,6 +122,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "stateless, BSP:5500110022000021:wide",
         "chain(2) + continue, SSP(1):93004:0,1,3,4:wide",
         "none, BSP:93002:3,6:wide",
+        # A chain is asked twice to be extended, and the newcomer keeps the earlier of two copies.
+        "chain(3), reads any:7720331190045000008:0,1,2,3,4,5,6,7",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
