@@ -88,6 +88,11 @@ class Members:
         """The hosts that can be counted on."""
         return {h: m.info for h, m in self._known.items() if m.listed and m.info is not None}
 
+    def info(self, host: Endpoint) -> HostInfo | None:
+        """What is known of a host that has not ended, though it may not be counted on now."""
+        member = self._known.get(host)
+        return member.info if member is not None else None
+
     def __contains__(self, host: Endpoint | None) -> bool:
         member = self._known.get(host) if host is not None else None
         return member is not None and member.listed

@@ -116,7 +116,7 @@ class Scaling:
         self.servers = servers
 
     def drain(self, host: Endpoint) -> None:
-        """Empty a host, if it is there, and make no more use of it.
+        """Empty a host, unless it has ended, and make no more use of it.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class Scaling:
             It keeps what a shard needs that is down now.
         """
         check_movable(self._group.recovery)
-        info = self._members.hosts.get(host)
+        info = self._members.info(host)
         if info is None or host in self._drained:
             return
         if info.role in KEEPERS:

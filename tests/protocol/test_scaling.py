@@ -22,7 +22,7 @@ from dps.core.recovery import (
 from dps.errors import CapacityError, ConfigurationError
 from dps.events import Event, Moved, Promoted, ReplicaAdded, Restored
 from dps.protocol.client import Client
-from dps.protocol.messages import Install, Table
+from dps.protocol.messages import Install, ReportLink, Table
 from dps.protocol.scaling import Dismiss, Drain, Scale
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
@@ -256,6 +256,21 @@ def test_a_node_that_is_drained_is_given_nothing_though_there_is_no_other() -> N
         await s.world.bring_up(["spare-1"])
         view = (await s.world.complete()).views[0]
         assert [s.world.name_of(member) for member in view.chain] == ["server-0", "spare-1"]
+
+    in_world(scenario, shards=1, recovery=Recovery(Chain(2)), extra=("spare-0",))
+
+
+def test_a_node_that_cannot_be_counted_on_now_is_drained_for_good() -> None:
+    async def scenario(s: Setting) -> None:
+        view = s.world.view(0)
+        tail = s.world.endpoint("replica-0-1")
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await s.ask(COORDINATOR, Drain(tail))
+        await s.world.complete()
+        s.world.crash("spare-0")
+        await asyncio.sleep(3.0)
+        chain = s.world.view(0).chain
+        assert [s.world.name_of(member) for member in chain] == ["server-0"]
 
     in_world(scenario, shards=1, recovery=Recovery(Chain(2)), extra=("spare-0",))
 
