@@ -22,7 +22,7 @@ from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.losses import Account, Brought, Losses, Receipts, Restoration, Statement
-from dps.protocol.messages import EnterWorker, Push
+from dps.protocol.messages import EnterWorker, ExitWorker, Push, RenewWorker
 from dps.protocol.stopping import StopTraining
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
@@ -195,6 +195,28 @@ def test_what_a_caller_that_is_no_worker_had_changed_is_counted_too() -> None:
         assert loss.workers == {"driver/calls": 3}
 
     in_world(scenario, recovery=Recovery(NoDurability()), functions={"one more": one_more})
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_a_worker_says_of_a_loss_is_known_to_all_when_it_is_answered(leaves: bool) -> None:
+    """It says so once, and whoever started it may ask as soon as it has left."""
+
+    async def scenario(s: Setting) -> None:
+        await s.ask(COORDINATOR, EnterWorker("a", "sim://a/0", "a", "token", stops=0))
+        view = s.world.view(0)
+        s.world.crash(s.world.name_of(view.chain[0]), back_after=0.1)
+        await until(lambda: s.world.view(0).epoch > view.epoch and s.world.view(0).serving)
+        before = s.world.table
+        said = Statement(before.version, 1, (Account(0, "a", view.epoch, 4),))
+        leave = ExitWorker("a", 1, "finished", False, said)
+        await s.ask(COORDINATOR, leave if leaves else RenewWorker("a", 1, said))
+        (loss,) = s.world.losses.found
+        assert (loss.workers, loss.exact) == ({"a": 4}, True)
+        assert [event.updates for event in happened(s, LossReported)] == [4]
+        now = s.world.table
+        assert (now.version > before.version, now.losses > before.losses) == (True, True)
+
+    in_world(scenario)
 
 
 def test_a_stop_that_comes_again_after_a_later_one_takes_nothing_back() -> None:
