@@ -126,6 +126,14 @@ def test_an_update_that_was_buffered_twice_enters_once(policy: str) -> None:
     )
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_worker_that_has_entered_again_may_count_from_the_start(policy: str) -> None:
+    """What it had sent as the one before is left out if it comes after that."""
+    again, late = MODEL.gradient("a", 1, incarnation=2, based_on=3), push(3, (1, 1), 1, based_on=3)
+    found = planned(Replay(policy), FIRST, again, late)
+    assert [one[0][1:] for one in entered(found.operations)] == [(1, 1), (2, 1)]
+
+
 @st.composite
 def buffers(draw: st.DrawFn) -> list[Operation]:
     """Gradients of three workers, whole or partial, in the order in which they were pushed."""

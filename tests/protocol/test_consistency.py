@@ -286,6 +286,25 @@ def test_a_shard_that_was_lost_is_told_how_far_each_worker_is() -> None:
     in_world(scenario, consistency=SSP(2))
 
 
+def test_a_round_waits_for_all_at_a_shard_that_was_lost_before_it() -> None:
+    """Also if it hears of one worker by the update that this one was about to push."""
+
+    async def scenario(s: Setting) -> None:
+        first, slow = await s.enter("worker-0")
+        second, quick = await s.enter("worker-1")
+        await s.all_of(
+            first.run(keep_pushing(slow, 3)), second.run(keep_pushing(quick, 3)), within=3.0
+        )
+        s.world.crash("server-0", back_after=0.1)
+        pushing = second.run(quick.push(ONES))
+        await asyncio.sleep(1.0)
+        (state,) = await s.states()
+        assert (state.version, state.clocks) == (0, {"worker-0": 3, "worker-1": 3})
+        await s.all_of(first.run(slow.push(ONES)), pushing, within=1.0)
+
+    in_world(scenario, shards=1, consistency=BSP())
+
+
 def test_nobody_is_further_on_a_shard_that_has_gone_back_than_it_is() -> None:
     """Also when the state is of the time of others, who have all left since."""
 

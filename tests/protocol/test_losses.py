@@ -22,11 +22,11 @@ from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.losses import Account, Brought, Losses, Receipts, Restoration, Statement
-from dps.protocol.messages import EnterWorker, Push
+from dps.protocol.messages import EnterWorker, Evict, ExitWorker, Push, RenewWorker
 from dps.protocol.stopping import StopTraining
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
-from tests.protocol.worlds import Setting, happened, in_world, until
+from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": -np.ones(40)}
 
@@ -220,6 +220,54 @@ def test_what_a_caller_that_is_no_worker_had_changed_is_counted_too() -> None:
         assert loss.workers == {"driver/calls": 3}
 
     in_world(scenario, recovery=Recovery(NoDurability()), functions={"one more": one_more})
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_a_worker_says_of_a_loss_is_known_to_all_when_it_is_answered(leaves: bool) -> None:
+    """It says so once, and whoever started it may ask as soon as it has left."""
+
+    async def scenario(s: Setting) -> None:
+        await s.ask(COORDINATOR, EnterWorker("a", "sim://a/0", "a", "token", stops=0))
+        view = s.world.view(0)
+        s.world.crash(s.world.name_of(view.chain[0]), back_after=0.1)
+        await until(lambda: s.world.view(0).epoch > view.epoch and s.world.view(0).serving)
+        before = s.world.table
+        said = Statement(before.version, 1, (Account(0, "a", view.epoch, 4),))
+        leave = ExitWorker("a", 1, "finished", False, said)
+        await s.ask(COORDINATOR, leave if leaves else RenewWorker("a", 1, said))
+        (loss,) = s.world.losses.found
+        assert (loss.workers, loss.exact) == ({"a": 4}, True)
+        assert [event.updates for event in happened(s, LossReported)] == [4]
+        now = s.world.table
+        assert (now.version > before.version, now.losses > before.losses) == (True, True)
+
+    in_world(scenario)
+
+
+def test_what_a_shard_had_of_a_lost_worker_is_told_though_it_has_gone_back_since() -> None:
+    """It says so when it is asked to wait for that one no more; the reply may come late."""
+
+    async def scenario(s: Setting) -> None:
+        (_, a), (_, b) = await s.enter("a"), await s.enter("b")
+        for client in (a, b, b):
+            await client.push(ONES)
+        view = s.world.view(1)
+        released = s.held_back(
+            view.chain[0], lambda m: isinstance(m, Evict) and m.epoch == view.epoch
+        )
+        s.world.crash("b")
+        await until(lambda: "b" not in s.world.states(view)[0].clocks)
+        await loses(s, 0)
+        await until(lambda: s.world.view(1).epoch > view.epoch and s.world.view(1).serving)
+        await until(lambda: s.world.losses.is_settled)
+        assert [x.exact for x in s.world.losses.found if x.shard == 1] == [False]
+        released.set()
+        await asyncio.sleep(TIMINGS.lease / 4)
+        told = [event for event in happened(s, LossReported) if event.shard == 1]
+        assert [(e.updates, e.exact) for e in told[-1:]] == [(3, True)]
+
+    saved = Recovery(Checkpoint(every=100, scope="all", path="memory://told-late"))
+    in_world(scenario, recovery=saved)
 
 
 def test_a_stop_that_comes_again_after_a_later_one_takes_nothing_back() -> None:

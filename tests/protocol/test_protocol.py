@@ -227,6 +227,19 @@ def test_what_a_worker_buffered_is_applied_as_soon_as_the_shard_is_back() -> Non
     in_world(scenario, recovery=Recovery(outage=Continue(buffer="worker")))
 
 
+def test_what_a_worker_buffered_is_in_the_weights_that_it_reads_next() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        s.world.crash("server-0", back_after=1.0)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        await s.all_of(process.run(client.pull()), within=3.0)  # it waits: none were read before
+        assert client.versions() == (1, 1)
+        np.testing.assert_array_equal(client.weights()["w"], -1.0)
+
+    in_world(scenario, recovery=Recovery(outage=Continue(buffer="worker")))
+
+
 def test_a_worker_that_finishes_leaves_nothing_in_its_buffer() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
