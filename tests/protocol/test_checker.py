@@ -47,7 +47,7 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
 
     async def scenario(s: Setting) -> None:
         untouched = Mock(spec=Injector, touched=lambda process: False)
-        Auditor(s.world, CASES["worker cache"], Tally(1), untouched)
+        Auditor(s.world, CASES["worker cache"], Tally(1, lambda: False), untouched)
         restored = len(happened(s, Restored))
         s.world.crash("server-0")
         await until(lambda: len(happened(s, Restored)) == restored + 1)

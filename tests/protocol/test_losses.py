@@ -232,7 +232,7 @@ def test_what_a_worker_says_of_a_loss_is_known_to_all_when_it_is_answered(leaves
         s.world.crash(s.world.name_of(view.chain[0]), back_after=0.1)
         await until(lambda: s.world.view(0).epoch > view.epoch and s.world.view(0).serving)
         before = s.world.table
-        said = Statement(before.version, 1, (Account(0, "a", view.epoch, 4),))
+        said = Statement(before.version, (1,), (Account(0, "a", view.epoch, 4, 1),))
         leave = ExitWorker("a", 1, "finished", False, said)
         await s.ask(COORDINATOR, leave if leaves else RenewWorker("a", 1, said))
         (loss,) = s.world.losses.found
