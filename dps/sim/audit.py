@@ -293,6 +293,7 @@ class Auditor:
             self._tally.forgive_buffer(cells_of(name))
             self._workers_lost += 1
         self._incarnations[name] = self._joined[name] = event.incarnation
+        self._tally.joined[name] = event.incarnation
 
     def _worker_given_up(self, event: WorkerLeft) -> None:
         """Only a worker that was touched by a fault is given up."""

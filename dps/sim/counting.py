@@ -90,7 +90,9 @@ class Tally:
     active
         Workers that take part, and how many of their cells they had come past when they entered.
     latest
-        The incarnation as which each worker takes part.
+        The incarnation as which each worker knows that it takes part.
+    joined
+        The last incarnation of each name that the coordinator has let in.
     processes
         How many processes there have been of each worker's name.
     """
@@ -108,6 +110,7 @@ class Tally:
         self.made_as: dict[int, int] = {}
         self.active: dict[str, int] = {}
         self.latest: dict[str, int] = {}
+        self.joined: dict[str, int] = {}
         self.processes: Counter[str] = Counter()
         self._gone: set[tuple[str, int]] = set()
         self.operations = 0
@@ -136,6 +139,7 @@ class Tally:
         self._gone.clear()
         self.active.clear()
         self.latest.clear()
+        self.joined.clear()
 
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
@@ -438,7 +442,7 @@ class CountingWorker:
             self._kept[shard] |= cells
         if outcome == "buffered":
             tally.buffered[shard] |= cells
-            if update.incarnation < tally.latest.get(self.name, 0):
+            if update.incarnation < tally.joined.get(self.name, 0):
                 tally.forgiven[shard] |= cells  # shards take nothing more of this process
         elif outcome == "dropped":
             tally.buffered[shard] -= cells
