@@ -44,7 +44,7 @@ from dps.sim.counting import Tally, cells_in, cells_of, check_counts
 from dps.sim.counting_rows import RowKeys, digest
 from dps.sim.filters import WITHHELD
 from dps.sim.injector import Injector
-from dps.sim.process import Process
+from dps.sim.process import Process, here
 from dps.sim.shapes import check_slots, counted
 from dps.sim.timed import Committed, now
 from dps.sim.violation import Violation, require
@@ -204,11 +204,12 @@ class Auditor:
             require(update.replayed or clock >= number - 1, "clock behind", text)
 
     def committed(self, commits: Commits, state: ShardState) -> None:
-        """A replica has committed a state; nobody is told of that in an epoch that is over."""
+        """A replica has committed a state; a host that was given up can tell nobody of that."""
         world, shard = self._world, commits._shard
         if not self._committed or commits._group.name != world.group.name:
             return
-        if commits.epoch == world.view(shard).epoch:
+        process = here.get()
+        if process is not None and not world.has_given_up(process):
             self._committed[shard].note(state.version, now())
 
     def _renewed(self, request: RenewLease, reply: wire.Frames) -> None:

@@ -167,6 +167,11 @@ class World:
         """Whether it is proven to the coordinator that a host has ended."""
         return host in self._coordinator.members._ended
 
+    def has_given_up(self, process: Process) -> bool:
+        """Whether the coordinator counts on the host in a process no more."""
+        member = self._coordinator.members._known.get(Endpoint(process.address, HOST))
+        return member is None or member.given_up
+
     @property
     def workers(self) -> list[str]:
         """The names of the workers that live."""

@@ -20,7 +20,7 @@ KNOWN = {
     "non-atomic publish": "checkpoint, BSP:59",
     "torn checkpoint accepted": "checkpoint, seconds:198",
     "workers forgotten after a loss": "checkpoint, BSP:27",
-    "age counted from the end of the write": "checkpoint, seconds:11:wide",
+    "age counted from the end of the write": "checkpoint, seconds:44:wide",
     "bytes not synced": "checkpoint:1:wide",
     "drained, but chosen": "chain(2), elastic:153:wide",
     "folder not synced": "checkpoint:1:wide",
