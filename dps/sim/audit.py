@@ -25,7 +25,6 @@ from dps.events import (
     CutTaken,
     Detected,
     Event,
-    Moved,
     Promoted,
     ReplicaAdded,
     Restored,
@@ -35,6 +34,7 @@ from dps.events import (
 from dps.protocol import wire
 from dps.protocol.calls import CALLS
 from dps.protocol.commits import Commits
+from dps.protocol.coordinator import Coordinator
 from dps.protocol.cuts import applies
 from dps.protocol.messages import Renewed, RenewLease, Table, View
 from dps.protocol.replica import Replica
@@ -203,6 +203,19 @@ class Auditor:
             text = f"{what}: {update.id} was applied when the worker's clock was {clock}"
             require(update.replayed or clock >= number - 1, "clock behind", text)
 
+    def published(self) -> None:
+        """Who has stopped for a move need not have the shard any more when others serve it."""
+        for number, shard in enumerate(self._shards):
+            view = self._world.view(number)
+            if view.serving:
+                for address in [a for a in shard.members if self._has_stopped(a, view)]:
+                    del shard.members[address]
+
+    def _has_stopped(self, address: str, view: View) -> bool:
+        """Whether a host has left an epoch of the shard when it was told to, and is not back."""
+        replica = self._world.hosts[address]._replicas.get(view.shard)
+        return replica is not None and replica._me not in (*replica.chain, *view.chain)
+
     def committed(self, commits: Commits, state: ShardState) -> None:
         """A replica has committed a state; a host that was given up can tell nobody of that."""
         world, shard = self._world, commits._shard
@@ -248,11 +261,6 @@ class Auditor:
                 self._restored(process, event)
             case Promoted() | ReplicaAdded():
                 self._shards[event.shard].members[process.address] = process
-            case Moved():
-                # Who has given a shard away need not have it when it is wanted again.
-                members = self._shards[event.shard].members
-                for address in [a for a, p in members.items() if p.name == event.source]:
-                    del members[address]
             case Detected():
                 self._given_up(event)
             case CheckpointRefused():
@@ -503,6 +511,22 @@ def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[Non
         yield
     finally:
         Replica._apply_now = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def publishing(told: Callable[[], None]) -> Iterator[None]:
+    """Have `told` called whenever a coordinator lets everybody have its table."""
+    publish = Coordinator.publish
+
+    async def tell_and_publish(self: Coordinator) -> None:
+        told()
+        await publish(self)
+
+    Coordinator.publish = tell_and_publish  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Coordinator.publish = publish  # type: ignore[method-assign]
 
 
 def _digest(state: ShardState, forgets: bool = False) -> int:

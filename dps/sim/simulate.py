@@ -13,7 +13,7 @@ from dps.core.rules import SGD, UpdateRule
 from dps.protocol import keys, offload
 from dps.protocol.group import Group
 from dps.protocol.runs import describe, find_saved, write_run
-from dps.sim.audit import Auditor, accepting, settled
+from dps.sim.audit import Auditor, accepting, publishing, settled
 from dps.sim.cases import JOINING, TIMINGS
 from dps.sim.choices import choosing
 from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, cells_of, counters, mark, zeros
@@ -128,6 +128,7 @@ class _Run:
         with (
             accepting(auditor.accepted),
             committing(auditor.committed),
+            publishing(auditor.published),
             choosing(lambda: self._world.drained, report),
         ):
             work = asyncio.create_task(self._all())

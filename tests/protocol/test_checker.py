@@ -6,21 +6,24 @@ caught by random schedules (`tests/sim/test_mutants.py`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
-from dps.core.recovery import Recovery, WorkerCache
+from dps.core.recovery import Chain, Recovery, WorkerCache
 from dps.core.shard import initial_state
 from dps.events import Restored
-from dps.protocol.messages import Install
+from dps.protocol.messages import Configure, Install
 from dps.protocol.rounds import Rounds
-from dps.sim.audit import Auditor
+from dps.protocol.scaling import Drain
+from dps.sim.audit import Auditor, publishing
 from dps.sim.cases import CASES
 from dps.sim.counting import Tally
 from dps.sim.injector import Injector
 from dps.sim.shapes import name_of
+from dps.sim.world import COORDINATOR
 from tests.protocol import test_consistency as consistency
 from tests.protocol.test_membership import view_of
 from tests.protocol.worlds import Setting, happened, in_world, until
@@ -70,3 +73,40 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
 
     params = {name_of(0): np.zeros(9)}
     in_world(scenario, params=params, shards=1, recovery=Recovery(WorkerCache()), extra=["spare-0"])
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_who_has_stopped_for_a_move_counts_until_others_serve(served: bool) -> None:
+    """The newcomer is lost before it serves, then the rest, and the shard starts anew."""
+
+    async def listen(s: Setting) -> None:
+        untouched, case = Mock(spec=Injector, touched=lambda process: False), CASES["chain(2)"]
+        auditors.append(
+            Auditor(s.world, replace(case, shards=1), Tally(1, lambda: False), untouched)
+        )
+
+    async def scenario(s: Setting) -> None:
+        goes, stays = (s.world.endpoint(name) for name in ("server-1", "server-0"))
+        entered = s.held_back(stays, lambda m: isinstance(m, Configure) and goes not in m.chain)
+        with publishing(auditors[0].published):
+            await s.ask(COORDINATOR, Drain(goes))
+            replica = s.world.hosts[goes.address].replica(0)
+            await until(lambda: goes not in replica.chain)
+            assert goes in s.world.view(0).chain
+            if not served:  # the coordinator is made to forget that it has to come back
+                s.world._coordinator._tenders[0].unsettle(without=goes)
+            s.world.crash("server-2")
+            if served:
+                await until(lambda: s.world.view(0).chain == (stays, goes))
+                entered.set()
+                await until(lambda: s.world.view(0).chain == (stays,) and s.world.view(0).serving)
+            s.world.crash("server-0")
+            await s.world.bring_up(["server-3"])
+            await until(lambda: happened(s, Restored)[-1].node == "server-3")
+        broken = s.network.broken
+        assert broken.done() != served
+        assert served or "server-1 had its state" in str(broken.result())
+
+    auditors: list[Auditor] = []
+    params, what = {name_of(0): np.zeros(9)}, {"recovery": Recovery(Chain(2)), "servers": 2}
+    in_world(scenario, params=params, shards=1, extra=["server-2"], meanwhile=listen, **what)

@@ -94,6 +94,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         # Who has stopped for a move lacks what the others committed before it could come back.
         "chain(3) + mailbox:900100000113:0,1:calm",
         "chain(3) + mailbox:900100000017:0,1,2,3,4:calm",
+        # It need not come back once others serve, though its move was given up, and they are lost.
+        "chain(2) + continue:5500110022000118:0,1,4,5,6:calm",
         # A shard goes back twice: first on its old host, where the cut is damaged, then elsewhere.
         "checkpoint, all:127:wide",
         # A worker enters again, and what it held back before is refused; that is no reason to
