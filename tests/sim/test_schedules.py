@@ -120,6 +120,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         "stateless, BSP:5500110022000021:wide",
         "chain(2) + continue, SSP(1):93004:0,1,3,4:wide",
         "none, BSP:93002:3,6:wide",
+        # The store is lost when the state has come from it, but is not served yet.
+        "stateless:5500110022000109:0,1,2:wide:calm",
+        "stateless:5500110033000017:0,1,2:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
