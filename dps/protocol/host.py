@@ -284,12 +284,21 @@ class Host:
         keeper, life = self._durability(m.shard), self._life
         if isinstance(keeper, CutCheckpoints):
             state = await keeper.restore_cut(m.cut)
+        elif m.since:
+            state = self._got(m)
         else:
             state = await keeper.restore(m.epoch)
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
         return brought(keeper.source, state)
+
+    def _got(self, m: Restore) -> ShardState:
+        """The state that an earlier attempt to restore a shard has brought here."""
+        replica = self._replicas.get(m.shard)
+        if replica is None or replica.epoch < m.since:
+            raise StaleEpoch(f"{self._node} has got no state of shard {m.shard} since {m.since}")
+        return replica.state
 
     async def _adopt(
         self,

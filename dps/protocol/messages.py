@@ -367,6 +367,7 @@ class Install:
 class Restore:
     """Bring the shard back from where its durability keeps it (in `cut`), and serve it alone.
 
+    `since`: it is kept nowhere any more; go on from what the host has got in that epoch or later.
     Reply: Brought.
     """
 
@@ -374,6 +375,7 @@ class Restore:
     epoch: int
     host: Endpoint
     cut: int = 0
+    since: int = 0
 
 
 @message

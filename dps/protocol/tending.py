@@ -15,7 +15,7 @@ from typing import Any
 
 from dps.core.rebalancing import Move
 from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, WorkerCache
-from dps.errors import CheckpointCorrupt, DpsError, NotServing, TransportError
+from dps.errors import CheckpointCorrupt, DpsError, NotServing, StaleEpoch, TransportError
 from dps.protocol.candidates import Candidates
 from dps.protocol.group import Group
 from dps.protocol.losses import Brought
@@ -74,6 +74,8 @@ class Tender:
         self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: Endpoint | None = None
+        # Who was to get the state from the store since the shard was lost, and from which epoch on.
+        self._tried: dict[Endpoint, int] = {}
         self._candidates = Candidates(shard, surroundings, group.timings.lease, self.wake)
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
@@ -130,11 +132,11 @@ class Tender:
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host."""
-        if self.view.chain != (host,):
-            return False
+        alone = self.view.chain == (host,)
         durability = self._group.recovery.durability
-        unkept = isinstance(durability, SharedStore) and self.begun and not self._is_kept
-        return unkept or isinstance(durability, Chain)
+        if isinstance(durability, SharedStore):
+            return (alone or host in self._tried) and self.begun and not self._is_kept
+        return alone and isinstance(durability, Chain)
 
     def keeps_state_at(self, host: Endpoint) -> bool:
         """Whether the shard's state may be restored from what a host keeps."""
@@ -221,7 +223,7 @@ class Tender:
 
     async def _restore(self) -> bool:
         """Bring a shard without any replica back on a free host."""
-        host = self._free_host
+        host = self._holder or self._free_host
         if host is None or self._lacks_store:
             return False
         self.reserved = host
@@ -254,6 +256,7 @@ class Tender:
                 self.begun, self._stored, self._forsaken = True, store, ()
                 self._stopped = None
                 self._failed_attempts = 0
+                self._tried = {}
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
                 self._failed_attempts += 1
@@ -262,6 +265,12 @@ class Tender:
     @property
     def _free_host(self) -> Endpoint | None:
         return self._candidates.best(self.view.chain, self._last_host)
+
+    @property
+    def _holder(self) -> Endpoint | None:
+        """Who may have got the state from a store that was lost before the shard was served."""
+        there = [host for host in self._tried if host in self._around.members]
+        return min(there, key=self._candidates.is_avoided) if there and not self._is_kept else None
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch in which clients know it.
@@ -283,7 +292,10 @@ class Tender:
         if self.begun and self._around.cuts is not None:
             return await self._restore_cut(view, host, self._around.cuts.newest)
         if self._is_kept:
+            self._tried.setdefault(host, view.epoch)
             return await self._restored(host, Restore(view.shard, view.epoch, host))
+        if host in self._tried:
+            return await self._restore_got(view, host)
         return await self._have_seeded(Seed(view.shard, view.epoch, host))
 
     async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:
@@ -292,6 +304,15 @@ class Tender:
             return await self._restored(host, Restore(view.shard, view.epoch, host, cut))
         except CheckpointCorrupt:
             self._around.refuse_cut(view.shard, cut)
+            raise
+
+    async def _restore_got(self, view: View, host: Endpoint) -> Brought:
+        """Go on from what an earlier attempt has brought to a host, if it has come that far."""
+        since = self._tried[host]
+        try:
+            return await self._restored(host, Restore(view.shard, view.epoch, host, since=since))
+        except StaleEpoch:
+            del self._tried[host]
             raise
 
     @property

@@ -17,7 +17,7 @@ from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.recovery import Chain, Continue, Recovery, SharedStore
 from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
-from dps.events import Detected, Event, Restored, WorkerJoined, WorkerLeft
+from dps.events import Decided, Detected, Event, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client import Client
 from dps.protocol.lane import Outcome
 from dps.protocol.losses import Statement
@@ -33,6 +33,7 @@ from dps.protocol.messages import (
     RenewWorker,
     Replicate,
     ReportLink,
+    Restore,
     View,
 )
 from dps.protocol.router import Router
@@ -601,6 +602,51 @@ def test_with_server_and_store_lost_the_shard_starts_again_and_says_so() -> None
         assert (again.shard, again.source, again.version) == (0, "initial", 0)
 
     in_world(scenario, recovery=STORED)
+
+
+@pytest.mark.parametrize("silent", [0.0, 3 * LEASE])
+def test_what_came_from_the_store_before_that_was_lost_is_gone_on_with(silent: float) -> None:
+    """The store is lost when the successor has the state, but does not serve it yet."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        answered = s.held_back(s.world.endpoint("spare-0"), lambda m: isinstance(m, Restore))
+        s.world.crash("server-0")
+        await until(lambda: len(happened(s, Restored)) == 2, LEASE)
+        s.world.crash("store-0", back_after=0.1)
+        if silent:
+            cut_off(s, "spare-0")
+            await asyncio.sleep(silent)
+            s.network.heal()
+        await until(lambda: s.world.table.store is not None, LEASE)
+        answered.set()
+        await s.all_of(process.run(client.push(ONES)), within=4.0)
+        again = happened(s, Restored)[-1]
+        assert (again.node, again.source, again.version) == ("spare-0", "store", 1)
+        assert {state.version for state in await s.states()} == {2}
+
+    recovery = Recovery(SharedStore())
+    in_world(scenario, recovery=recovery, shards=1, extra=("spare-0", "spare-1"))
+
+
+def test_with_server_and_store_lost_one_after_the_other_the_shard_starts_again() -> None:
+    """Whoever was to get the state has come too late."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        cut_off(s, "spare-0", ("store-0",))
+        s.world.crash("server-0")
+        await until(lambda: happened(s, Decided)[-1].node == "spare-0", LEASE)
+        await asyncio.sleep(0.1)
+        s.world.crash("store-0", back_after=0.1)
+        await asyncio.sleep(0.1)
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=4.0)
+        assert happened(s, Restored)[-1].source == "initial"
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1, extra=("spare-0",))
 
 
 def test_states_and_mail_can_be_on_different_nodes() -> None:

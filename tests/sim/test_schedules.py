@@ -129,6 +129,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         "none, BSP:93002:3,6:wide",
         # A chain is asked twice to be extended, and the newcomer keeps the earlier of two copies.
         "chain(3), reads any:7720331190045000008:0,1,2,3,4,5,6,7",
+        # The store is lost when the state has come from it, but is not served yet.
+        "stateless:5500110022000109:0,1,2:wide:calm",
+        "stateless:5500110033000017:0,1,2:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
