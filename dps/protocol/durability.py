@@ -43,8 +43,8 @@ class Durability(Protocol):
     @property
     def saved(self) -> int: ...
 
-    def take_over(self, saved: int) -> None:
-        """Go on where the durability of another replica is, which has given its state away."""
+    def take_over(self, saved: int, version: int) -> None:
+        """Go on where that of another replica is, which has given away its state of a version."""
         ...
 
     async def begin(self, epoch: int, state: ShardState) -> None:
@@ -72,7 +72,7 @@ class Nowhere:
     window = 64
     saved = 0
 
-    def take_over(self, saved: int) -> None:
+    def take_over(self, saved: int, version: int) -> None:
         """Do nothing."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:
@@ -112,7 +112,7 @@ class Stored:
         # What is known to be in the store, which one that is, and in which epoch.
         self._there: tuple[ShardState, Endpoint, int] | None = None
 
-    def take_over(self, saved: int) -> None:
+    def take_over(self, saved: int, version: int) -> None:
         """Do nothing: what the other replica has acked is in the store."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:

@@ -267,7 +267,7 @@ class Host:
         """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
         keeper = self._durability(m.shard)
         if m.source == "replica":
-            keeper.take_over(m.saved)
+            keeper.take_over(m.saved, m.state.version)
         await self._adopt(m.shard, m.epoch, m.chain, m.state, m.source, keeper)
         return Done()
 

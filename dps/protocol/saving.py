@@ -50,6 +50,7 @@ class Checkpoints:
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._latest: tuple[int, ShardState] | None = None
+        self._newest = 0  # the newest version that is acked, or about to be
         self._unsaved = asyncio.Event()
         self._since = 0.0  # whatever is acked and not saved was acked after this moment
         self._failure = ""  # why the last write failed
@@ -69,13 +70,16 @@ class Checkpoints:
         """The version of the newest checkpoint that is known to be complete."""
         return self._complete
 
-    def take_over(self, saved: int) -> None:
-        """Go on where the keeper of another replica is.
+    def take_over(self, saved: int, version: int) -> None:
+        """Go on where the keeper of another replica is, which has a state of this version.
 
         It is not known here since when what is not saved has been acked. With a promise in seconds
-        a new tail therefore begins with a write (`dps.protocol.tending`).
+        nothing more is acked before a write, and a new tail therefore begins with one
+        (`dps.protocol.tending`).
         """
-        self._complete = saved
+        self._complete, self._newest = saved, version
+        if self._wanted.seconds is not None:
+            self._since = self._clock.monotonic() - self._allowed_for
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Write the state that the server starts with, so that there always is a checkpoint."""
@@ -139,9 +143,9 @@ class Checkpoints:
 
     def _note(self, epoch: int, state: ShardState) -> None:
         """Take note of a state that is about to be acked."""
-        if self._latest is None or self._latest[1].version <= self._complete:
+        if self._newest <= self._complete:
             self._since = self._clock.monotonic()  # until now nothing was at risk
-        self._latest = (epoch, state)
+        self._latest, self._newest = (epoch, state), state.version
         if state.version > self._complete:
             self._unsaved.set()
 
