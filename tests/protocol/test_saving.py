@@ -17,7 +17,7 @@ from dps.events import CheckpointFailed, CheckpointWritten, Event, Moved, Restor
 from dps.protocol import saving
 from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.scaling import Drain
-from dps.sim.process import Process
+from dps.sim.process import Process, SimClock
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, happened, in_world, until
 
@@ -238,6 +238,25 @@ def test_while_the_path_cannot_be_written_to_acks_stop_at_the_interval(
         pushing.cancel()
 
     in_world(scenario, recovery=saved(**choices))
+
+
+def test_a_newcomer_acks_nothing_before_what_it_was_given_is_saved() -> None:
+    """It does not know since when that is acked."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        (state,) = await s.states()
+        wanted = Checkpoint(path="memory://newcomer", seconds=1.0)
+        keeper = saving.Checkpoints(0, wanted, "g", SimClock(process), lambda event: None)
+        keeper.take_over(0, state.version)
+        with unwritable(), pytest.raises(StoreUnavailable, match="no space"):
+            await keeper.commit(1, state)
+        await keeper.commit(1, state)
+        assert keeper.saved == state.version
+        await keeper.close()
+
+    in_world(scenario, shards=1)
 
 
 def test_both_limits_hold_together() -> None:
