@@ -444,7 +444,8 @@ class Auditor:
 
         A worker's copy may bring back what was lost before: that was reported, and may be again.
         """
-        gone = self._tally.acked[shard] - self._ended_without[shard] - found
+        acked = self._tally.acked[shard] - self._tally.unfinished
+        gone = acked - self._ended_without[shard] - found
         history = [*self._shards[shard].missing.values(), gone]
         ever = set[int]().union(*history)
         often = sum(len(after - before) for before, after in pairwise([set(), *history]))

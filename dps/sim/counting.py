@@ -77,6 +77,9 @@ class Tally:
         For each shard, updates that a worker was told are applied.
     buffered
         For each shard, updates that a worker was told will be applied later.
+    unfinished
+        Updates whose worker ended before all shards had acknowledged them, where these go back
+        together: those that had are sent them again, so none is durable before all are.
     seen
         For each shard, updates that somebody knows to be in the weights: read there, or acked.
     forgiven
@@ -103,6 +106,7 @@ class Tally:
         self.attempted: set[int] = set()
         self.acked: list[set[int]] = [set() for _ in range(shards)]
         self.buffered: list[set[int]] = [set() for _ in range(shards)]
+        self.unfinished: set[int] = set()
         self.seen: list[set[int]] = [set() for _ in range(shards)]
         self.forgiven: list[set[int]] = [set() for _ in range(shards)]
         self.lives = [0] * shards
@@ -232,6 +236,8 @@ class CountingWorker:
             await self.client.close()
         except asyncio.CancelledError:
             self._tally.forgive_buffer(self._pushed)
+            if applies(self._world.group):
+                self._tally.unfinished |= set(self._on_the_way.values())
             raise
 
     async def _train(self, random: Random, think: float, over: asyncio.Event) -> None:
