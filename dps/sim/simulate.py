@@ -152,7 +152,7 @@ class _Run:
         await self._injector.heal()
         self._over.set()
         await self._injector.drained(HORIZON)
-        await self._ended(HORIZON)
+        await self._ended()
         await self._push_once_more()
         table = await settled(self._world, HORIZON)
         self._auditor.check(table)
@@ -243,9 +243,10 @@ class _Run:
     async def _push_once_more(self) -> None:
         """When all is well again, a worker that comes gets its updates in."""
         self._training = [self._worker(self._next_name())]
-        await self._ended(HORIZON)
+        await self._ended()
 
-    async def _ended(self, within: float) -> None:
+    async def _ended(self) -> None:
+        within = HORIZON + CELLS * self._schedule.think  # a slow worker takes no less
         _, hanging = await asyncio.wait(self._training, timeout=within)
         text = f"{len(hanging)} workers still not done {within:g} s after the faults"
         require(not hanging, "stuck", text)
