@@ -309,6 +309,8 @@ class Auditor:
         process = self._world.process(event.worker)
         wrong = process is None or not process.alive or self._injector.touched(process)
         wrong = wrong or self._injector.struck["late copies"] > 0
+        # It may have been an earlier process of this name, and the one of now has yet to enter.
+        wrong = wrong or self._tally.processes[event.worker] > 1
         text = f"{event.worker} was given up, but nothing was wrong with it"
         require(wrong, "given up", text)
 

@@ -126,6 +126,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, all, BSP:6600110022000070:2,4",
         # A worker that thinks for long between its updates, and begins anew, takes its time.
         "checkpoint, seconds, elastic:6600110022000097:wide",
+        # A worker is given up whose name another process has already, which has yet to enter.
+        "shared store + wait:6600110022000131:0:wide",
         # Two processes of a name enter by turns: none knows what the other one was told.
         "none, BSP:5500110033000011:0,1,2,3:wide:calm",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
