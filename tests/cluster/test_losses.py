@@ -135,13 +135,15 @@ def test_a_chain_that_goes_on_has_lost_nothing(tmp_path: Path) -> None:
 
 
 def push_on(flag: str, worker: Worker) -> None:
-    """Push and leave a file for each error, for as long as one comes with each push."""
-    gradients = ones(worker.pull())
+    """Push until that raises, and say in a file how far this has come."""
+    gradients, said = ones(worker.pull()), Path(f"{flag}-{worker.name}")
+    worker.push(gradients)
+    said.write_text("begun")
     while True:
         try:
             worker.push(gradients)
         except UpdatesLost:
-            Path(f"{flag}-{worker.name}").touch()
+            said.write_text("told")
             with pytest.raises(UpdatesLost):
                 worker.pull()
             raise
@@ -158,6 +160,7 @@ def test_the_training_ends_with_an_error_if_that_is_wanted(tmp_path: Path) -> No
             warnings.simplefilter("ignore", UpdatesLostWarning)
             futures = ps.run(partial(push_on, str(flag)), workers=2)
             eventually(lambda: min(versions(ps)) >= 20, SECONDS)
+            eventually(lambda: len(list(tmp_path.iterdir())) == 2, SECONDS)
             kill_head(cluster, ps, 0)
             for future in futures:
                 with pytest.raises(UpdatesLost, match="shard"):
@@ -167,7 +170,7 @@ def test_the_training_ends_with_an_error_if_that_is_wanted(tmp_path: Path) -> No
                 results(ps.run(partial(count, 1)))
             assert versions(ps) == ended
             assert ps.pull().keys() == params().keys()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["told"] * 2
 
 
 SCRIPT = """
