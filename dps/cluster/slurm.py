@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.1
 REASON = "dps: a fault that is planned"
 _OVER = ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "COMPLETED", "BOOT_FAIL")
 _UP = ("IDLE", "MIXED", "ALLOCATED", "IDLE+COMPLETING", "MIXED+COMPLETING")
-_OPEN = ("idle", "mix", "alloc", "alloc+", "comp")
+_OPEN = ("idle", "mix", "mix-", "alloc", "alloc+", "comp", "plnd")  # some planned by backfill
 _COLUMNS = ("Partition", "NodeList", "StateCompact", "CPUsState", "Memory", "AllocMem")
 _WIDTH = 60
 
