@@ -145,9 +145,12 @@ class World:
             self._driver.run(self.bring_up(missing))
 
     def end(self, leave_hosts: bool) -> None:
-        """End the group, but perhaps its hosts, of which nobody knows any more."""
-        for name, process in list(self._nodes.items()):
-            if not (leave_hosts and name.partition("-")[0] != "worker"):
+        """End the group, but perhaps its hosts, of which nobody knows any more.
+
+        All workers end with it, also one whose name another process has had since.
+        """
+        for process in self._started:
+            if process.alive and (process.name.startswith("worker") or not leave_hosts):
                 self.network.crash(process)
         self.network.crash(self._driver)
         self.network.crash(self._scheduler)

@@ -110,3 +110,17 @@ def test_who_has_stopped_for_a_move_counts_until_others_serve(served: bool) -> N
     auditors: list[Auditor] = []
     params, what = {name_of(0): np.zeros(9)}, {"recovery": Recovery(Chain(2)), "servers": 2}
     in_world(scenario, params=params, shards=1, extra=["server-2"], meanwhile=listen, **what)
+
+
+@pytest.mark.parametrize("leave_hosts", [True, False])
+def test_all_workers_of_a_group_end_with_it(leave_hosts: bool) -> None:
+    """Else one that is left pushes to hosts of its own group, of which the next one has nothing."""
+
+    async def scenario(s: Setting) -> None:
+        workers = [(await s.enter(name))[0] for name in ("worker-0", "worker-0", "worker-1")]
+        hosts = [s.world.process(name) for name in ("server-0", "server-1")]
+        s.world.end(leave_hosts)
+        assert not any(process.alive for process in workers)
+        assert all(host is not None and host.alive == leave_hosts for host in hosts)
+
+    in_world(scenario)

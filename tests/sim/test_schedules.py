@@ -140,6 +140,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # The store is lost when the state has come from it, but is not served yet.
         "stateless:5500110022000109:0,1,2:wide:calm",
         "stateless:5500110033000017:0,1,2:wide:calm",
+        # A group ends, and with it a worker whose name another process has already.
+        "checkpoint, all, filters:7700110022000059:wide",
+        "checkpoint, all, filters:7700110022000059:1,2,3,4:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
