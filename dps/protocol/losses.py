@@ -245,15 +245,16 @@ class _Inquiry:
     """A restoration, and what is known of what was acknowledged before it.
 
     `awaited` are the workers, with their incarnations, that have yet to say; `doubtful` the names
-    under which nobody knows what an incarnation was told last. `after` is the version of the table
-    before it.
+    under which nobody knows what an incarnation was told last, with each such incarnation: they may
+    be of different processes, and one does not speak for another. `after` is the version of the
+    table before it.
     """
 
     restoration: Restoration
     after: int
     before: dict[str, int]
     awaited: dict[str, int]
-    doubtful: dict[str, int]
+    doubtful: set[tuple[str, int]]
 
     @property
     def is_open(self) -> bool:
@@ -266,7 +267,7 @@ class _Book:
 
     def __init__(self) -> None:
         self.acked: dict[str, int] = {}
-        self.doubtful: dict[str, int] = {}
+        self.doubtful: set[tuple[str, int]] = set()
         self.inquiries: list[_Inquiry] = []
 
 
@@ -342,12 +343,12 @@ class Losses:
         told = Restoration(
             shard, epoch, number, at, brought.source, brought.version, there, certain
         )
-        inquiry = _Inquiry(told, after, dict(book.acked), dict(active), dict(book.doubtful))
+        inquiry = _Inquiry(told, after, dict(book.acked), dict(active), set(book.doubtful))
         book.inquiries.append(inquiry)
         # What somebody was told that nobody knows is gone where all is gone that is known.
         book.doubtful = {
-            name: incarnation
-            for name, incarnation in book.doubtful.items()
+            (name, incarnation)
+            for name, incarnation in book.doubtful
             if there.get(name, 0) > book.acked.get(name, 0)
         }
         book.acked = {name: min(n, there.get(name, 0)) for name, n in book.acked.items()}
@@ -375,7 +376,7 @@ class Losses:
 
         It is lost as well if another process has taken its name.
         """
-        doubtful = dict.fromkeys(self._names(worker), incarnation)
+        doubtful = self._named(worker, [incarnation])
         touched: list[_Inquiry] = []
         for book in self._books:
             book.doubtful |= doubtful
@@ -394,16 +395,18 @@ class Losses:
             touched += self._enter(Account(shard, name, epoch, count, incarnation + 1))
         return self._settle(touched)
 
-    def _names(self, worker: str) -> tuple[str, ...]:
-        return names_of(worker) if self._calls else (worker,)
+    def _named(self, worker: str, incarnations: Collection[int]) -> set[tuple[str, int]]:
+        """These incarnations, under each name that the worker's updates have."""
+        names = names_of(worker) if self._calls else (worker,)
+        return {(name, incarnation) for name in names for incarnation in incarnations}
 
     def _enter(self, account: Account) -> list[_Inquiry]:
         """Enter an account; return the restorations that came after it."""
         book, name, count = self._books[account.shard], account.name, account.count
         since = _after(book, account.epoch)
         for doubtful in (book.doubtful, *(inquiry.doubtful for inquiry in since)):
-            if name in doubtful and doubtful[name] < account.incarnation:
-                del doubtful[name]
+            earlier = {(who, n) for who, n in doubtful if who == name and n < account.incarnation}
+            doubtful.difference_update(earlier)
         for inquiry in since:
             inquiry.before[name] = max(count, inquiry.before.get(name, 0))
             count = min(count, inquiry.restoration.applied.get(name, 0))
@@ -418,10 +421,8 @@ class Losses:
         if asked is not None and asked <= incarnation:
             del inquiry.awaited[worker]
             if asked not in own:  # it is another process, which does not know
-                inquiry.doubtful |= dict.fromkeys(self._names(worker), asked)
-        for name in self._names(worker):
-            if inquiry.doubtful.get(name) in own:
-                del inquiry.doubtful[name]
+                inquiry.doubtful |= self._named(worker, [asked])
+        inquiry.doubtful -= self._named(worker, own)
 
     def _settle(self, inquiries: Iterable[_Inquiry]) -> list[Loss]:
         changed = []

@@ -512,3 +512,15 @@ def test_of_two_processes_of_a_name_each_speaks_for_its_own_incarnations() -> No
     losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"a": 3})
     (loss,) = losses.stated("a", 3, Statement(5, (1, 3), (Account(0, "a", 1, 4, 1),)))
     assert (loss.updates, loss.exact) == (4, False)
+
+
+def test_the_later_of_two_processes_that_were_lost_cannot_speak_for_the_one_before() -> None:
+    losses = Losses(1, calls=False)
+    losses.left("a", 1)  # another process has taken the name
+    losses.left("a", 2)  # which was not heard of for a while
+    losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={"b": 1})
+    losses.stated("b", 1, Statement(5, (1,), (Account(0, "b", 1, 2, 1),)))
+    losses.stated("a", 2, Statement(5, (2,), ()))
+    assert [(loss.updates, loss.exact) for loss in losses.found] == [(2, False)]
+    losses.stated("a", 1, Statement(5, (1,), (Account(0, "a", 1, 1, 1),)))
+    assert [(loss.updates, loss.exact) for loss in losses.found] == [(3, True)]

@@ -130,6 +130,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "shared store + wait:6600110022000131:0:wide",
         # Two processes of a name enter by turns: none knows what the other one was told.
         "none, BSP:5500110033000011:0,1,2,3:wide:calm",
+        # Two processes of a name are given up one after the other, and only the later one lives.
+        "none, BSP:7700110022000043:0,1,4:wide:calm",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
         # what the worker had held back, and where it joined.
         "stateless, BSP:5500110022000021:wide",
