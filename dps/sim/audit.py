@@ -68,6 +68,7 @@ class _Shard:
         self.members: dict[str, Process] = {}
         self.refused = 0
         self.begun = False
+        self.anew: Restored | None = None  # the last restoration, if it was to the initial values
         self.missing: dict[int, set[int]] = {}  # by epoch, acked updates that a restoration lacks
 
 
@@ -125,7 +126,7 @@ class Auditor:
         world.watchers.append(self._recorded)
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
-            shard.missing = {}
+            shard.anew, shard.missing = None, {}
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -349,7 +350,7 @@ class Auditor:
             # nothing is lost by it, and whoever has the shard has it still.
             return
         if anew and shard.begun and not isinstance(self._case.recovery.durability, NoDurability):
-            self._check_all_lost(what, shard, process)
+            self._check_all_lost(what, event.shard, process)
         if self._committed:
             whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
             self._committed[event.shard].restored(what, state.version, whole, lost_at)
@@ -359,6 +360,7 @@ class Auditor:
         if self._forgets:  # only the copies of workers may bring back what was lost
             self._note_missing(event, cells_in(values))
         shard.members = {process.address: process}
+        shard.anew = event if anew and shard.begun else None
         shard.begun = True
         if not applies(self._world.group):  # else another shard may be on its way to the cut before
             shard.refused = 0
@@ -370,16 +372,32 @@ class Auditor:
         under_way *= WITHHELD if self._case.filters else 1
         return self._case.interval * (1 + shard.refused) + under_way * shard.refused
 
-    def _check_all_lost(self, what: str, shard: _Shard, process: Process) -> None:
+    def _check_all_lost(self, what: str, number: int, process: Process) -> None:
         """A shard starts anew only if all who had its state are lost, or were taken for lost."""
         fit = [
             p.name
-            for p in shard.members.values()
+            for p in self._shards[number].members.values()
             if p is not process and p.alive and not self._injector.touched(p)
+            if not self._has_only_begun(number, p)
         ]
         if isinstance(self._case.recovery.durability, SharedStore):
             fit += [] if self._injector.has_touched("store") else ["the store"]
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
+
+    def _has_only_begun(self, number: int, process: Process) -> bool:
+        """Whether a host got the initial values, never served them, and has nothing else.
+
+        It may have more all the same: what was in the mailbox.
+        """
+        anew = self._shards[number].anew
+        if anew is None or anew.epoch in self._served(number):
+            return False
+        replica = self._world.hosts[process.address]._replicas.get(number)
+        return replica is not None and replica.state.version == anew.version
+
+    def _served(self, number: int) -> set[int]:
+        """The epoch in which a shard was last served after a restoration."""
+        return {r.epoch for r in self._world.losses.restorations if r.shard == number}
 
     def _check_loss(self, what: str, number: int, there: set[int], bound: float) -> None:
         """A restoration takes back no more acked updates than was promised."""
@@ -392,9 +410,8 @@ class Auditor:
 
     def _note_missing(self, event: Restored, there: set[int]) -> None:
         """Take note of the acked updates that a restored state lacks; it may never be served."""
-        served = {r.epoch for r in self._world.losses.restorations if r.shard == event.shard}
         missing, last = self._shards[event.shard].missing, 0
-        if missing and (last := max(missing)) not in served:
+        if missing and (last := max(missing)) not in self._served(event.shard):
             del missing[last]
         if event.epoch > last:  # else somebody does late what is not wanted any more
             without = self._ended_without[event.shard]

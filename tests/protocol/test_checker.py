@@ -12,10 +12,11 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 
-from dps.core.recovery import Chain, Recovery, WorkerCache
+from dps.core.recovery import Chain, Recovery, SharedStore, WorkerCache
 from dps.core.shard import initial_state
+from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
-from dps.protocol.messages import Configure, Install
+from dps.protocol.messages import Configure, Install, ReplayBuffered
 from dps.protocol.rounds import Rounds
 from dps.protocol.scaling import Drain
 from dps.sim.audit import Auditor, publishing
@@ -73,6 +74,46 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
 
     params = {name_of(0): np.zeros(9)}
     in_world(scenario, params=params, shards=1, recovery=Recovery(WorkerCache()), extra=["spare-0"])
+
+
+@pytest.mark.parametrize("came", ["nothing", "mail", "in use"])
+def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(came: str) -> None:
+    """With server and store lost a shard starts anew; that is given up, and tried elsewhere."""
+
+    async def listen(s: Setting) -> None:
+        lost = Mock(spec=Injector, touched=lambda process: False, has_touched=lambda role: True)
+        Auditor(s.world, replace(CASES["stateless"], shards=1), Tally(1, lambda: False), lost)
+
+    async def scenario(s: Setting) -> None:
+        restored, spare = len(happened(s, Restored)), s.world.endpoint("spare-0")
+        answered = s.held_back(spare, lambda m: isinstance(m, Install) and came != "in use")
+        s.world.crash("store-0", back_after=0.1)
+        s.world.crash("server-0")
+        await until(lambda: len(happened(s, Restored)) == restored + 1)
+        if came == "mail":
+            gradient = Operation(
+                "gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(72, np.uint8)
+            )
+            await s.ask(spare, ReplayBuffered(0, s.world.view(0).epoch, (gradient,)))
+        elif came == "in use":
+            await s.world.complete()
+        await s.world.bring_up(["server-0"])
+
+        tender = s.world._coordinator._tenders[0]
+        if came == "in use":  # the coordinator is made to forget who has the shard
+            tender.store_lost()
+            tender.unsettle(without=spare)
+        tender.interrupt()
+        tender.wake()
+        await until(lambda: happened(s, Restored)[-1].node == "server-0")
+        answered.set()
+        broken = s.network.broken
+        assert broken.done() == (came != "nothing")
+        assert not broken.done() or "spare-0 had its state" in str(broken.result())
+
+    params = {name_of(0): np.zeros(9)}
+    what = {"recovery": Recovery(SharedStore()), "extra": ["spare-0"], "meanwhile": listen}
+    in_world(scenario, params=params, shards=1, **what)
 
 
 @pytest.mark.parametrize("served", [True, False])
