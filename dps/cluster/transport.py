@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from dps.protocol.transport import Endpoint
 
 COORDINATOR_PREFIX = "dps_coordinator_"
 PROBE_SECONDS = 0.25
+LATE_SECONDS = 10.0  # later a connection is taken for broken on which the coordinator owes a reply
 METER = "dps-meter"
 
 
@@ -64,6 +66,11 @@ def meter_of(dask_worker: Worker, group: str) -> Meter:
 class DaskTransport:
     """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop.
 
+    Everybody calls the coordinator several times a second. When it is late, calls that are given up
+    must not keep it busy, or it never catches up: Dask would close the connection of each, and the
+    next call would make another, which costs far more than an answer. So the connection is kept
+    until the late reply has come, and nothing else is sent until then: it would have to wait too.
+
     Parameters
     ----------
     links
@@ -74,16 +81,17 @@ class DaskTransport:
         self._pool = pool
         self._meter = meter
         self._links = links if links is not None else Links()
+        self._late: set[asyncio.Future[Any]] = set()
 
     async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
         """Send a message and return the reply (see `dps.protocol.transport.Transport`)."""
         frames = wire.encode(message)
         self._meter.sent[link] += wire.size(frames)
         try:
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(deadline) as scope:
                 if self._links.disturbed:
                     await self._links.passage("out")
-                reply = await self._send(to, link, frames)
+                reply = await self._send(to, link, frames, scope)
                 if self._links.disturbed:
                     await self._links.passage("in")
         except TimeoutError:
@@ -124,11 +132,14 @@ class DaskTransport:
         writer.close()
         return False
 
-    async def _send(self, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
+    async def _send(
+        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout
+    ) -> wire.Frames:
         peer = self._pool(to.address)
         if to.key.startswith(COORDINATOR_PREFIX):
             # The scheduler does not deserialize arrays; the coordinator is never sent any.
-            found = await getattr(peer, to.key)(link=link, frames=frozen(frames))
+            ask = partial(getattr(peer, to.key), link=link, frames=frozen(frames))
+            found = await self._ask(ask, scope)
             if found is None:  # what Dask replies to a request that it does not know
                 raise NotServing(f"there is no {to.key} at {to.address}")
             return thawed(found)
@@ -137,6 +148,30 @@ class DaskTransport:
         if reply["status"] == "error":
             raise _deserialized(reply["exception"])
         return list(_deserialized(reply["result"]))
+
+    async def _ask(self, ask: Callable[[], Awaitable[Any]], scope: asyncio.Timeout) -> Any:
+        """Ask the coordinator once no reply is late; this one is when `scope` times out."""
+        while self._late:
+            await asyncio.wait(self._late, return_when=asyncio.FIRST_COMPLETED)
+        asking = asyncio.ensure_future(ask())
+        try:
+            await asyncio.wait([asking])
+        except asyncio.CancelledError:
+            if scope.expired():
+                self._late.add(asking)
+                asking.add_done_callback(self._came)
+                asyncio.get_running_loop().call_later(LATE_SECONDS, asking.cancel)
+            else:
+                asking.cancel()
+                await asyncio.wait([asking])
+            raise
+        return asking.result()
+
+    def _came(self, asking: asyncio.Future[Any]) -> None:
+        """Take note that a late reply has come, or will not; nobody wants to know what it is."""
+        self._late.discard(asking)
+        if not asking.cancelled():
+            asking.exception()
 
 
 def _parts(address: str) -> tuple[str, str, int]:
