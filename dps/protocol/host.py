@@ -344,20 +344,17 @@ class Host:
             await self._take_mail(replica, epoch)
 
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
-        """Apply what workers left in the mailbox while the shard was down, then clear it.
+        """Apply what workers left in the mailbox while the shard was down.
 
-        The replica may enter a later epoch meanwhile; the mail of that one is not touched.
+        It stays there until the shard is served: until then somebody else may have to begin anew.
         """
         mailbox = (await self._table()).mailbox if self._group.recovery.needs_store else None
         if mailbox is None:
             return
-        deadline = self._group.timings.copy
         take = TakeMail(replica.shard, epoch)
-        mail = await self._transport.call(mailbox, take, deadline, "store")
+        mail = await self._transport.call(mailbox, take, self._group.timings.copy, "store")
         if mail.operations:
             await replica.replay(epoch, mail.operations)
-            clear = ClearMail(replica.shard, epoch)
-            await self._transport.call(mailbox, clear, deadline, "store")
 
     def _durability(self, shard: int) -> Durability:
         return durability(

@@ -481,7 +481,7 @@ class Mail:
 @message
 @dataclass(frozen=True, slots=True)
 class ClearMail:
-    """What was taken from the shard's mailbox in this epoch is applied and durable; forget it."""
+    """The shard is served in this epoch, with what was taken from its mailbox; forget that."""
 
     shard: int
     epoch: int

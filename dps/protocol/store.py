@@ -125,7 +125,7 @@ class Mailboxes:
     """Buffered gradients per shard, in order. All calls come from one event loop.
 
     A mailbox takes deposits while its shard is down and is closed by the server that takes over.
-    What was taken stays until that server says that it is durable.
+    What was taken stays until the shard is served with it.
     """
 
     def __init__(self) -> None:
@@ -158,11 +158,14 @@ class Mailboxes:
         return Mail(tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch))
 
     def clear(self, m: ClearMail) -> Done:
-        """Forget what was taken in this epoch; raises `StaleEpoch` for a server replaced since.
+        """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since.
 
         Deposits of later epochs stay, even if the request comes late or twice.
         """
-        if m.epoch < self._closed.get(m.shard, 0):
+        closed = self._closed.get(m.shard, 0)
+        if m.epoch < closed:
             raise StaleEpoch(f"mailbox of shard {m.shard}: epoch {m.epoch} is over")
-        self._mail[m.shard] = [kept for kept in self._mail.get(m.shard, ()) if kept[0] > m.epoch]
+        if m.epoch == closed:  # else it was taken from another mailbox
+            mail = self._mail.get(m.shard, ())
+            self._mail[m.shard] = [kept for kept in mail if kept[0] > m.epoch]
         return Done()

@@ -25,6 +25,11 @@ class Surroundings(Protocol):
         ...
 
     @property
+    def mailbox(self) -> Endpoint | None:
+        """Who keeps what workers push to shards that are down."""
+        ...
+
+    @property
     def seeds(self) -> dict[int, Seed]:
         """The shards that are to be given their initial values; published with the table."""
         ...

@@ -9,6 +9,7 @@ change of a shard's members begins a new epoch.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from dps.protocol.candidates import Candidates
 from dps.protocol.group import Group
 from dps.protocol.losses import Brought
 from dps.protocol.messages import (
+    ClearMail,
     Configure,
     Extend,
     Restore,
@@ -84,12 +86,12 @@ class Tender:
         self._failed_attempts = 0
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
-        self._releases: set[asyncio.Task[None]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._tend())
 
     async def close(self) -> None:
         """Stop looking after the shard."""
-        tasks = (self._task, *self._releases)
+        tasks = (self._task, *self._errands)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -205,7 +207,8 @@ class Tender:
         self._around.decided(view, served.chain[0], "reconfigure")
         await self._configure(served)
         if self.view == view:
-            self.view, self._stored = served, store
+            self._stored = store
+            self._serve(served)
             await self._around.publish()
             self._end_move()
         return True
@@ -248,7 +251,7 @@ class Tender:
             raise
         finally:
             if served:
-                self.view = View(view.shard, view.epoch, (host,), serving=True)
+                self._serve(View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.needs_store
@@ -261,6 +264,13 @@ class Tender:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
                 self._failed_attempts += 1
             await self._around.publish()
+
+    def _serve(self, view: View) -> None:
+        """Let everybody use the shard, with what was in its mailbox: nobody needs that any more."""
+        self.view = view
+        if self._group.recovery.needs_store:
+            clear = ClearMail(view.shard, view.epoch)
+            self._send(clear, lambda: self._around.mailbox if self.view == view else None)
 
     @property
     def _free_host(self) -> Endpoint | None:
@@ -402,7 +412,7 @@ class Tender:
             there = has_all and self._is_coming(host)
             self.reserved = None
             if joined:
-                self.view = longer
+                self._serve(longer)
             else:
                 # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
                 # more that it does not have: it may be the last one that has it.
@@ -451,7 +461,7 @@ class Tender:
             switched = self.view == view
         finally:
             if switched:
-                self.view = shorter
+                self._serve(shorter)
             else:
                 self.unsettle()
             await self._around.publish()
@@ -472,18 +482,8 @@ class Tender:
 
     def _let_go(self, host: Endpoint, fence: int) -> None:
         """Have a host forget a replica; until it does, that only costs memory."""
-
-        async def release() -> None:
-            while host in self._around.members:
-                with suppress(DpsError):
-                    request = Release(self.view.shard, fence)
-                    await self._transport.call(host, request, self._group.timings.call)
-                    return
-                await asyncio.sleep(self._group.timings.retry)
-
-        task = asyncio.create_task(release())
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        release = Release(self.view.shard, fence)
+        self._send(release, lambda: host if host in self._around.members else None)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -491,6 +491,20 @@ class Tender:
         """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
             await self._call(member, Configure(view.shard, view.epoch, view.chain, member, kept))
+
+    def _send(self, request: Any, whom: Callable[[], Endpoint | None]) -> None:
+        """Have a request carried out that nobody waits for, while there is somebody to do it."""
+
+        async def send() -> None:
+            while (host := whom()) is not None:
+                with suppress(DpsError):
+                    await self._transport.call(host, request, self._group.timings.call)
+                    return
+                await asyncio.sleep(self._group.timings.retry)
+
+        task = asyncio.create_task(send())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     async def _call(self, host: Endpoint, request: Any) -> Any:
         try:

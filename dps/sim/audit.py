@@ -18,7 +18,8 @@ import numpy as np
 
 from dps.core.consistency import ASP
 from dps.core.recovery import NoDurability, SharedStore, WorkerCache
-from dps.core.shard import ShardState, Step
+from dps.core.shard import ShardState, Step, is_duplicate
+from dps.core.updates import UpdateId
 from dps.events import (
     CheckpointRefused,
     CheckpointWritten,
@@ -62,7 +63,8 @@ class _Shard:
 
     def __init__(self) -> None:
         self.existed: set[int] = set()
-        self.ever: set[int] = set()
+        self.ever: set[int] = set()  # updates that were in it when it was served
+        self.served: set[int] = set()  # the epochs in which it was
         self.heads: dict[int, str] = {}
         self.versions: dict[int, int] = {}
         self.members: dict[str, Process] = {}
@@ -126,7 +128,7 @@ class Auditor:
         world.watchers.append(self._recorded)
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
-            shard.anew, shard.missing = None, {}
+            shard.anew, shard.missing, shard.served = None, {}, set()
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -168,7 +170,8 @@ class Auditor:
             return
         what = f"shard {replica.shard} on {replica.node}"
         values = self._check_counts(what, replica.shard, state)
-        shard.ever |= cells_in(values)
+        if replica.epoch in shard.served:
+            shard.ever |= cells_in(values)
         if not isinstance(self._case.consistency, ASP):
             self._check_active(what, step)
             if not applies(self._world.group):  # else clocks go back with the shards
@@ -205,12 +208,26 @@ class Auditor:
             require(update.replayed or clock >= number - 1, "clock behind", text)
 
     def published(self) -> None:
-        """Who has stopped for a move need not have the shard any more when others serve it."""
+        """Who has stopped for a move need not have the shard any more when others serve it.
+
+        What they have then may be lost with them: mail is only now cleared.
+        """
         for number, shard in enumerate(self._shards):
             view = self._world.view(number)
             if view.serving:
+                shard.served.add(view.epoch)
+                shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
+
+    def _cells_at(self, view: View) -> set[int]:
+        """The updates in a shard, as its head has it."""
+        replica = self._world.hosts[view.chain[0].address]._replicas.get(view.shard)
+        if replica is None:  # it has started over, which the coordinator does not know yet
+            return set()
+        what = f"shard {view.shard}, served"
+        values = counted(what, self._world.group.layout, view.shard, replica.state.values)
+        return cells_in(values)
 
     def _has_stopped(self, address: str, view: View) -> bool:
         """Whether a host has left an epoch of the shard when it was told to, and is not back."""
@@ -387,13 +404,24 @@ class Auditor:
     def _has_only_begun(self, number: int, process: Process) -> bool:
         """Whether a host got the initial values, never served them, and has nothing else.
 
-        It may have more all the same: what was in the mailbox.
+        What it has of the mail is still in the mailbox, unless that was lost.
         """
         anew = self._shards[number].anew
         if anew is None or anew.epoch in self._served(number):
             return False
         replica = self._world.hosts[process.address]._replicas.get(number)
-        return replica is not None and replica.state.version == anew.version
+        if replica is None:
+            return False
+        there = sum(is_duplicate(replica.state, update) for update in self._mail_of(number))
+        return self._tally.mail_lost() or replica.state.version <= anew.version + there
+
+    def _mail_of(self, number: int) -> set[UpdateId]:
+        """The updates in the mailbox of a shard."""
+        mailbox = self._world.table.mailbox
+        if mailbox is None:
+            return set()
+        mail = self._world.hosts[mailbox.address]._mailboxes._mail.get(number, ())
+        return {op.id for _, op in mail if op.kind == "gradient"}
 
     def _served(self, number: int) -> set[int]:
         """The epoch in which a shard was last served after a restoration."""

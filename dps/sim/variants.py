@@ -294,6 +294,15 @@ async def _clear_before_replay(self: Host, on: Replica, epoch: int) -> None:
         await on.replay(epoch, mail.operations)
 
 
+@instead_of(Host, "_take_mail", "mailbox cleared before the shard is served", mailboxes)
+async def _clear_before_served(self: Host, on: Replica, epoch: int) -> None:
+    """Empty the mailbox as soon as what was in it is applied, whoever may have to begin anew."""
+    await _take_mail(self, on, epoch)
+    mailbox = (await self._table()).mailbox
+    if mailbox is not None:
+        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+
+
 @instead_of(Host, "_take_mail", "mailbox left", mailboxes)
 async def _leave_mail(self: Host, on: Replica, epoch: int) -> None:
     """Never apply what is in the mailbox."""
@@ -392,4 +401,4 @@ _install, _configure = Host._install, Replica.configure
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
 _must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
 _plan, _slack, _called = replay.plan, consistency.slack, core_shard._called
-_next_epoch = Tender._next_epoch
+_next_epoch, _take_mail = Tender._next_epoch, Host._take_mail

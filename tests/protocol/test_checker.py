@@ -16,7 +16,7 @@ from dps.core.recovery import Chain, Recovery, SharedStore, WorkerCache
 from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
-from dps.protocol.messages import Configure, Install, ReplayBuffered
+from dps.protocol.messages import Configure, Deposit, Install, ReplayBuffered
 from dps.protocol.rounds import Rounds
 from dps.protocol.scaling import Drain
 from dps.sim.audit import Auditor, publishing
@@ -76,7 +76,7 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
     in_world(scenario, params=params, shards=1, recovery=Recovery(WorkerCache()), extra=["spare-0"])
 
 
-@pytest.mark.parametrize("came", ["nothing", "mail", "in use"])
+@pytest.mark.parametrize("came", ["nothing", "mail", "mail that is kept", "in use"])
 def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(came: str) -> None:
     """With server and store lost a shard starts anew; that is given up, and tried elsewhere."""
 
@@ -90,11 +90,15 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
         s.world.crash("store-0", back_after=0.1)
         s.world.crash("server-0")
         await until(lambda: len(happened(s, Restored)) == restored + 1)
-        if came == "mail":
+        if came.startswith("mail"):
             gradient = Operation(
                 "gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(72, np.uint8)
             )
             await s.ask(spare, ReplayBuffered(0, s.world.view(0).epoch, (gradient,)))
+            if came == "mail that is kept":
+                mailbox = s.world.table.mailbox
+                assert mailbox is not None
+                await s.ask(mailbox, Deposit(0, s.world.view(0).epoch + 1, gradient))
         elif came == "in use":
             await s.world.complete()
         await s.world.bring_up(["server-0"])
@@ -108,7 +112,7 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
         await until(lambda: happened(s, Restored)[-1].node == "server-0")
         answered.set()
         broken = s.network.broken
-        assert broken.done() == (came != "nothing")
+        assert broken.done() == (came in ("mail", "in use"))
         assert not broken.done() or "spare-0 had its state" in str(broken.result())
 
     params = {name_of(0): np.zeros(9)}

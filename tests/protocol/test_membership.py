@@ -8,13 +8,22 @@ from __future__ import annotations
 import asyncio
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
-from dps.core.recovery import Chain, Continue, Recovery, SharedStore
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    Durability,
+    Recovery,
+    SharedStore,
+    with_checkpoint_path,
+)
 from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Decided, Detected, Event, Restored, WorkerJoined, WorkerLeft
@@ -27,6 +36,7 @@ from dps.protocol.messages import (
     EnterWorker,
     ExitWorker,
     HostInfo,
+    Install,
     Pull,
     Push,
     RenewLease,
@@ -685,6 +695,77 @@ def test_the_loss_of_a_mailbox_costs_only_what_is_in_it() -> None:
         await s.world.bring_up(["mailbox-0"])
 
     in_world(scenario, recovery=STORED, meanwhile=bring_mailbox)
+
+
+@pytest.mark.parametrize(
+    ("durability", "lost"),
+    [
+        (SharedStore(), "store-0"),
+        (SharedStore(), "spare-0"),
+        (Checkpoint(every=100), "spare-0"),
+        (Chain(3), "spare-0"),
+    ],
+    ids=str,
+)
+def test_mail_is_there_for_the_next_host_until_the_shard_is_served(
+    tmp_path: Path, durability: Durability, lost: str
+) -> None:
+    """Whoever has applied it never serves, and another host begins with what it began with."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        mailbox = s.world.hosts[s.world.endpoint("mailbox-0").address]
+        servers = [s.world.name_of(member) for member in (await view_of(s)).chain]
+        for name in (*servers, "store-0"):
+            s.world.crash(name)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.5)
+        coming = asyncio.ensure_future(s.world.bring_up(["spare-0", "store-0"]))
+        await asyncio.sleep(0)
+        spare = s.world.endpoint("spare-0")
+        answered = s.held_back(spare, lambda m: isinstance(m, Restore | Install))
+        await coming
+        states = s.world.hosts[spare.address].states
+        await until(lambda: [state.version for state in states().values()] == [1], 2 * LEASE)
+        await asyncio.sleep(0.1)  # it has done all that it was asked for
+        assert not s.world.view(0).serving
+        assert mailbox.stored_bytes
+        s.world.crash(lost)
+        await s.world.bring_up([*servers, *({"store-0"} & {lost})])
+        await until(lambda: s.world.view(0).serving, 2 * LEASE)
+        answered.set()
+        assert {state.version for state in await s.states()} == {1}
+        assert happened(s, Restored)[-1].node in servers
+        await until(lambda: not mailbox.stored_bytes, LEASE)
+
+    async def bring_mailbox(s: Setting) -> None:
+        await s.world.bring_up(["mailbox-0"])
+
+    stored = with_checkpoint_path(Recovery(durability, Continue()), str(tmp_path))
+    in_world(scenario, recovery=stored, shards=1, meanwhile=bring_mailbox)
+
+
+def test_mail_is_cleared_as_soon_as_the_mailbox_can_be_reached() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        mailbox = s.world.hosts[s.world.endpoint("mailbox-0").address]
+        s.world.crash("server-0", back_after=0.2)
+        await asyncio.sleep(0.1)
+        await s.all_of(process.run(client.push(ONES)), within=0.1)
+        s.network.cut("scheduler", "mailbox-0")
+        assert {state.version for state in await s.states()} == {2}
+        assert mailbox.stored_bytes
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        await until(lambda: not mailbox.stored_bytes, TIMINGS.call + LEASE)
+        assert {state.version for state in await s.states()} == {3}
+
+    async def bring_mailbox(s: Setting) -> None:
+        await s.world.bring_up(["mailbox-0"])
+
+    in_world(scenario, recovery=STORED, shards=1, meanwhile=bring_mailbox)
 
 
 def test_under_ssp_a_worker_computes_no_further_than_its_bound_while_a_shard_is_down() -> None:

@@ -207,6 +207,12 @@ def test_a_clear_that_comes_twice_or_late_forgets_nothing_that_came_since() -> N
     assert seqs(mailboxes, 3) == [3, 4]
 
 
+def test_a_clear_of_what_was_taken_from_another_mailbox_forgets_nothing() -> None:
+    mailboxes = filled(2, [1])
+    clear(mailboxes, 2)
+    assert seqs(mailboxes, 3) == [1]
+
+
 def test_a_clear_of_an_empty_mailbox_is_nothing_special() -> None:
     mailboxes = Mailboxes()
     clear(mailboxes, 1)

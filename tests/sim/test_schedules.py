@@ -147,6 +147,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, all, filters:7700110022000059:1,2,3,4:wide:calm",
         # A host that has got initial values, and no mail, never serves them: another one gets them.
         "stateless, filters:7700110033000077:1,2,3:wide:calm",
+        # A host has applied mail, and never serves: the next one needs what was in the mailbox.
+        "checkpoint + mailbox:2:0,1,2,3,6,9:wide:calm",
+        "checkpoint + mailbox:16:1,2,3:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
