@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from flows.limits import LONGEST_LINE, LONGEST_MESSAGE, LONGEST_QUOTED, MOST_LINES
+from flows.config.limits import LONGEST_LINE, LONGEST_MESSAGE, LONGEST_QUOTED, MOST_LINES
 
 # Control characters, half characters, other ends of lines, and what turns the direction of writing.
 _UNSEEN = re.compile(

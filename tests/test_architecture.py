@@ -126,7 +126,11 @@ def test_every_part_of_dps_has_its_rules() -> None:
         ("dps/sim/world.py", "from dps.cluster.actor import A", ["dps.cluster.actor.A"]),
         ("dps/cluster/actor.py", "from dps.chaos.injector import I", ["dps.chaos.injector.I"]),
         ("dps/cluster/actor.py", "from dps.sim.loop import run", ["dps.sim.loop.run"]),
-        ("dps/chaos/injector.py", "from flows.trial import run", ["flows.trial.run"]),
+        (
+            "dps/chaos/injector.py",
+            "from flows.execution.trial import run",
+            ["flows.execution.trial.run"],
+        ),
         ("dps/cluster/server.py", "import mlflow, yaml", ["mlflow", "yaml"]),
         ("dps/cluster/server.py", "import pydantic, typer", ["pydantic", "typer"]),
         ("dps/cluster/server.py", "from dps import SGD", ["dps.SGD"]),

@@ -1,4 +1,4 @@
-"""Owns the price table of the documentation, which is drawn from `flows/prices.yaml`.
+"""Owns the price table of the documentation, which is drawn from `flows/analysis/prices.yaml`.
 
 A page has it where it says `<!-- prices -->`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dps.core.names import NODE_ROLES
-from flows.prices import WAYS_TO_RENT, load_prices
+from flows.analysis.prices import WAYS_TO_RENT, load_prices
 
 MARK = "<!-- prices -->"
 WAYS = {"node_hour": "on demand", "spot_hour": "spot", "fixed_hour": "fixed term"}

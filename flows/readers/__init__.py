@@ -13,10 +13,10 @@ import numpy as np
 from dps.errors import ConfigurationError
 from flows.readers.bag_of_words import Corpus, read_bag_of_words
 from flows.readers.examples import Examples
+from flows.readers.idx import read_idx
 from flows.readers.npz import open_npz
 from flows.readers.svmlight import read_svmlight
 from flows.readers.tables import read_npz, read_parquet
-from flows.workloads.idx import read_idx
 
 __all__ = ["Corpus", "Examples", "read_bag_of_words", "read_examples", "read_images"]
 

@@ -20,8 +20,8 @@ from typing import IO, Literal
 import numpy as np
 
 from dps.errors import ConfigurationError
+from flows.readers.idx import read_idx
 from flows.workloads.base import Array, DatasetShape
-from flows.workloads.idx import read_idx
 
 Pixels = Literal["symmetric", "unit"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.report import write_report
+from flows.report.html import write_report
 from tests.flows.synthetic import write_experiment
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the extra `browser` is not installed")

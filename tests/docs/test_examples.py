@@ -19,8 +19,8 @@ from typer.main import get_command
 
 from dps.cluster.local import LocalCluster
 from flows.cli import app
-from flows.config import load_experiment
-from flows.traces import read_trace
+from flows.config.experiment import load_experiment
+from flows.config.fault_trace import read_trace
 from tests.cluster.training import PRELOAD, nodes
 from tests.docs.pages import (
     ROOT,

@@ -15,7 +15,7 @@ import dps
 from dps import errors
 from dps.core.names import NODE_ROLES
 from dps.events import Event
-from flows.prices import load_prices
+from flows.analysis.prices import load_prices
 from tests.docs.pages import ROOT
 
 _FETCHED = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"')

@@ -33,7 +33,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from flows.cli import main
-from flows.config import ExperimentConfig, packaged_names
+from flows.config.experiment import ExperimentConfig, packaged_names
 
 SECONDS = 2.0
 MOST_LINES = 40

@@ -15,8 +15,8 @@ from dps.events import (
     Killed,
     Restored,
 )
-from flows.prices import Prices
-from flows.record import Record
+from flows.analysis.prices import Prices
+from flows.records.record import Record
 
 PRICES = Prices(
     node_hour=dict.fromkeys(ROLES, 3600.0),

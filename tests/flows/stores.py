@@ -6,7 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from flows.tracking_store import create_database, prepare_mlflow
+from flows.tracking.store import create_database, prepare_mlflow
 
 
 def with_store(here: Path) -> Path:

@@ -39,11 +39,11 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from flows.config import ExperimentConfig
-from flows.grid import Trial, expand
-from flows.outcome import Outcome, outcome
-from flows.prices import load_prices
-from flows.record import EVENTS_FILE, EventWriter, Record
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import load_prices
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import Trial, expand
+from flows.records.record import EVENTS_FILE, EventWriter, Record
 
 STRATEGIES = ("none", "checkpoint", "chain", "stateless")
 EPOCH = 1_790_000_000.0

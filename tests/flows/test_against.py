@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from dps.events import ResourceSampled, TrainingStarted, TrialStarted
-from flows.figures.against import EQUAL_DISTANCES
-from flows.figures.axes import numeric_axes
-from flows.figures.drawing import Drawing, write_files
-from flows.figures.gallery import chapters
-from flows.figures.subject import Trial
-from flows.labels import in_order
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.record import Record
-from flows.report import write_report
-from flows.summary import strategies
-from flows.usage import busiest, cores_used
+from flows.analysis.groups import strategies
+from flows.analysis.labels import in_order
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.resources import busiest, cores_used
+from flows.records.record import Record
+from flows.report.figures.by_axis import EQUAL_DISTANCES
+from flows.report.figures.dataset import Trial
+from flows.report.figures.figure import Drawing, write_files
+from flows.report.figures.gallery import chapters
+from flows.report.figures.numeric_axis import numeric_axes
+from flows.report.html import write_report
 from tests.flows.synthetic import missed, toy_events, write_events
 
 Labels = dict[str, str]

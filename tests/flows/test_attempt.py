@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dps.events import TrialEnded, TrialStarted
-from flows.attempt import Attempt, end_unfinished, prepare, set_aside, take_back
-from flows.record import EARLIER, EVENTS_FILE, read_record, read_start
+from flows.execution.attempt import Attempt, end_unfinished, prepare, set_aside, take_back
+from flows.records.record import EARLIER, EVENTS_FILE, read_record, read_start
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
 TRIAL = next(trial for trial in demo_trials() if trial.name == "chain.kill.seed-0")

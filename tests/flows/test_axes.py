@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.errors import ConfigurationError
-from flows.axes import Combinations
-from flows.config import load_experiment
+from flows.config.axes import Combinations
+from flows.config.experiment import load_experiment
 
 AXES = {
     "recovery": ["none", "chain"],

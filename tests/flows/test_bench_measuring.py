@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.bench_measuring import Round, measuring, table, verdict
-from flows.statistics import Interval
+from flows.analysis.statistics import Interval
+from flows.benchmarks.measuring import Round, measuring, table, verdict
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dps.core.recovery import Chain, Recovery
-from flows import bench_cost, bench_recovery
-from flows.bench_cost import Prepared, Turn, costs, ratio
-from flows.bench_recovery import Row, recovery_times
-from flows.timeline import FaultTimes
+from flows.analysis.faults import FaultTimes
+from flows.benchmarks import overhead as bench_cost
+from flows.benchmarks import recovery as bench_recovery
+from flows.benchmarks.overhead import Prepared, Turn, costs, ratio
+from flows.benchmarks.recovery import Row, recovery_times
 
 
 def times(total: float | None) -> FaultTimes:

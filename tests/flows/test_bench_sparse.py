@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.bench_sparse import (
+from flows.benchmarks.sparse import (
     KEYS,
     WIDTH,
     Dictionary,

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flows.charts import Chart, Dot
-from flows.claims import Claim, Measurement, judge, judged, told
-from flows.findings import Findings, Table
-from flows.statistics import Interval
+from flows.analysis.statistics import Interval
+from flows.replication.charts import Chart, Dot
+from flows.replication.claims import Claim, Measurement, judge, judged, told
+from flows.replication.findings import Findings, Table
 
 
 @pytest.mark.parametrize(

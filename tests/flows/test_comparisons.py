@@ -14,9 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from dps.errors import ConfigurationError
-from flows import words
-from flows.columns import COLUMNS
-from flows.comparisons import (
+from flows.analysis.comparison import (
     COMPARISON_FILE,
     Compared,
     baseline_of,
@@ -24,15 +22,17 @@ from flows.comparisons import (
     read_comparison,
     write_comparison,
 )
-from flows.config import load_experiment
-from flows.learning import Target
-from flows.outcome import Outcome, outcome
-from flows.prices import load_prices
-from flows.record import Record
-from flows.sections import ComparisonSection
-from flows.side_by_side import find_run, print_side_by_side, settings_that_differ
-from flows.summary import Group
-from flows.verdicts import print_verdicts
+from flows.analysis.groups import Group
+from flows.analysis.learning import Target
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import load_prices
+from flows.config.base import ComparisonSection
+from flows.config.experiment import load_experiment
+from flows.metrics import COLUMNS
+from flows.records.record import Record
+from flows.report import sentences as words
+from flows.report.compare import find_run, print_side_by_side, settings_that_differ
+from flows.report.terminal import print_verdicts
 from tests.flows.synthetic import missed, toy_events, unsure_trials, write_experiment
 
 PRICES = load_prices()

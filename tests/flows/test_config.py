@@ -14,8 +14,8 @@ import dps
 from dps.core.faults import AtUpdates, Kill, Pause
 from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
 from dps.errors import ConfigurationError
-from flows.config import TrialConfig, load_experiment, packaged_names
-from flows.workload_sections import workload_of
+from flows.config.experiment import TrialConfig, load_experiment, packaged_names
+from flows.config.workload import workload_of
 from flows.workloads import SHAPES, SoftmaxRegression
 
 SMALL: dict[str, Any] = {

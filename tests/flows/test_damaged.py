@@ -27,11 +27,11 @@ import yaml
 from dps.core.checksum import sealed, unsealed
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.protocol.runs import find_saved
-from flows.config import ExperimentConfig
-from flows.grid import expand
-from flows.record import EARLIER, EVENTS_FILE, GRID_FILE, read_trial
-from flows.results import is_recorded
-from flows.running import NOTE, noted
+from flows.analysis.finished import is_recorded
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import expand
+from flows.records.owner import NOTE, noted
+from flows.records.record import EARLIER, EVENTS_FILE, GRID_FILE, read_trial
 from tests.flows.damage import (
     BYTES,
     DEEP,

@@ -15,12 +15,12 @@ import yaml
 from dps.cluster.tls import temporary
 from dps.errors import ConfigurationError
 from dps.events import NodeJoined, TrialEnded, TrialStarted
-from flows.config import ExperimentConfig, load_experiment
-from flows.grid import expand
-from flows.prices import load_prices
-from flows.record import EVENTS_FILE, read_record
-from flows.results import read_finished
-from flows.trial import run_trial
+from flows.analysis.finished import read_finished
+from flows.analysis.prices import load_prices
+from flows.config.experiment import ExperimentConfig, load_experiment
+from flows.config.trials import expand
+from flows.execution.trial import run_trial
+from flows.records.record import EVENTS_FILE, read_record
 from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, wait_for, workers
 from tests.cluster.tls import files_of
 from tests.flows.stores import with_store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.doctor import Finding, examine
-from flows.tracking import Tracker
+from flows.cli.doctor import Finding, examine
+from flows.tracking.tracker import Tracker
 
 
 def found(here: Path, store: str | None = None) -> dict[str, Finding]:

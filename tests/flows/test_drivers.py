@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 from dps.cluster.local import is_gone
-from flows.attempt import Attempt
-from flows.config import ExperimentConfig
-from flows.drivers import Drivers
-from flows.grid import Trial, expand
-from flows.progress import PlainView
-from flows.record import EVENTS_FILE, read_record
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import Trial, expand
+from flows.execution.attempt import Attempt
+from flows.execution.drivers import Drivers
+from flows.monitor.progress import PlainView
+from flows.records.record import EVENTS_FILE, read_record
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster

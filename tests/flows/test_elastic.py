@@ -10,18 +10,18 @@ import pytest
 import yaml
 
 from dps.events import Applied, Moved, Rescaled, WorkerLeft
-from flows.bench_elastic import Row, table
-from flows.config import TrialConfig, load_experiment
-from flows.elastic_sections import ChangeSection
-from flows.figures.curves import RATE_BY_TIME, curves, is_rescaled
-from flows.figures.subject import Subject
-from flows.grid import expand
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.progress import Course
-from flows.record import Record, read_record
-from flows.resume import can_go_on
-from flows.trial import run_trial
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.benchmarks.elastic import Row, table
+from flows.config.experiment import TrialConfig, load_experiment
+from flows.config.scaling import ChangeSection
+from flows.config.trials import expand
+from flows.execution.resume import can_go_on
+from flows.execution.trial import run_trial
+from flows.monitor.progress import Course
+from flows.records.record import Record, read_record
+from flows.report.figures.curves import RATE_BY_TIME, curves, is_rescaled
+from flows.report.figures.dataset import Subject
 from tests.flows.test_config import SMALL, complaint, config, only
 
 __all__ = ["config"]

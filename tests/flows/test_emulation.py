@@ -15,17 +15,17 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from dps.events import Audited, Killed, Reported, ResourceSampled, WorkerJoined
-from flows.attempt import Attempt
-from flows.config import TrialConfig, load_experiment
-from flows.drivers import Drivers
-from flows.emulation import durations, part_of
-from flows.grid import Trial, digest, expand
-from flows.outcome import Outcome, outcome
-from flows.pace import COMPUTE, computing
-from flows.prices import load_prices
-from flows.progress import PlainView
-from flows.record import EVENTS_FILE, Record, read_record
-from flows.sections import TrainingSection
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.throughput import COMPUTE, computing
+from flows.config.base import TrainingSection
+from flows.config.experiment import TrialConfig, load_experiment
+from flows.config.trials import Trial, digest, expand
+from flows.execution.attempt import Attempt
+from flows.execution.drivers import Drivers
+from flows.execution.emulation import durations, part_of
+from flows.monitor.progress import PlainView
+from flows.records.record import EVENTS_FILE, Record, read_record
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STALENESS, SCALING = str(CONFIGS / "staleness.yaml"), str(CONFIGS / "scaling.yaml")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.estimate import Durations, about, guess
-from flows.sections import StragglingSection
+from flows.config.base import StragglingSection
+from flows.monitor.estimate import Durations, about, guess
 from tests.flows.synthetic import demo_trials
 
 TRIALS = demo_trials()

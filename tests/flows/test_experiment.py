@@ -13,13 +13,13 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
-from flows.attempt import Attempt
-from flows.config import ExperimentConfig
-from flows.experiment import Ran, run_experiment
-from flows.progress import PlainView
-from flows.record import EARLIER, EVENTS_FILE, event_files
-from flows.results import print_comparison
-from flows.tracking_store import default_uri
+from flows.analysis.finished import print_comparison
+from flows.config.experiment import ExperimentConfig
+from flows.execution.attempt import Attempt
+from flows.execution.experiment import Ran, run_experiment
+from flows.monitor.progress import PlainView
+from flows.records.record import EARLIER, EVENTS_FILE, event_files
+from flows.tracking.store import default_uri
 from tests.flows.stores import with_store
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 

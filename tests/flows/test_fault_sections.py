@@ -28,7 +28,7 @@ from dps.core.faults import (
 )
 from dps.errors import ConfigurationError
 from dps.sim.disk import SCHEME
-from flows.config import TrialConfig, load_experiment
+from flows.config.experiment import TrialConfig, load_experiment
 
 BASE: dict[str, Any] = {
     "experiment": "small",

@@ -13,8 +13,8 @@ from dps.events import (
     Restored,
     Undisturbed,
 )
-from flows.record import Record
-from flows.timeline import FaultTimes, fault_times
+from flows.analysis.faults import FaultTimes, fault_times
+from flows.records.record import Record
 
 
 def applied(t: float, shard: int = 0, epoch: int = 1, node: str = "server-0") -> Applied:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from dps.errors import StoreUnavailable
-from flows.charts import Chart, Dot
-from flows.comparisons import COMPARISON_FILE, read_comparison, write_comparison
+from flows.analysis.comparison import COMPARISON_FILE, read_comparison, write_comparison
+from flows.analysis.finished import Finished
+from flows.analysis.outcome import outcome
+from flows.config.base import ComparisonSection
 from flows.files import write_whole
-from flows.findings import TEXT, Findings
-from flows.outcome import outcome
-from flows.record import GRID_FILE, Record, write_grid
-from flows.results import Finished
-from flows.sections import ComparisonSection
-from flows.ttf import findings as ttf
+from flows.records.record import GRID_FILE, Record, write_grid
+from flows.replication.charts import Chart, Dot
+from flows.replication.findings import TEXT, Findings
+from flows.replication.ttf import findings as ttf
 from tests.flows.records import PRICES
 from tests.flows.test_ttf_claims import study
 

@@ -10,8 +10,8 @@ import yaml
 
 import dps
 from dps.core.filters import Filter
-from flows.config import TrialConfig, load_experiment
-from flows.grid import expand
+from flows.config.experiment import TrialConfig, load_experiment
+from flows.config.trials import expand
 from tests.flows.test_config import SMALL, complaint, only
 
 

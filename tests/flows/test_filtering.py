@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dps.events import Event, Filtered
-from flows.columns import BY_KEY
-from flows.filtering import Filtering, filtering
-from flows.outcome import outcome
-from flows.record import Record
+from flows.analysis.filters import Filtering, filtering
+from flows.analysis.outcome import outcome
+from flows.metrics import BY_KEY
+from flows.records.record import Record
 from tests.flows.records import PRICES
 
 

@@ -24,19 +24,20 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from flows import replicate, replicate_ftps
-from flows.attempt import Attempt, end_unfinished
-from flows.claims import judged
-from flows.config import ExperimentConfig, load_experiment
-from flows.ftps import claims
-from flows.ftps.claims import failure_findings, scaling_findings
-from flows.ftps.measures import Measured
-from flows.grid import expand
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.record import Record
-from flows.replicate_ftps import FAILURE, SCALING, _shorter, reading
-from flows.results import RESULTS
+from flows.analysis.finished import RESULTS
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.cli import replicate
+from flows.config.experiment import ExperimentConfig, load_experiment
+from flows.config.trials import expand
+from flows.execution.attempt import Attempt, end_unfinished
+from flows.records.record import Record
+from flows.replication.claims import judged
+from flows.replication.ftps import claims
+from flows.replication.ftps import run as replicate_ftps
+from flows.replication.ftps.claims import failure_findings, scaling_findings
+from flows.replication.ftps.measures import Measured
+from flows.replication.ftps.run import FAILURE, SCALING, _shorter, reading
 
 STEP, WORKERS = 0.1, 2
 

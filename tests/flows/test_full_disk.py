@@ -15,9 +15,16 @@ import yaml
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Evaluated, Promoted, TrainingStarted, TrialEnded, TrialStarted
-from flows.logs import LOG_FILE, TrialLog
-from flows.outcome import status
-from flows.record import EVENTS_FILE, EventWriter, Record, end_record, read_record, read_trial
+from flows.analysis.outcome import status
+from flows.records.log import LOG_FILE, TrialLog
+from flows.records.record import (
+    EVENTS_FILE,
+    EventWriter,
+    Record,
+    end_record,
+    read_record,
+    read_trial,
+)
 from tests.support import eventually
 
 CONFIG: dict[str, Any] = {
@@ -148,7 +155,7 @@ def test_there_is_room_for_the_end_of_a_record_whose_writer_was_killed(small_dis
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from dps.events import TrialStarted\n"
-        "from flows.record import EventWriter\n"
+        "from flows.records.record import EventWriter\n"
         "EventWriter(Path(sys.argv[1]))(TrialStarted(1.0, 'seed-0', {}, {}))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

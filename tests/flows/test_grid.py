@@ -7,8 +7,8 @@ import re
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.config import load_experiment
-from flows.grid import expand, in_blocks, trial_name
+from flows.config.experiment import load_experiment
+from flows.config.trials import expand, in_blocks, trial_name
 
 
 def names(*overrides: str) -> list[str]:

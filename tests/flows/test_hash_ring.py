@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.ftps.hash_ring import HashRing, dps_balance, hashes, lose_first, ring_balance
+from flows.replication.ftps.hash_ring import HashRing, dps_balance, hashes, lose_first, ring_balance
 
 SERVERS = ["a", "b", "c", "d", "e"]
 KEYS = hashes([f"w{i}" for i in range(785)])

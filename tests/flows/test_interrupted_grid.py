@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.record import event_files, read_record, read_start
-from flows.tracking_store import default_uri
+from flows.records.record import event_files, read_record, read_start
+from flows.tracking.store import default_uri
 from tests.flows.test_run import alive_in_session
 from tests.support import eventually
 

@@ -16,8 +16,8 @@ from distributed.security import Security
 from dps.cluster.local import NodeSpec
 from dps.cluster.queues import QUEUES, JobGroup, job_of
 from dps.errors import ConfigurationError
-from flows.config import ExperimentConfig, load_experiment
-from flows.grid import expand
+from flows.config.experiment import ExperimentConfig, load_experiment
+from flows.config.trials import expand
 
 needs_jobqueue = pytest.mark.skipif(
     find_spec("dask_jobqueue") is None, reason="the extra `jobqueue` is not installed"

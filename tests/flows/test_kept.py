@@ -16,11 +16,11 @@ from dps.core.rules import SGD
 from dps.errors import ConfigurationError
 from dps.events import TrialStarted
 from dps.protocol.runs import Run, Saved
-from flows.grid import Trial
-from flows.kept import settings, trial_from
-from flows.record import EVENTS_FILE, EventWriter
-from flows.replay import replay_of
-from flows.resume import trial_of
+from flows.config.trials import Trial
+from flows.execution.replay import replay_of
+from flows.execution.resume import trial_of
+from flows.records.record import EVENTS_FILE, EventWriter
+from flows.records.settings import settings, trial_from
 from tests.flows.synthetic import demo_trials
 
 TRIAL = next(trial for trial in demo_trials() if trial.name == "checkpoint.kill.seed-0")

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flows.comparisons import Compared, compared
-from flows.config import ExperimentConfig
-from flows.drivers import Drivers
-from flows.experiment import run_experiment
-from flows.outcome import Outcome
-from flows.progress import PlainView
-from flows.sections import ComparisonSection
+from flows.analysis.comparison import Compared, compared
+from flows.analysis.outcome import Outcome
+from flows.config.base import ComparisonSection
+from flows.config.experiment import ExperimentConfig
+from flows.execution.drivers import Drivers
+from flows.execution.experiment import run_experiment
+from flows.monitor.progress import PlainView
 
 SEEDS = [0, 1, 2]
 

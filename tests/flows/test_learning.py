@@ -14,11 +14,11 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from flows.learning import Loss, Target, course
-from flows.outcome import outcome
-from flows.ranks import nearest_rank
-from flows.record import Record
-from flows.steps import Steps
+from flows.analysis.learning import Loss, Target, course
+from flows.analysis.outcome import outcome
+from flows.analysis.ranks import nearest_rank
+from flows.analysis.steps import Steps
+from flows.records.record import Record
 from tests.flows.records import PRICES, acked, fault, scores
 
 

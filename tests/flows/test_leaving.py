@@ -26,13 +26,13 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from flows.config import load_experiment
-from flows.grid import expand
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.record import Record, event_files, read_record
-from flows.trial import run_trial
-from flows.unplanned import evaluator_lost, first_unplanned
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.unplanned import evaluator_lost, first_unplanned
+from flows.config.experiment import load_experiment
+from flows.config.trials import expand
+from flows.execution.trial import run_trial
+from flows.records.record import Record, event_files, read_record
 
 pytestmark = pytest.mark.cluster
 

@@ -12,8 +12,8 @@ from dps.events import (
     Promoted,
     Replayed,
 )
-from flows.lineage import Ledger, ledger
-from flows.record import Record
+from flows.analysis.ledger import Ledger, ledger
+from flows.records.record import Record
 from tests.flows.records import acked, applied, audited, restored, start
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from dps.errors import StoreUnavailable
 from dps.events import Promoted, TrialEnded
-from flows.logs import LOG_FILE, TrialLog
+from flows.records.log import LOG_FILE, TrialLog
 from tests.flows.records import applied
 
 CONFIG: dict[str, Any] = {

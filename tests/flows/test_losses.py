@@ -22,10 +22,10 @@ from dps.events import (
     Undisturbed,
     WorkerJoined,
 )
-from flows.crew import shares_of
-from flows.record import Record, read_record
-from flows.timeline import training_span
-from flows.usage import node_seconds
+from flows.analysis.faults import training_span
+from flows.analysis.resources import node_seconds
+from flows.execution.workers import shares_of
+from flows.records.record import Record, read_record
 
 pytestmark = pytest.mark.cluster
 
@@ -34,9 +34,9 @@ MOMENT = 40
 RUN = """
 import sys
 from pathlib import Path
-from flows.config import load_experiment
-from flows.grid import expand
-from flows.trial import run_trial
+from flows.config.experiment import load_experiment
+from flows.config.trials import expand
+from flows.execution.trial import run_trial
 
 if __name__ == "__main__":
     for path in sys.argv[1:]:

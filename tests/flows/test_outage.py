@@ -23,9 +23,9 @@ import yaml
 from mlflow import MlflowClient
 
 from dps.errors import ConfigurationError
-from flows.attempt import Attempt
-from flows.config import ExperimentConfig, load_experiment
-from flows.sync import sync
+from flows.cli.sync import sync
+from flows.config.experiment import ExperimentConfig, load_experiment
+from flows.execution.attempt import Attempt
 from tests.flows.mlflow_server import MlflowServer
 from tests.flows.synthetic import toy_events, write_events
 from tests.flows.test_experiment import ORDER, ToyRunner, experiment, go

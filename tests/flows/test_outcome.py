@@ -10,9 +10,9 @@ from dps.events import (
     FaultMissed,
     TrialEnded,
 )
-from flows.columns import BY_KEY, COLUMNS
-from flows.outcome import Outcome, outcome
-from flows.record import Record
+from flows.analysis.outcome import Outcome, outcome
+from flows.metrics import BY_KEY, COLUMNS
+from flows.records.record import Record
 from tests.flows.records import PRICES
 from tests.flows.synthetic import (
     BACK_AFTER,

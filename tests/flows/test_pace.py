@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dps.events import Detected, Event, Reported, Restored, TrainingStarted
-from flows.lineage import Row, applied_rows, lost_by_fault
-from flows.outcome import outcome
-from flows.record import Record
-from flows.staleness import by_period
-from flows.timeline import fault_times
+from flows.analysis.faults import fault_times
+from flows.analysis.ledger import Row, applied_rows, lost_by_fault
+from flows.analysis.outcome import outcome
+from flows.analysis.staleness import by_period
+from flows.records.record import Record
 from tests.flows.records import PRICES, acked, applied, audited, fault, restored, start
 
 

@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from flows.config import load_experiment
-from flows.grid import Trial, expand
-from flows.plan import fault_plans, nodes_needed, plan_table, warnings
+from flows.config.experiment import load_experiment
+from flows.config.trials import Trial, expand
+from flows.execution.plan import fault_plans, nodes_needed, plan_table, warnings
 
 
 def demo(*overrides: str) -> tuple[Trial, ...]:

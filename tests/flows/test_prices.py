@@ -9,7 +9,7 @@ import yaml
 
 from dps.core.names import NODE_ROLES
 from dps.errors import ConfigurationError
-from flows.prices import WAYS_TO_RENT, load_prices
+from flows.analysis.prices import WAYS_TO_RENT, load_prices
 
 ENTRY = {"usd": 1, "source": "somewhere", "date": "2026-01-01"}
 TABLE = {

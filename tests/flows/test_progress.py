@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from dps.events import CheckpointRefused, FaultMissed, ReplicaAdded, TrainingStarted, TrialEnded
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.progress import Course, Follower, LiveView, PlainView, view_for
-from flows.record import read_record
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.monitor.progress import Course, Follower, LiveView, PlainView, view_for
+from flows.records.record import read_record
 from tests.flows.synthetic import demo_trials, toy_events, write_events
 
 TRIALS = demo_trials()

@@ -8,17 +8,29 @@ import pytest
 
 from dps.errors import ConfigurationError
 from dps.events import Acked, Applied, CheckpointWritten, Killed, Promoted, Restored
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.published import drive, nodes
-from flows.published.drive import run_published
-from flows.published.losses import lost_gradients
-from flows.published.settings import PublishedConfig, PublishedTrial, cells, load_published
-from flows.record import EVENTS_FILE, Record, read_record
-from flows.replicate_ttf import JUDGED, PUBLISHED, SHOWN, experiment, findings, published_trials
-from flows.results import RESULTS, Finished, is_recorded, read_finished
-from flows.ttf.findings import AS_PUBLISHED, study, write
-from flows.ttf.measures import measure
+from flows.analysis.finished import RESULTS, Finished, is_recorded, read_finished
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.records.record import EVENTS_FILE, Record, read_record
+from flows.replication.ttf.emulation import drive, nodes
+from flows.replication.ttf.emulation.drive import run_published
+from flows.replication.ttf.emulation.losses import lost_gradients
+from flows.replication.ttf.emulation.settings import (
+    PublishedConfig,
+    PublishedTrial,
+    cells,
+    load_published,
+)
+from flows.replication.ttf.findings import AS_PUBLISHED, study, write
+from flows.replication.ttf.measures import measure
+from flows.replication.ttf.run import (
+    JUDGED,
+    PUBLISHED,
+    SHOWN,
+    experiment,
+    findings,
+    published_trials,
+)
 from tests.flows.records import acked, applied, restored, start
 from tests.support import eventually
 

@@ -23,7 +23,7 @@ from dps.events import (
     TrialStarted,
     to_json,
 )
-from flows.record import (
+from flows.records.record import (
     EVENTS_FILE,
     GRID_FILE,
     EventWriter,

@@ -13,10 +13,10 @@ from mlflow import MlflowClient
 
 from dps.errors import StoreUnavailable
 from dps.events import Event, TrialStarted
-from flows.config import ExperimentConfig
-from flows.sync import sync
-from flows.tracking import Tracker
-from flows.tracking_store import Refused, create_database, default_uri
+from flows.cli.sync import sync
+from flows.config.experiment import ExperimentConfig
+from flows.tracking.store import Refused, create_database, default_uri
+from flows.tracking.tracker import Tracker
 from tests.flows.http_proxy import HttpProxy
 from tests.flows.mlflow_server import MlflowServer
 from tests.flows.synthetic import reported

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from dps.events import TrialStarted
-from flows.config import ExperimentConfig
-from flows.grid import Trial, expand
-from flows.kept import settings
-from flows.record import Record
-from flows.repeat import experiment_yaml
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import Trial, expand
+from flows.records.record import Record
+from flows.records.settings import settings
+from flows.report.reproduce import experiment_yaml
 
 BASE: dict[str, Any] = {
     "experiment": "grid",

@@ -12,11 +12,11 @@ import yaml
 from dps.core.faults import Among, AtUpdates, InChain, Kill, Pause, Seat
 from dps.errors import ConfigurationError
 from dps.events import Event, FaultMissed, Killed, Paused
-from flows.config import load_experiment
-from flows.grid import Trial, expand
-from flows.record import EVENTS_FILE, Record, read_record
-from flows.replay import as_it_was, replay_of
-from flows.trial import run_trial
+from flows.config.experiment import load_experiment
+from flows.config.trials import Trial, expand
+from flows.execution.replay import as_it_was, replay_of
+from flows.execution.trial import run_trial
+from flows.records.record import EVENTS_FILE, Record, read_record
 from tests.flows.test_run import CONFIG
 
 FAULTS = [

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 
 from dps.events import Evaluated, ResourceSampled, TrainingStarted, TrialEnded, TrialStarted
-from flows import replicate, replicate_ttf
-from flows.attempt import EARLIER
-from flows.progress import PlainView
-from flows.published.settings import PublishedConfig, PublishedTrial
-from flows.record import (
+from flows.analysis.finished import RESULTS, is_recorded
+from flows.cli import replicate
+from flows.execution.attempt import EARLIER
+from flows.monitor.progress import PlainView
+from flows.records.record import (
     EVENTS_FILE,
     FAILED_ATTEMPTS,
     EventWriter,
@@ -24,8 +24,9 @@ from flows.record import (
     read_record,
     write_grid,
 )
-from flows.replicate_ttf import PUBLISHED, findings, published_trials, run_published_trials
-from flows.results import RESULTS, is_recorded
+from flows.replication.ttf import run as replicate_ttf
+from flows.replication.ttf.emulation.settings import PublishedConfig, PublishedTrial
+from flows.replication.ttf.run import PUBLISHED, findings, published_trials, run_published_trials
 from tests.flows.records import acked
 
 SMALL = {

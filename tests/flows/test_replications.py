@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.replications import ReplicationConfig, load_replication
+from flows.replication.config import ReplicationConfig, load_replication
 
 
 def test_both_papers_have_one() -> None:

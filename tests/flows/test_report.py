@@ -16,25 +16,25 @@ import yaml
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
-from flows import words
-from flows.columns import BY_KEY
-from flows.config import ExperimentConfig
-from flows.figures.bands import Curve, band
-from flows.figures.drawing import Table, slugs, write_files
-from flows.figures.gallery import chapters, drawings
-from flows.figures.style import STRATEGY_COLOURS, looks
-from flows.figures.tradeoff import front
-from flows.grid import expand
-from flows.learning import evaluations
-from flows.outcome import Outcome, outcome
-from flows.prices import load_prices
-from flows.record import EVENTS_FILE, read_record, write_grid
-from flows.repeat import experiment_yaml
-from flows.report import read_trials, render, write_report
-from flows.sections import ComparisonSection
-from flows.series import series
-from flows.summary import Group, summarize
-from flows.timeline import FaultTimes
+from flows.analysis.faults import FaultTimes
+from flows.analysis.groups import Group, summarize
+from flows.analysis.learning import evaluations
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.series import series
+from flows.config.base import ComparisonSection
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import expand
+from flows.metrics import BY_KEY
+from flows.records.record import EVENTS_FILE, read_record, write_grid
+from flows.report import sentences as words
+from flows.report.figures.bands import Curve, band
+from flows.report.figures.cost import front
+from flows.report.figures.figure import Table, slugs, write_files
+from flows.report.figures.gallery import chapters, drawings
+from flows.report.figures.style import STRATEGY_COLOURS, looks
+from flows.report.html import read_trials, render, write_report
+from flows.report.reproduce import experiment_yaml
 from tests.flows.synthetic import (
     KILL_AT,
     STRATEGIES,

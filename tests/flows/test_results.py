@@ -13,13 +13,7 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from dps.events import Detected, TrialEnded, TrialStarted
-from flows.columns import BY_KEY
-from flows.config import load_experiment
-from flows.grid import Trial, expand
-from flows.outcome import Outcome
-from flows.prices import load_prices
-from flows.record import EVENTS_FILE, GRID_FILE
-from flows.results import (
+from flows.analysis.finished import (
     experiment_folder,
     is_recorded,
     print_comparison,
@@ -28,6 +22,12 @@ from flows.results import (
     to_json,
     to_table,
 )
+from flows.analysis.outcome import Outcome
+from flows.analysis.prices import load_prices
+from flows.config.experiment import load_experiment
+from flows.config.trials import Trial, expand
+from flows.metrics import BY_KEY
+from flows.records.record import EVENTS_FILE, GRID_FILE
 from tests.flows.synthetic import demo_trials, missed, toy_events, write_events, write_experiment
 
 

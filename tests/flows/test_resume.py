@@ -15,13 +15,13 @@ import pytest
 from dps.errors import StoreUnavailable
 from dps.events import Event, TrialEnded
 from dps.protocol.runs import find_saved
-from flows import resume
-from flows.attempt import prepare
 from flows.cli import main
-from flows.experiment import exclusive
-from flows.grid import Trial
-from flows.record import EVENTS_FILE, EventWriter
-from flows.resume import checkpoints_of, interrupted, saved_in
+from flows.config.trials import Trial
+from flows.execution import resume
+from flows.execution.attempt import prepare
+from flows.execution.experiment import exclusive
+from flows.execution.resume import checkpoints_of, interrupted, saved_in
+from flows.records.record import EVENTS_FILE, EventWriter
 from tests.flows.synthetic import demo_trials, toy_events
 
 TRIAL = next(trial for trial in demo_trials() if trial.name == "checkpoint.kill.seed-0")

@@ -19,8 +19,8 @@ import yaml
 from dps.errors import StoreUnavailable
 from dps.events import Audited, TrialResumed
 from dps.protocol.runs import find_saved
-from flows.record import read_record
-from flows.tracking_store import default_uri
+from flows.records.record import read_record
+from flows.tracking.store import default_uri
 from tests.support import eventually
 
 pytestmark = pytest.mark.cluster

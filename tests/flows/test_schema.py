@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dps.errors import StoreUnavailable
-from flows.schema import refuse_other_schema
-from flows.tracking import Tracker
+from flows.tracking.schema import refuse_other_schema
+from flows.tracking.tracker import Tracker
 from tests.flows.stores import with_store
 
 

@@ -14,10 +14,10 @@ import yaml
 from mlflow import MlflowClient
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from flows.config import load_experiment
-from flows.doctor import examine
-from flows.tracking import Tracker
-from flows.tracking_store import unavailable
+from flows.cli.doctor import examine
+from flows.config.experiment import load_experiment
+from flows.tracking.store import unavailable
+from flows.tracking.tracker import Tracker
 from tests.flows.mlflow_server import MlflowServer
 from tests.flows.test_run import CONFIG, command
 

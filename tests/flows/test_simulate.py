@@ -22,7 +22,7 @@ from tests.support import eventually
 ENDLESS = """
 import signal, time
 from flows.cli import _interrupt
-from flows.simulate import _in_processes
+from flows.verification.simulate import _in_processes
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
 signal.signal(signal.SIGTERM, _interrupt)

@@ -10,10 +10,10 @@ import pytest
 
 from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
 from dps.errors import ConfigurationError
-from flows.soak import CASES, Result, chosen, table
-from flows.soak_case import Case, Struck
-from flows.soak_pool import MEBIBYTE, Sample, _growth
-from flows.timeline import FaultTimes
+from flows.analysis.faults import FaultTimes
+from flows.verification.case import Case, Struck
+from flows.verification.pool import MEBIBYTE, Sample, _growth
+from flows.verification.soak import CASES, Result, chosen, table
 
 SECONDS = 110
 

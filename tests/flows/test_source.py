@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.source import parse_override, parse_overrides, place_of, read_document, set_key
+from flows.config.yaml_document import (
+    parse_override,
+    parse_overrides,
+    place_of,
+    read_document,
+    set_key,
+)
 
 
 def write(folder: Path, text: str) -> Path:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flows.statistics import Difference, holm, interval, paired, repeats_needed, verdicts
+from flows.analysis.statistics import Difference, holm, interval, paired, repeats_needed, verdicts
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from dps.events import DashboardServed, Event, TrialEnded
-from flows.record import EVENTS_FILE, EventWriter, read_end, write_grid
-from flows.report import write_report
-from flows.running import NOTE, noted, owner_of
-from flows.status import State, Status, running, show, status_of
+from flows.monitor.status import State, Status, running, show, status_of
+from flows.records.owner import NOTE, noted, owner_of
+from flows.records.record import EVENTS_FILE, EventWriter, read_end, write_grid
+from flows.report.html import write_report
 from tests.flows.synthetic import toy_events, write_events
 from tests.support import eventually
 
@@ -69,7 +69,7 @@ def at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the folder, as `dps run` does."""
     script = (
         "import sys, pathlib\n"
-        "from flows.experiment import exclusive\n"
+        "from flows.execution.experiment import exclusive\n"
         "with exclusive(pathlib.Path(sys.argv[1])):\n"
         "    print('at work', flush=True)\n"
         "    sys.stdin.read()\n"

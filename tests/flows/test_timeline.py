@@ -12,8 +12,8 @@ from dps.events import (
     Restored,
     Resumed,
 )
-from flows.record import Record
-from flows.timeline import fault_times
+from flows.analysis.faults import fault_times
+from flows.records.record import Record
 from tests.flows.records import applied, fault
 
 

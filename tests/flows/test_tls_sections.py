@@ -17,12 +17,12 @@ import yaml
 from dps.cluster.tls import temporary
 from dps.errors import ConfigurationError
 from dps.events import TrialEnded, TrialStarted
-from flows.config import load_experiment
-from flows.grid import expand
-from flows.kept import settings, trial_from
-from flows.record import EVENTS_FILE, EventWriter, read_record
-from flows.results import whole_record
-from flows.tls_sections import security_of
+from flows.analysis.finished import whole_record
+from flows.config.experiment import load_experiment
+from flows.config.tls import security_of
+from flows.config.trials import expand
+from flows.records.record import EVENTS_FILE, EventWriter, read_record
+from flows.records.settings import settings, trial_from
 from tests.cluster.tls import files_of, ports_below, said_plainly
 from tests.stranger import got_by_a_stranger, needs_root
 from tests.support import eventually

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dps.events import Audited
-from flows.record import read_record
+from flows.records.record import read_record
 from tests.workloads.needs_torch import needs_torch
 
 pytestmark = [pytest.mark.cluster, *needs_torch]

@@ -15,12 +15,12 @@ import pytest
 
 from dps.errors import StoreUnavailable
 from dps.events import Evaluated, TrialStarted
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.record import Record, read_record
-from flows.report import read_trials, write_report
-from flows.tracking import METRICS_PER_BATCH, Tracker, flat, tracked_experiments
-from flows.tracking_store import default_uri
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.records.record import Record, read_record
+from flows.report.html import read_trials, write_report
+from flows.tracking.store import default_uri
+from flows.tracking.tracker import METRICS_PER_BATCH, Tracker, flat, tracked_experiments
 from tests.flows.synthetic import (
     UPDATES,
     missed,
@@ -312,7 +312,7 @@ def test_a_store_of_an_unknown_kind(tmp_path: Path) -> None:
 
 def test_mlflow_neither_talks_nor_reports_home(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path; from flows.tracking import Tracker\n"
+        "from pathlib import Path; from flows.tracking.tracker import Tracker\n"
         "Tracker('quiet', Path.cwd())\n"
         "from mlflow.telemetry.utils import is_telemetry_disabled\n"
         "assert is_telemetry_disabled()\n"

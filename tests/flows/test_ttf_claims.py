@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.statistics import Difference
-from flows.ttf.claims import CLAIMS, STATEMENTS, Judged, judge, verdict
-from flows.ttf.figures import read_published
-from flows.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
-from flows.ttf.measures import Change, Measured
+from flows.analysis.statistics import Difference
+from flows.replication.ttf.claims import CLAIMS, STATEMENTS, Judged, judge, verdict
+from flows.replication.ttf.figures import read_published
+from flows.replication.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
+from flows.replication.ttf.measures import Change, Measured
 
 SEEDS = range(10)
 

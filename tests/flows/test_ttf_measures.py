@@ -22,12 +22,12 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from flows.outcome import outcome
-from flows.record import Record
-from flows.results import Finished
-from flows.ttf.figures import COLUMNS
-from flows.ttf.findings import study, write
-from flows.ttf.measures import Change, Measured, changes, measure
+from flows.analysis.finished import Finished
+from flows.analysis.outcome import outcome
+from flows.records.record import Record
+from flows.replication.ttf.figures import COLUMNS
+from flows.replication.ttf.findings import study, write
+from flows.replication.ttf.measures import Change, Measured, changes, measure
 from tests.flows.records import PRICES, acked, scores
 
 KILL = {"kind": "kill", "at_updates": 130, "target": {"shard": 0, "position": "head"}}

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from flows.ui import HOST, child, page, trials_view, ui_command
+from flows.tracking.server import HOST, child, page, trials_view, ui_command
 
 TOKEN = "what-nobody-guesses"
 

@@ -21,9 +21,9 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from flows.outcome import outcome
-from flows.record import Record
-from flows.unplanned import first_unplanned
+from flows.analysis.outcome import outcome
+from flows.analysis.unplanned import first_unplanned
+from flows.records.record import Record
 from tests.flows.records import PRICES, acked
 
 KILLED = Killed(20.0, 0, "server-0", 1, 50, True)

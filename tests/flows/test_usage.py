@@ -13,9 +13,9 @@ from dps.events import (
     ResourceSampled,
     TrainingStarted,
 )
-from flows.outcome import outcome
-from flows.record import Record
-from flows.usage import rented_seconds, storage, usage_by_role
+from flows.analysis.outcome import outcome
+from flows.analysis.resources import rented_seconds, storage, usage_by_role
+from flows.records.record import Record
 from tests.flows.records import PRICES
 
 

@@ -18,7 +18,7 @@ from dps import SSP, ParameterServer
 from dps.cluster.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError
 from flows.cli import main
-from flows.examples import PAGE, solve_each, told, verdict, write_page
+from flows.cli.examples import PAGE, solve_each, told, verdict, write_page
 from flows.problems import l1_logistic, lda, patches, rica
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Spread, liblinear

@@ -12,7 +12,7 @@ import pytest
 from dps import ParameterServer
 from dps.cluster.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError
-from flows.examples import told
+from flows.cli.examples import told
 from flows.problems import factors, ratings
 from flows.problems.factor_model import PENALTY, Factors, alternate, objective
 from flows.problems.outcome import PATIENT, Task

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dps.events import Killed, NodeJoined, Promoted, Restored
-from flows.record import Record, read_record
+from flows.records.record import Record, read_record
 from tests.slurm.there import CLUSTER, skip_without
 from tests.support import eventually
 

@@ -19,13 +19,13 @@ from dps.events import (
     NodeLeft,
     WorkerLeft,
 )
-from flows.config import load_experiment
-from flows.grid import expand
-from flows.outcome import outcome
-from flows.prices import load_prices
-from flows.record import Record, event_files, read_record
-from flows.trial import run_trial
-from flows.unplanned import first_unplanned
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.unplanned import first_unplanned
+from flows.config.experiment import load_experiment
+from flows.config.trials import expand
+from flows.execution.trial import run_trial
+from flows.records.record import Record, event_files, read_record
 from tests.flows.test_leaving import check_whole
 from tests.slurm.there import CLUSTER, go
 

@@ -14,7 +14,7 @@ from flows.workloads.with_torch import find
 
 def test_torch_is_imported_only_for_what_needs_it() -> None:
     code = (
-        "import sys, flows.trial; from flows.config import load_experiment;"
+        "import sys, flows.execution.trial; from flows.config.experiment import load_experiment;"
         "load_experiment('demo');"
         "sys.exit('torch' in sys.modules)"
     )

@@ -1,0 +1,285 @@
+"""Owns how finished trials are read back and shown: on the terminal, as CSV, as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rich.table import Table
+from rich.text import Text
+
+from dps.errors import ConfigurationError, RecordDamaged
+from flows.analysis.groups import Group, summarize
+from flows.analysis.outcome import Outcome, outcome, status
+from flows.analysis.prices import Prices
+from flows.config.errors import suggest
+from flows.metrics import BY_KEY, NOT_APPLICABLE
+from flows.quoting import quoted, shown
+from flows.records.record import EARLIER, EVENTS_FILE, Record, event_files, read_files, read_trial
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RESULTS = "results"
+REPORT = "report.html"
+WIDE_ENOUGH_FOR_ONE_TABLE = 118
+
+
+class Identified(Protocol):
+    """What a record is found by: the trial's name, and the digest of all that it depends on."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One trial as its record tells it."""
+
+    events_file: Path
+    record: Record
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A column of the comparison: one figure, or several in one cell."""
+
+    heading: str
+    keys: tuple[str, ...]
+    between: str = ""
+
+    def text(self, group: Group) -> str:
+        """Return the means over the trials of a group."""
+        spreads = [(key, group.spread(key)) for key in self.keys]
+        if not any(spread for _, spread in spreads):
+            return NOT_APPLICABLE
+        means = [BY_KEY[key].text(spread and spread.mean) for key, spread in spreads]
+        return self.between.join(means)
+
+
+RECOVERY = (
+    Figure("final\n%", ("accuracy_final",)),
+    Figure("before→after\n%", ("accuracy_before", "accuracy_after"), "→"),
+    Figure("detect\ns", ("detect_seconds",)),
+    Figure("restore\ns", ("restore_seconds",)),
+    Figure("first\ns", ("first_applied_seconds",)),
+    Figure("\nlost", ("updates_lost",)),
+    Figure("re-\nplayed", ("updates_replayed",)),
+    Figure("re-\nfused", ("updates_duplicates",)),
+    Figure("stale\nm/p99/max", ("staleness_median", "staleness_p99", "staleness_max"), "/"),
+)
+USE = (
+    Figure("CPU\ns", ("cpu_seconds_all",)),
+    Figure("peak\nMB", ("peak_bytes_all",)),
+    Figure("sent\nMB", ("sent_bytes_all",)),
+    Figure("\nUSD", ("cost_usd",)),
+)
+LEGEND = (
+    "Means over seeds. final, before→after: test accuracy. detect, restore, first: from the fault "
+    "to its detection, from there until the shard served, from there to its first update. lost: "
+    "acked or buffered updates. refused: as duplicates. stale: versions, median/p99/max. The "
+    "report says more."
+)
+PER_TRIAL = {
+    "\ntrial": "trial",
+    "\nstatus": "status",
+    "final\n%": "accuracy_final",
+    "before\n%": "accuracy_before",
+    "after\n%": "accuracy_after",
+    "recovery\ns": "rto_seconds",
+    "\nlost": "updates_lost",
+    "re-\nplayed": "updates_replayed",
+    "re-\nfused": "updates_duplicates",
+    "applied\ntwice": "updates_applied_twice",
+    "\nUSD": "cost_usd",
+}
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def experiment_folder(experiment: str, here: Path) -> Path:
+    """Return the folder with an experiment's records.
+
+    Raises
+    ------
+    ConfigurationError
+        No trial of such an experiment is recorded in this working directory.
+    """
+    root, known = here / RESULTS, recorded_experiments(here)
+    if experiment in known:
+        return root / experiment
+    if not known:
+        raise ConfigurationError(
+            f"nothing is recorded in {root}; `dps run {shown(experiment)}` here first, or go to "
+            "the directory in which it ran"
+        )
+    raise ConfigurationError(
+        f"no experiment {quoted(experiment)} is recorded in {root}; {suggest(experiment, known)}"
+    )
+
+
+def recorded_experiments(here: Path) -> list[str]:
+    """Return the names of the experiments that are recorded in a working directory."""
+    return sorted(folder.name for folder in (here / RESULTS).glob("*") if _has_records(folder))
+
+
+def _has_records(folder: Path) -> bool:
+    try:
+        return any(event_files(folder))
+    except ConfigurationError:
+        return True  # damaged: whoever asks for this very experiment is told
+
+
+def is_recorded(trial: Identified, folder: Path) -> bool:
+    """Tell whether an experiment's folder holds this trial, whole, under this configuration.
+
+    A failed trial counts as missing: running it again may go better.
+    """
+    return whole_record(trial, folder) is not None
+
+
+def whole_record(trial: Identified, folder: Path) -> Record | None:
+    """Return the record of a trial if it `is_recorded`."""
+    events_file = folder / trial.name / EVENTS_FILE
+    if not events_file.exists():
+        return None
+    try:
+        record = read_trial(events_file)
+    except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
+        return None
+    started = record.started
+    if started is None or started.settings.get("digest") != trial.digest:
+        return None
+    return record if status(record)[0] in ("valid", "invalid") else None
+
+
+def read_finished(events_file: Path, prices: Prices) -> Finished:
+    """Read one trial's record and compute its figures."""
+    return _finished(events_file, read_trial(events_file), prices)
+
+
+def read_experiment(
+    folder: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
+) -> list[Finished]:
+    """Read all records of an experiment, in the order of their names.
+
+    Damaged ones are left out; `warn` is told of each of them.
+    """
+    return read_whole(event_files(folder), prices, warn)
+
+
+def read_whole(
+    events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
+) -> list[Finished]:
+    """Read records; damaged ones are left out, and `warn` is told of each of them."""
+    found = read_files(events_files)
+    for path, error in found.damaged.items():
+        warn(damaged(path, error))
+    return [_finished(path, record, prices) for path, record in found.records.items()]
+
+
+def damaged(events_file: Path, error: RecordDamaged) -> str:
+    """Say that a trial is left out because of what its record holds."""
+    return f"{events_file.parent.name} is left out, its record is damaged: {error}"
+
+
+def _finished(events_file: Path, record: Record, prices: Prices) -> Finished:
+    figures = outcome(record, prices)
+    if record.started is None:  # its folder is all that tells whose record it is
+        named = replace(figures.identity, trial=events_file.parent.name)
+        figures = replace(figures, identity=named)
+    return Finished(events_file, record, figures)
+
+
+# -- showing -----------------------------------------------------------------------------------
+
+
+def to_json(outcomes: Iterable[Outcome]) -> str:
+    """Return a JSON list with one object per trial."""
+    return json.dumps([o.row() for o in outcomes], indent=2, ensure_ascii=False)
+
+
+def to_csv(outcomes: Iterable[Outcome]) -> str:
+    """Return CSV with a header and one line per trial; empty where a figure does not apply."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(BY_KEY), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(o.row() for o in outcomes)
+    return text.getvalue()
+
+
+def to_table(outcomes: Iterable[Outcome]) -> Table:
+    """Return a table with the main figures, one line per trial."""
+    table = _table()
+    for heading, key in PER_TRIAL.items():
+        _add_column(table, heading, text=key in ("trial", "status"))
+    for each in outcomes:
+        row = each.row()
+        table.add_row(*(Text(BY_KEY[key].text(row[key])) for key in PER_TRIAL.values()))
+    return table
+
+
+def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print one line per strategy and condition, with means over the seeds."""
+    groups = summarize(outcomes)
+    if console.width >= WIDE_ENOUGH_FOR_ONE_TABLE:
+        console.print(_comparison(groups, (*RECOVERY, *USE)))
+    else:
+        console.print(_comparison(groups, RECOVERY))
+        console.print(_comparison(groups, USE))
+    console.print(Text(LEGEND, style="dim"))
+    print_left_out(outcomes, console)
+    print_failed_before(outcomes, console)
+
+
+def print_left_out(outcomes: Iterable[Outcome], console: Console) -> None:
+    """Name the trials that enter no statistics, and say why."""
+    for each in outcomes:
+        if not each.valid:
+            line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
+            console.print(Text(line, style="yellow"))
+
+
+def failed_before(outcome: Outcome) -> str:
+    """Say how often a trial failed before the attempt that its figures are of."""
+    count = outcome.failed_before
+    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    return f"{outcome.identity.trial}: {attempts} before failed or invalid"
+
+
+def print_failed_before(outcomes: Iterable[Outcome], console: Console) -> None:
+    """Name the trials that failed before: what is left of them looks as if nothing had happened."""
+    for each in outcomes:
+        if each.failed_before:
+            line = f"{failed_before(each)}; the records are kept in {EARLIER}/"
+            console.print(Text(line, style="yellow"))
+
+
+def _comparison(groups: Sequence[Group], figures: Sequence[Figure]) -> Table:
+    table = _table()
+    _add_column(table, "\nstrategy", text=True)
+    _add_column(table, "\ncondition", text=True)
+    for figure in figures:
+        _add_column(table, figure.heading)
+    for group in groups:
+        cells = [group.strategy, group.condition, *(figure.text(group) for figure in figures)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _add_column(table: Table, heading: str, text: bool = False) -> None:
+    table.add_column(Text(heading), justify="left" if text else "right", no_wrap=True)

@@ -1,0 +1,87 @@
+"""Owns how trials are grouped and summed up: per strategy and condition, mean and range over seeds.
+
+Only valid trials enter; with a handful of seeds a range is all that can honestly be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dps.core.recovery import PRESETS
+from flows.analysis.labels import in_order
+from flows.analysis.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the trials of a group that have it."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The trials that differ by nothing but their seed; `left_out` are the invalid and failed."""
+
+    strategy: str
+    condition: str
+    trials: tuple[Outcome, ...]
+    left_out: tuple[Outcome, ...]
+
+    @property
+    def faulty(self) -> bool:
+        """Whether its trials had a fault."""
+        return any(trial.faults for trial in (*self.trials, *self.left_out))
+
+    def spread(self, key: str) -> Spread | None:
+        """Return mean and range of a figure of `Outcome.row()`; None when no trial has it."""
+        values = [float(v) for trial in self.trials if (v := trial.row()[key]) is not None]
+        if not values:
+            return None
+        return Spread(sum(values) / len(values), min(values), max(values), len(values))
+
+
+def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
+    """Group trials by condition and strategy, in a reader's order.
+
+    Conditions without faults come first; strategies come as in `strategies`.
+    """
+    groups = [
+        _group(outcomes, strategy, condition)
+        for condition in conditions(outcomes)
+        for strategy in strategies(outcomes)
+    ]
+    return tuple(group for group in groups if group.trials or group.left_out)
+
+
+def strategies(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the strategies that appear: presets in their order, then the others.
+
+    Others come in the order of the numbers that they say, else as they appear.
+    """
+    found = list(dict.fromkeys(outcome.identity.strategy for outcome in outcomes))
+    known = [name for name in PRESETS if name in found]
+    return (*known, *in_order([name for name in found if name not in PRESETS]))
+
+
+def conditions(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the conditions that appear: those without a fault first."""
+    found = dict.fromkeys(outcome.identity.condition for outcome in outcomes)
+    faulty = {outcome.identity.condition for outcome in outcomes if outcome.faults}
+    return tuple(sorted(found, key=lambda condition: condition in faulty))
+
+
+def _group(outcomes: Sequence[Outcome], strategy: str, condition: str) -> Group:
+    members = [
+        o for o in outcomes if o.identity.strategy == strategy and o.identity.condition == condition
+    ]
+    return Group(
+        strategy,
+        condition,
+        trials=tuple(o for o in members if o.valid),
+        left_out=tuple(o for o in members if not o.valid),
+    )

@@ -1,0 +1,217 @@
+"""Owns what a trial did to the model: accuracy and loss over the course of the training.
+
+Everything is from the evaluator's snapshots. The course of a training is told against time, against
+the gradients that workers had pushed, and against the samples in them; lost gradients count, for
+they were work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dps.events import Evaluated
+from flows.analysis.faults import FaultTimes, training_span
+from flows.analysis.steps import Steps
+from flows.records.record import Record
+
+LAST_EVALUATIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Test accuracy as the evaluator saw it, in [0, 1]; None where there was no evaluation.
+
+    Attributes
+    ----------
+    final
+        Mean of the last 3 evaluations.
+    best
+        The highest evaluation.
+    before, before_mean
+        The last evaluation before the fault, and the mean of the last 3 before it.
+    after
+        The first evaluation after the shard served again.
+    lowest_after
+        The lowest evaluation after the shard served again.
+    regain_seconds
+        From the fault to the first evaluation, after the shard served again, that is at least
+        `before`; None also when that was never reached.
+    area_time, area_gradients
+        Area under the curve of accuracy, divided by its width: the mean accuracy over the time
+        of the training, and over the gradients pushed.
+    """
+
+    final: float | None
+    best: float | None
+    before: float | None
+    before_mean: float | None
+    after: float | None
+    lowest_after: float | None
+    regain_seconds: float | None
+    area_time: float | None
+    area_gradients: float | None
+
+    @property
+    def drop(self) -> float | None:
+        """`before` minus `after`, what was learnt between the two included (then it is less)."""
+        return None if self.before is None or self.after is None else self.before - self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Test loss: mean of the last 3 evaluations, and the lowest; None where it is not finite."""
+
+    final: float | None
+    lowest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The accuracy that the configuration names, and what it took to reach it.
+
+    `seconds` run from the start of the training, `gradients` how many were pushed until then;
+    both belong to the first evaluation that is at least `accuracy`, None if there is none.
+    """
+
+    accuracy: float | None
+    seconds: float | None
+    gradients: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One evaluation on the course of a training.
+
+    Attributes
+    ----------
+    t, seconds
+        When the snapshot was read, since the Unix epoch and since the start of the training.
+    gradients, samples
+        Those that workers had been told are safe until then, and the examples in them.
+    held
+        Updates in the snapshot, mean over the shards: less than `gradients` after a loss.
+    """
+
+    t: float
+    seconds: float
+    gradients: int
+    samples: int
+    held: float
+    accuracy: float
+    loss: float
+
+
+def course(record: Record) -> list[Step]:
+    """Return the evaluations of a trial in the order in which their snapshots were read."""
+    span = training_span(record)
+    scores = evaluations(record)
+    start = span[0] if span else (scores[0].t if scores else 0.0)
+    pushed = Steps(record)
+    batch = _batch_size(record)
+    steps = []
+    for score in scores:
+        gradients = pushed.at(score.t)
+        steps.append(
+            Step(
+                t=score.t,
+                seconds=score.t - start,
+                gradients=gradients,
+                samples=gradients * batch,
+                held=score.updates,
+                accuracy=score.accuracy,
+                loss=score.loss,
+            )
+        )
+    return steps
+
+
+def evaluations(record: Record) -> list[Evaluated]:
+    """Return the evaluations in the order in which their snapshots were read."""
+    return sorted(record.of(Evaluated), key=lambda event: event.t)
+
+
+def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
+    """Return accuracy at the end, around a fault, and over the whole course.
+
+    A fault that took no shard down has a before, but no after.
+    """
+    steps, pushed = course(record), Steps(record)
+    values = [step.accuracy for step in steps]
+    before = [step.accuracy for step in steps if fault and step.t < fault.began]
+    serving = fault.serving if fault else None
+    after = [step for step in steps if serving is not None and step.t >= serving]
+    return Accuracy(
+        final=_mean(values[-LAST_EVALUATIONS:]),
+        best=max(values, default=None),
+        before=before[-1] if before else None,
+        before_mean=_mean(before[-LAST_EVALUATIONS:]),
+        after=after[0].accuracy if after else None,
+        lowest_after=min((step.accuracy for step in after), default=None),
+        regain_seconds=_regain(before, after, fault),
+        area_time=_area_over_time(record, steps),
+        area_gradients=_area([step.gradients for step in steps], values, pushed.first, pushed.last),
+    )
+
+
+def loss(record: Record) -> Loss:
+    """Return the test loss at the end, and the lowest."""
+    values = [score.loss for score in evaluations(record)]
+    finite = [value for value in values if math.isfinite(value)]
+    final = _mean(values[-LAST_EVALUATIONS:])
+    return Loss(
+        final=final if final is not None and math.isfinite(final) else None,
+        lowest=min(finite, default=None),
+    )
+
+
+def target(record: Record) -> Target:
+    """Return what it took to reach the accuracy that the configuration names, if it names one."""
+    wanted = record.config.get("evaluation", {}).get("target")
+    if wanted is None:
+        return Target(None, None, None)
+    reached = next((step for step in course(record) if step.accuracy >= wanted), None)
+    if reached is None:
+        return Target(wanted, None, None)
+    return Target(wanted, max(0.0, reached.seconds), reached.gradients)
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _area_over_time(record: Record, steps: Sequence[Step]) -> float | None:
+    span = training_span(record)
+    if span is None:
+        return None
+    return _area([step.t for step in steps], [step.accuracy for step in steps], *span)
+
+
+def _area(at: Sequence[float], values: Sequence[float], start: float, end: float) -> float | None:
+    """The mean of a curve from `start` to `end`, straight between its points, level beyond them."""
+    if not values or end <= start:
+        return None
+    inside = [(x, y) for x, y in zip(at, values, strict=True) if start < x < end]
+    edges = np.interp([start, end], at, values)
+    xs = [start, *(x for x, _ in inside), end]
+    ys = [edges[0], *(y for _, y in inside), edges[1]]
+    return float(np.trapezoid(ys, xs) / (end - start))
+
+
+def _regain(
+    before: Sequence[float], after: Sequence[Step], fault: FaultTimes | None
+) -> float | None:
+    if fault is None or not before:
+        return None
+    regained = (step.t - fault.began for step in after if step.accuracy >= before[-1])
+    return next(regained, None)
+
+
+def _batch_size(record: Record) -> int:
+    return int(record.config.get("training", {}).get("batch_size", 0))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,345 @@
+"""Owns the outcome of a trial: everything that the tables show, computed from its events alone.
+
+The parts are computed next door (`learning` accuracy and loss, `staleness`, `lineage` the ledger of
+updates, `pace`, `timeline` the moments of the faults, `usage` resources and money); `columns` says
+what each figure means to a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dps.core.names import ROLES
+from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
+from flows.analysis.faults import FaultTimes, fault_times
+from flows.analysis.filters import Filtering, filtering
+from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, target
+from flows.analysis.ledger import Ledger, applied_rows, ledger
+from flows.analysis.prices import Prices
+from flows.analysis.resources import (
+    LINKS,
+    Cost,
+    Storage,
+    Usage,
+    cost,
+    sent_by_link,
+    storage,
+    total_usage,
+    usage_by_role,
+)
+from flows.analysis.staleness import Period, Staleness, by_period, staleness
+from flows.analysis.throughput import Pace, pace
+from flows.analysis.unplanned import evaluator_lost, first_unplanned
+from flows.records.record import Record
+
+# What a record that begins in the middle of a training cannot tell: what adds up from the start.
+_OF_THE_WHOLE = frozenset(
+    {
+        *("accuracy_area_time", "accuracy_area_gradients", "target_seconds", "target_gradients"),
+        *("evaluations", "evaluations_missed"),
+        *(
+            f"updates_{name}"
+            for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
+        ),
+        *("updates_duplicates", "updates_unrecorded", "updates_audit_mismatches"),
+        *("gradients_pushed", "gradients_per_second", "gradients_together"),
+        *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
+    }
+)
+_SUMS = (
+    "filter_",
+    "cpu_seconds_",
+    "peak_bytes_",
+    "sent_bytes_",
+    "received_bytes_",
+    "checkpoint_",
+    "cost_",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which trial it is; `labels` are its values on the experiment's axes."""
+
+    trial: str
+    experiment: str
+    labels: dict[str, str]
+    seed: int | None
+    digest: str
+
+    @property
+    def strategy(self) -> str:
+        """The label that colours and rows go by: that of the recovery axis, else of the first."""
+        if "recovery" in self.labels:
+            return self.labels["recovery"]
+        return next(iter(self.labels.values()), self.experiment)
+
+    @property
+    def condition(self) -> str:
+        """The labels on the other axes, such as "kill" or "no fault"."""
+        axis = "recovery" if "recovery" in self.labels else next(iter(self.labels), None)
+        return " · ".join(label for key, label in self.labels.items() if key != axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One trial in figures.
+
+    Attributes
+    ----------
+    status, reason
+        "valid", "invalid" (a planned fault did not happen, or a node was given up that none had
+        struck) or "failed", and why.
+    failed_before
+        How many attempts at the trial failed before this one.
+    faults
+        The moments of each fault.
+    accuracy, loss, target
+        What it did to the model.
+    staleness, staleness_in
+        How old the weights were that gradients came from: over all of the trial, and before,
+        during and after the faults.
+    ledger
+        What it did to the updates.
+    pace
+        How fast it went.
+    usage, sent_by_link, storage, cost
+        What it took, per role of node and per kind of link, and what that would cost.
+    filtering
+        What filters did to the gradients.
+    evaluations, evaluations_missed
+        How often the evaluator read a snapshot, or could not because a shard was down.
+    whole
+        Whether the record is of the whole training; False for a trial that was resumed after an
+        interruption, whose record begins there.
+    """
+
+    identity: Identity
+    status: str
+    reason: str
+    failed_before: int
+    faults: tuple[FaultTimes, ...]
+    accuracy: Accuracy
+    loss: Loss
+    target: Target
+    staleness: Staleness
+    staleness_in: dict[Period, Staleness]
+    ledger: Ledger
+    pace: Pace
+    usage: dict[str, Usage]
+    sent_by_link: dict[str, int]
+    storage: Storage
+    cost: Cost
+    filtering: Filtering
+    evaluations: int
+    evaluations_missed: int
+    whole: bool
+
+    @property
+    def valid(self) -> bool:
+        """Whether the trial may enter statistics."""
+        return self.status == "valid"
+
+    @property
+    def training_seconds(self) -> float | None:
+        """From the start of the workers until one of them last got an answer."""
+        return self.pace.seconds
+
+    @property
+    def cost_per_point(self) -> float | None:
+        """Money for the training, on demand, per percentage point of final accuracy."""
+        return self.cost.total / (100 * self.accuracy.final) if self.accuracy.final else None
+
+    @property
+    def first_loss(self) -> FaultTimes | None:
+        """The first fault by which a shard was not served for a time, else the first of all."""
+        return _first_loss(self.faults)
+
+    def row(self) -> dict[str, Any]:
+        """Return every figure under a flat name, JSON-ready, with the same names for all trials.
+
+        Recovery times and accuracy before and after are those of `first_loss`. `flows.metrics`
+        defines each name. What adds up from the start of the training is None for a trial that was
+        resumed.
+        """
+        row = self._row()
+        return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
+
+    def _row(self) -> dict[str, Any]:
+        return {
+            "experiment": self.identity.experiment,
+            "trial": self.identity.trial,
+            "strategy": self.identity.strategy,
+            "condition": self.identity.condition,
+            "seed": self.identity.seed,
+            "digest": self.identity.digest,
+            "status": self.status,
+            "reason": self.reason,
+            "failed_before": self.failed_before,
+            **self._accuracy_row(),
+            **self._recovery_row(),
+            **{f"updates_{name}": count for name, count in asdict(self.ledger).items()},
+            **self._staleness_row(),
+            **self._pace_row(),
+            **{f"filter_{name}": value for name, value in asdict(self.filtering).items()},
+            **self._usage_row(),
+            **self._cost_row(),
+        }
+
+    def _accuracy_row(self) -> dict[str, Any]:
+        return {
+            "accuracy_final": self.accuracy.final,
+            "accuracy_best": self.accuracy.best,
+            "accuracy_before": self.accuracy.before,
+            "accuracy_before_mean": self.accuracy.before_mean,
+            "accuracy_after": self.accuracy.after,
+            "accuracy_drop": self.accuracy.drop,
+            "accuracy_lowest_after": self.accuracy.lowest_after,
+            "regain_seconds": self.accuracy.regain_seconds,
+            "accuracy_area_time": self.accuracy.area_time,
+            "accuracy_area_gradients": self.accuracy.area_gradients,
+            "target_accuracy": self.target.accuracy,
+            "target_seconds": self.target.seconds,
+            "target_gradients": self.target.gradients,
+            "loss_final": self.loss.final,
+            "loss_lowest": self.loss.lowest,
+            "evaluations": self.evaluations,
+            "evaluations_missed": self.evaluations_missed,
+        }
+
+    def _recovery_row(self) -> dict[str, Any]:
+        first = self.first_loss
+        return {
+            "faults": len(self.faults),
+            "fault_kind": first.kind if first else None,
+            "fault_node": first.node if first else None,
+            "fault_updates": first.updates if first else None,
+            "detected_by": first.by if first else None,
+            "recovered_from": first.source if first else None,
+            "detect_seconds": first.detect_seconds if first else None,
+            "wait_capacity_seconds": first.wait_capacity_seconds if first else None,
+            "restore_seconds": first.restore_seconds if first else None,
+            "first_applied_seconds": first.first_applied_seconds if first else None,
+            "rto_seconds": first.rto_seconds if first else None,
+        }
+
+    def _staleness_row(self) -> dict[str, Any]:
+        parts = {"": self.staleness, **{f"{k}_": v for k, v in self.staleness_in.items()}}
+        return {
+            f"staleness_{prefix}{name}": value
+            for prefix, part in parts.items()
+            for name, value in asdict(part).items()
+        }
+
+    def _pace_row(self) -> dict[str, Any]:
+        return {
+            "training_seconds": self.pace.seconds,
+            "gradients_pushed": self.pace.pushed,
+            "gradients_per_second": self.pace.gradients_per_second,
+            "gradients_together": self.pace.together,
+            "goodput": self.pace.goodput,
+            "idle_share": self.pace.idle_share,
+        }
+
+    def _cost_row(self) -> dict[str, Any]:
+        return {
+            "cost_nodes_usd": self.cost.nodes,
+            "cost_moved_usd": self.cost.moved,
+            "cost_stored_usd": self.cost.stored,
+            "cost_usd": self.cost.total,
+            "cost_spot_usd": self.cost.total_spot,
+            "cost_fixed_usd": self.cost.total_fixed,
+            "cost_per_point_usd": self.cost_per_point,
+        }
+
+    def _usage_row(self) -> dict[str, Any]:
+        total = total_usage(self.usage)
+        row: dict[str, Any] = {}
+        for role, usage in [("all", total), *((role, self.usage[role]) for role in ROLES)]:
+            row[f"cpu_seconds_{role}"] = usage.cpu_seconds
+            row[f"peak_bytes_{role}"] = usage.peak_bytes
+            row[f"sent_bytes_{role}"] = usage.sent_bytes
+            row[f"received_bytes_{role}"] = usage.received_bytes
+        for link in LINKS:
+            row[f"sent_bytes_link_{link}"] = self.sent_by_link.get(link, 0)
+        return {**row, **asdict(self.storage), "stored_bytes": self.storage.stored_bytes}
+
+
+def outcome(record: Record, prices: Prices) -> Outcome:
+    """Return the figures of one trial, from its events and the price table alone."""
+    faults = fault_times(record)
+    judged, reason = status(record)
+    heads = [row for row in applied_rows(record) if row.head]
+    counts = ledger(record)
+    return Outcome(
+        identity=identity(record),
+        status=judged,
+        reason=reason,
+        failed_before=record.failed_before,
+        faults=faults,
+        accuracy=accuracy(record, _first_loss(faults)),
+        loss=loss(record),
+        target=target(record),
+        staleness=staleness(heads),
+        staleness_in={k: staleness(rows) for k, rows in by_period(heads, faults).items()},
+        ledger=counts,
+        pace=pace(record, counts),
+        usage=usage_by_role(record),
+        sent_by_link=sent_by_link(record),
+        storage=storage(record),
+        cost=cost(record, prices),
+        filtering=filtering(record),
+        evaluations=len(record.of(Evaluated)),
+        evaluations_missed=len(record.of(EvaluationMissed)),
+        whole=not record.of(TrialResumed),
+    )
+
+
+def identity(record: Record) -> Identity:
+    """Return which trial a record is of; a record without a start has empty names."""
+    settings = record.started.settings if record.started else {}
+    return Identity(
+        trial=settings.get("trial", record.started.trial if record.started else ""),
+        experiment=settings.get("experiment", ""),
+        labels={str(axis): str(label) for axis, label in settings.get("labels", {}).items()},
+        seed=settings.get("seed"),
+        digest=settings.get("digest", ""),
+    )
+
+
+def _first_loss(faults: Sequence[FaultTimes]) -> FaultTimes | None:
+    felt = (fault for fault in faults if fault.shard is not None)
+    return next(felt, faults[0] if faults else None)
+
+
+def _adds_up(key: str) -> bool:
+    return key in _OF_THE_WHOLE or key.startswith(_SUMS)
+
+
+def _without_end(record: Record) -> str:
+    if not record.events:
+        return (
+            "its record was cut short in its first line" if record.torn else "its record is empty"
+        )
+    cut = "; its last line is not whole and left out" if record.torn else ""
+    return f"its record has no end: it is running, or was cut short{cut}"
+
+
+def status(record: Record) -> tuple[str, str]:
+    """Return whether a trial is "valid", "invalid" or "failed", and why: see `Outcome`."""
+    ended, missed = record.ended, record.of(FaultMissed)
+    if ended is None:
+        return "failed", _without_end(record)
+    if ended.status != "valid":
+        return ended.status, ended.reason
+    if missed:
+        return "invalid", f"fault on {missed[0].target} did not happen: {missed[0].reason}"
+    if (lost := first_unplanned(record)) is not None:
+        return "failed" if lost.ended else "invalid", lost.reason
+    if evaluator_lost(record):
+        return "failed", "the evaluator was lost: nothing was scored after the training"
+    if wrong := [event for event in record.of(EvaluationMissed) if event.score_failed]:
+        return "failed", f"evaluations failed, {len(wrong)} in all: {wrong[0].reason}"
+    return ended.status, ended.reason

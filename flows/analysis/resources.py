@@ -1,0 +1,262 @@
+"""Owns what a trial used, per role of node: processor time, memory, bytes, money."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from dps.core.names import ROLES, original
+from dps.core.recovery import Checkpoint
+from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
+from flows.analysis.faults import training_span
+from flows.analysis.prices import Prices
+from flows.records.record import Record
+
+LINKS = ("train", "replicate", "store", "control")
+SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
+BYTES_PER_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the processes of one role used, from their start on.
+
+    Attributes
+    ----------
+    cpu_seconds
+        User and system time of all processes of the role.
+    peak_bytes
+        Sum over nodes of the largest resident set; a node that took the place of a lost one
+        counts as the same node.
+    sent_bytes, received_bytes
+        Bytes of dps messages.
+    node_seconds
+        Time for which nodes of the role were up during the training.
+    """
+
+    cpu_seconds: float
+    peak_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    node_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes stored outside of the server processes.
+
+    Attributes
+    ----------
+    checkpoint_written_bytes
+        All checkpoints that were published during the trial.
+    checkpoint_kept_bytes
+        The checkpoints kept at the end: the last `keep` of each shard.
+    store_bytes
+        The most that the state store and the mailboxes held.
+    """
+
+    checkpoint_written_bytes: int
+    checkpoint_kept_bytes: int
+    store_bytes: int
+
+    @property
+    def stored_bytes(self) -> int:
+        """What has to be paid for: checkpoints kept, and the store at its fullest."""
+        return self.checkpoint_kept_bytes + self.store_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Money in USD by the price table, for the time of the training only.
+
+    Attributes
+    ----------
+    nodes, spot, fixed
+        Nodes on demand and as spot instances, for the time that each was up; and as instances
+        rented for a fixed term, which are paid for whether they are up or not.
+    moved, stored
+        Bytes between nodes, and bytes kept.
+    """
+
+    nodes: float
+    spot: float
+    fixed: float
+    moved: float
+    stored: float
+
+    @property
+    def total(self) -> float:
+        """Nodes on demand, bytes moved and bytes stored together."""
+        return self.nodes + self.moved + self.stored
+
+    @property
+    def total_spot(self) -> float:
+        """The same with spot instances."""
+        return self.spot + self.moved + self.stored
+
+    @property
+    def total_fixed(self) -> float:
+        """The same with instances rented for a fixed term."""
+        return self.fixed + self.moved + self.stored
+
+
+def usage_by_role(record: Record) -> dict[str, Usage]:
+    """Return what each role used; the roles of the table come first and are always there."""
+    samples = _last_samples(record)
+    seconds = node_seconds(record)
+    found = dict.fromkeys([*ROLES, *(s.role for s in samples), *seconds])
+    return {
+        role: _usage([s for s in samples if s.role == role], seconds.get(role, 0.0))
+        for role in found
+    }
+
+
+def total_usage(by_role: dict[str, Usage]) -> Usage:
+    """Return the sum over all roles."""
+    parts = by_role.values()
+    return Usage(
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        peak_bytes=sum(part.peak_bytes for part in parts),
+        sent_bytes=sum(part.sent_bytes for part in parts),
+        received_bytes=sum(part.received_bytes for part in parts),
+        node_seconds=sum(part.node_seconds for part in parts),
+    )
+
+
+def sent_by_link(record: Record) -> dict[str, int]:
+    """Return bytes sent by all processes for each kind of link."""
+    sent: Counter[str] = Counter(dict.fromkeys(LINKS, 0))
+    for sample in _last_samples(record):
+        sent.update(sample.sent)
+    return dict(sent)
+
+
+def storage(record: Record) -> Storage:
+    """Return the bytes that checkpoints, state store and mailboxes took."""
+    checkpoints: defaultdict[int, list[int]] = defaultdict(list)
+    for written in record.of(CheckpointWritten):
+        checkpoints[written.shard].append(written.nbytes)
+    keep = _checkpoints_kept(record)
+    held: dict[str, int] = {}
+    for sample in record.of(ResourceSampled):
+        held[sample.node] = max(held.get(sample.node, 0), sample.stored)
+    return Storage(
+        checkpoint_written_bytes=sum(map(sum, checkpoints.values())),
+        checkpoint_kept_bytes=sum(sum(sizes[-keep:]) for sizes in checkpoints.values()),
+        store_bytes=sum(held.values()),
+    )
+
+
+def node_seconds(record: Record) -> dict[str, float]:
+    """Return for each role how long its nodes were up between start and end of the training."""
+    span = training_span(record)
+    if span is None:
+        return {}
+    start, end = span
+    killed = {event.pid: event.t for event in record.of(Killed)}
+    seconds: Counter[str] = Counter()
+    # A node on which one worker runs after another tells of each.
+    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
+    for node in first.values():
+        up = min(end, killed.get(node.pid, end)) - max(start, node.t)
+        seconds[node.role] += max(0.0, up)  # type: ignore[assignment]
+    return dict(seconds)
+
+
+def rented_seconds(record: Record) -> dict[str, float]:
+    """Return for each role the length of the training times the nodes that it needs at once.
+
+    A node that took the place of a lost one is not rented again, whatever its role is now.
+    """
+    span = training_span(record)
+    if span is None:
+        return {}
+    roles = {original(node.node): node.role for node in reversed(record.of(NodeJoined))}
+    counts = Counter(roles.values())
+    return {role: count * (span[1] - span[0]) for role, count in counts.items()}
+
+
+def cost(record: Record, prices: Prices) -> Cost:
+    """Return what the training would have cost by the price table."""
+    span = training_span(record)
+    months = (span[1] - span[0]) / SECONDS_PER_MONTH if span else 0.0
+    up, rented = node_seconds(record), rented_seconds(record)
+    moved = sum(sent_by_link(record).values())
+    return Cost(
+        nodes=_price(up, prices.node_hour),
+        spot=_price(up, prices.spot_hour),
+        fixed=_price(rented, prices.fixed_hour),
+        moved=prices.gb_moved * moved / BYTES_PER_GB,
+        stored=prices.gb_month_stored * storage(record).stored_bytes / BYTES_PER_GB * months,
+    )
+
+
+def busiest(record: Record, role: str = "server") -> float | None:
+    """Return what the busiest process of a role used of a core during the training, as a share."""
+    return max((used for (_, its), used in _cores(record).items() if its == role), default=None)
+
+
+def cores_used(record: Record) -> float | None:
+    """Return how many cores all nodes together used on average during the training."""
+    return sum(_cores(record).values()) or None
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
+    return sum(hour[role] * s / SECONDS_PER_HOUR for role, s in seconds.items())
+
+
+def _cores(record: Record) -> dict[tuple[int, str], float]:
+    """The cores that each process used on average, by its number and role.
+
+    From the last sample before the training, or its own first, to its last one.
+    """
+    span = training_span(record)
+    seen: defaultdict[tuple[int, str], list[ResourceSampled]] = defaultdict(list)
+    for sample in record.of(ResourceSampled):
+        seen[sample.pid, sample.role].append(sample)
+    found = {}
+    for process, samples in seen.items():
+        samples.sort(key=lambda sample: sample.t)
+        before = [sample for sample in samples if span and sample.t <= span[0]]
+        first, last = before[-1] if before else samples[0], samples[-1]
+        if last.t > first.t:
+            found[process] = (last.cpu_seconds - first.cpu_seconds) / (last.t - first.t)
+    return found
+
+
+def _last_samples(record: Record) -> list[ResourceSampled]:
+    # Samples are cumulative, so the last one of a process holds everything it used.
+    last = {(s.node, s.pid): s for s in record.of(ResourceSampled)}
+    return list(last.values())
+
+
+def _usage(samples: Iterable[ResourceSampled], seconds: float) -> Usage:
+    processes = list(samples)
+    return Usage(
+        cpu_seconds=sum(s.cpu_seconds for s in processes),
+        peak_bytes=sum(_largest(processes, key=lambda s: s.peak_bytes).values()),
+        sent_bytes=sum(sum(s.sent.values()) for s in processes),
+        received_bytes=sum(sum(s.received.values()) for s in processes),
+        node_seconds=seconds,
+    )
+
+
+def _largest(
+    samples: Iterable[ResourceSampled], key: Callable[[ResourceSampled], int]
+) -> dict[str, int]:
+    largest: dict[str, int] = {}
+    for sample in samples:
+        place = original(sample.node)
+        largest[place] = max(largest.get(place, 0), key(sample))
+    return largest
+
+
+def _checkpoints_kept(record: Record) -> int:
+    recovery = record.config.get("recovery", {})
+    durability = recovery.get("durability", {}) if isinstance(recovery, dict) else {}
+    return int(durability.get("keep", Checkpoint().keep))

@@ -1,0 +1,119 @@
+"""Owns the time series of a trial: loss, accuracy, staleness, versions, idleness and resources.
+
+Beside each evaluation stand the gradients and samples pushed until then, so that accuracy and loss
+can be drawn against them as well as against time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from dps.events import Reported, ResourceSampled
+from flows.analysis.learning import course
+from flows.analysis.ledger import Row, applied_rows
+from flows.analysis.ranks import nearest_rank
+from flows.analysis.throughput import COMPUTE, computing
+from flows.records.record import Record
+
+WINDOW_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+class Point(NamedTuple):
+    """One value of one series; `t` in seconds since the Unix epoch."""
+
+    name: str
+    t: float
+    value: float
+
+
+def series(record: Record) -> list[Point]:
+    """Return all series of a trial, in order of time.
+
+    Per-step values are kept as they are; staleness, versions and resources are summed up over
+    windows of half a second.
+    """
+    points = [
+        *_training(record),
+        *_evaluation(record),
+        *_applied(record),
+        *_idle(record),
+        *_resources(record),
+    ]
+    return sorted(points, key=lambda point: point.t)
+
+
+def _training(record: Record) -> Iterator[Point]:
+    for event in record.of(Reported):
+        if event.name != COMPUTE:
+            for t, value in zip(event.times, event.values, strict=True):
+                yield Point(f"train/{event.name}", t, value)
+
+
+def _evaluation(record: Record) -> Iterator[Point]:
+    for step in course(record):
+        yield Point("eval/accuracy", step.t, step.accuracy)
+        yield Point("eval/loss", step.t, step.loss)
+        yield Point("eval/gradients", step.t, step.gradients)
+        yield Point("eval/samples", step.t, step.samples)
+
+
+def _idle(record: Record) -> Iterator[Point]:
+    steps = [(end, (end - began, computed)) for began, end, computed in computing(record)]
+    for end, window in _windows(steps):
+        there, computed = (sum(column) for column in zip(*window, strict=True))
+        if there > 0:
+            yield Point("train/idle_share", end, max(0.0, 1 - computed / there))
+
+
+def _applied(record: Record) -> Iterator[Point]:
+    versions: dict[int, int] = {}
+    heads = [row for row in applied_rows(record) if row.head]
+    for end, rows in _windows([(row.t, row) for row in heads]):
+        versions.update({row.shard: row.version for row in sorted(rows, key=lambda row: row.t)})
+        yield Point("server/updates", end, sum(versions.values()) / len(versions))
+        yield from _staleness(end, rows)
+
+
+def _staleness(end: float, rows: Sequence[Row]) -> Iterator[Point]:
+    stale = [row.staleness for row in rows]
+    seconds = [row.staleness_seconds for row in rows]
+    for name, value in (
+        ("median", nearest_rank(stale, 0.5)),
+        ("p99", nearest_rank(stale, 0.99)),
+        ("max", max(stale)),
+        ("seconds_p99", nearest_rank(seconds, 0.99)),
+    ):
+        if value is not None:
+            yield Point(f"staleness/{name}", end, value)
+
+
+def _resources(record: Record) -> Iterator[Point]:
+    latest: dict[tuple[str, int], ResourceSampled] = {}
+    samples = [(event.t, event) for event in record.of(ResourceSampled)]
+    for end, window in _windows(samples):
+        latest.update({(sample.node, sample.pid): sample for sample in window})
+        for role in sorted({sample.role for sample in window}):
+            of_role = [sample for sample in latest.values() if sample.role == role]
+            yield from _role(f"resource/{role}", end, of_role)
+
+
+def _role(name: str, end: float, samples: Sequence[ResourceSampled]) -> Iterator[Point]:
+    yield Point(f"{name}/cpu_seconds", end, sum(s.cpu_seconds for s in samples))
+    yield Point(f"{name}/peak_bytes", end, sum(s.peak_bytes for s in samples))
+    yield Point(f"{name}/sent_bytes", end, sum(sum(s.sent.values()) for s in samples))
+    yield Point(f"{name}/received_bytes", end, sum(sum(s.received.values()) for s in samples))
+
+
+def _windows(timed: Iterable[tuple[float, T]]) -> list[tuple[float, list[T]]]:
+    """Group by window of time; each window goes by the time of its last entry."""
+    windows: defaultdict[int, list[tuple[float, T]]] = defaultdict(list)
+    for t, entry in timed:
+        windows[int(t // WINDOW_SECONDS)].append((t, entry))
+    return [
+        (max(t for t, _ in entries), [entry for _, entry in entries])
+        for _, entries in sorted(windows.items())
+    ]

@@ -1,0 +1,1 @@
+"""Measurements of dps itself: transport, overhead, recovery, elasticity, sparse tables."""

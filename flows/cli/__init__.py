@@ -1,0 +1,472 @@
+"""Owns the `dps` command: what each subcommand is called and takes, and how errors end it.
+
+Only light modules are imported here: MLflow, Dask and numpy's users take seconds, so each command
+imports what it needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from dps.core.credentials import masked
+from dps.errors import ConfigurationError, DpsError
+from flows.cli.checks import app as checks
+from flows.cli.console import console as _console
+from flows.cli.console import curves as _curves
+from flows.cli.console import exit_if_failed as _exit_if_failed
+from flows.cli.console import store as _store
+from flows.cli.console import warn as _warn
+from flows.cli.examples import app as examples
+from flows.cli.replicate import app as replicate
+from flows.cli.replicate import run_replication
+from flows.config.limits import LONGEST_WORD
+from flows.quoting import quoted, screenful, shown
+
+PRIVATE = 0o077  # what nobody but the user may do with a file that is made
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Break a parameter server on purpose, and measure what each way to recover costs.",
+)
+app.add_typer(replicate, name="replicate")
+app.add_typer(checks)
+app.add_typer(examples)
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        help="A YAML file, or the name of a packaged one: demo, fashion, or of a replication, as "
+        "replicate/ttf (an unknown name lists them all)."
+    ),
+]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, as in training.updates=400."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about a very large grid.")]
+Experiment = Annotated[str, typer.Argument(help="The name of an experiment recorded here.")]
+
+
+class Format(StrEnum):
+    """How `dps results` writes."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+def _format(text: str) -> Format:
+    try:
+        return Format(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(Format)}") from None
+
+
+def main() -> None:
+    """Run the command; an error that dps raises on purpose ends it with a message and code 2.
+
+    Whatever it or a process that it starts writes is for the user alone to read, whatever the
+    umask of the shell.
+    """
+    os.umask(PRIVATE)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _refuse_odd(sys.argv[1:])
+        app()
+    except DpsError as error:
+        for line in screenful(masked(str(error))).splitlines():
+            print(f"dps: {line}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        where = f" for {masked(str(error.filename))}" if error.filename else ""
+        print(f"dps: {error.strerror}{where}. Make room, and run it again", file=sys.stderr)
+        sys.exit(2)
+
+
+def _refuse_odd(words: Sequence[str]) -> None:
+    """Refuse words of the command line that would fill the screen in whatever is said of them.
+
+    Those of --set are judged by who reads them.
+    """
+    for before, word in pairwise(["", *words]):
+        if before == "--set" or word.startswith("--set="):
+            continue
+        if len(word) > LONGEST_WORD or shown(word, LONGEST_WORD) != word:
+            raise ConfigurationError(
+                f"{quoted(word)}: expected {LONGEST_WORD:,} characters at most, and none that "
+                "cannot be seen"
+            )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """End by the same way as Ctrl-C, so that every process that was started is stopped."""
+    raise KeyboardInterrupt
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dps import __version__
+
+        print(f"dps {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _dps(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    config: Config,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    parallel: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Run so many trials at once.")
+    ] = 1,
+    retry_invalid: Annotated[
+        bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Run an experiment: the trials that are not recorded yet, then compare all of them.
+
+    A configuration of `replicate/` may be a whole replication, which ends with a paper's claims.
+    """
+    from flows.replication.config import load_replication
+
+    if (replication := load_replication(config, settings)) is not None:
+        if parallel > 1 or retry_invalid:
+            raise ConfigurationError(
+                "--parallel and --retry-invalid: not for a replication, which compares times and "
+                "tries nothing twice; leave them out"
+            )
+        run_replication(replication)
+    else:
+        _run_experiment(config, settings, parallel, retry_invalid, yes)
+
+
+def _run_experiment(
+    config: str, settings: Sequence[str], parallel: int, retry_invalid: bool, yes: bool
+) -> None:
+    from numpy.random import default_rng
+
+    from flows.analysis.comparison import compared
+    from flows.analysis.finished import print_comparison
+    from flows.config.experiment import load_experiment
+    from flows.execution.drivers import Drivers
+    from flows.execution.experiment import run_experiment
+    from flows.execution.plan import confirm_many
+    from flows.execution.preflight import check_deployments
+    from flows.monitor.progress import view_for
+    from flows.report.terminal import print_verdicts
+
+    experiment = load_experiment(config, settings, None if yes else confirm_many)
+    at_once = check_deployments(experiment, parallel)
+    console = _console()
+    if at_once > 1:
+        print(
+            f"dps: warning: {at_once} trials at once disturb each other's timings: compare times "
+            "and costs only between trials that ran alone",
+            file=sys.stderr,
+        )
+    try:
+        with Drivers(at_once) as drivers:
+            done = run_experiment(
+                experiment,
+                Path.cwd(),
+                view_for(console),
+                drivers,
+                _store(),
+                retry_invalid=retry_invalid,
+            )
+    except KeyboardInterrupt:
+        again = shlex.join(
+            [
+                *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
+                *(("--parallel", str(parallel)) if parallel > 1 else ()),
+                *(("--yes",) if yes else ()),
+                *(("--retry-invalid",) if retry_invalid else ()),
+            ]
+        )
+        print(
+            "dps: interrupted; what was recorded is kept. To go on with the trials that are "
+            f"missing: {again}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    print_comparison(done.outcomes, console)
+    print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
+    print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
+    _exit_if_failed(done.outcomes)
+
+
+@app.command()
+def resume(
+    trial: Annotated[
+        str,
+        typer.Argument(
+            help="A trial that was interrupted, as in demo/checkpoint.kill.seed-0, its folder, or "
+            "the path of its checkpoints."
+        ),
+    ],
+) -> None:
+    """Go on with a trial from its checkpoints alone, on this machine, and record it."""
+    from flows.analysis.finished import print_comparison
+    from flows.execution.attempt import failures
+    from flows.execution.experiment import exclusive
+    from flows.execution.resume import (
+        checkpoints_of,
+        keep_record,
+        must_not_have_ended,
+        saved_in,
+        trial_folder,
+        trial_of,
+    )
+    from flows.execution.single import run_alone
+    from flows.monitor.progress import view_for
+    from flows.records.record import FAILED_ATTEMPTS
+
+    path = checkpoints_of(trial, Path.cwd())
+    again = trial_of(saved_in(path), path)
+    folder = trial_folder(again, path, Path.cwd())
+    console = _console()
+    with exclusive(folder.parent), view_for(console) as view:
+        must_not_have_ended(folder)
+        keep_record(folder)
+        circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
+        outcome = run_alone(again, folder, view, path, circumstances=circumstances)
+    print_comparison((outcome,), console)
+    _exit_if_failed([outcome])
+
+
+@app.command()
+def replay(
+    trial: Annotated[
+        str, typer.Argument(help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.")
+    ],
+) -> None:
+    """Run a recorded trial again under the faults that it met, and show both outcomes."""
+    from flows.analysis.finished import read_finished
+    from flows.analysis.prices import load_prices
+    from flows.execution.replay import replay_of
+    from flows.execution.single import run_alone
+    from flows.monitor.progress import view_for
+    from flows.report.compare import figures_of_two
+
+    again = replay_of(trial, Path.cwd())
+    console = _console()
+    with view_for(console) as view:
+        outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
+    original = read_finished(again.original, load_prices()).outcome
+    names = original.identity.trial, outcome.identity.trial
+    console.print(figures_of_two(names, original, outcome))
+    _exit_if_failed([outcome])
+
+
+@app.command()
+def plan(
+    config: Config,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    yes: Yes = False,
+    job_script: Annotated[
+        bool, typer.Option("--job-script", help="Show the job script of each group instead.")
+    ] = False,
+) -> None:
+    """Show the trials of an experiment in their order and what they need, and run nothing."""
+    from flows.analysis.finished import RESULTS
+    from flows.config.experiment import load_experiment
+    from flows.config.trials import expand, in_blocks
+    from flows.execution.plan import (
+        confirm_many,
+        fault_plans,
+        job_scripts,
+        nodes_needed,
+        order_told,
+        plan_table,
+        recorded_in,
+        time_needed,
+        warnings,
+    )
+    from flows.monitor.estimate import trials_told
+
+    experiment = load_experiment(config, settings, None if yes else confirm_many)
+    trials = in_blocks(experiment, expand(experiment))
+    if job_script:
+        print(job_scripts(trials[0]))
+        return
+    recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
+    known = {trial.name for trial in recorded}
+    to_run = [trial for trial in trials if trial.name not in known]
+    _console().print(plan_table(trials, recorded))
+    print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
+    print(order_told(experiment), time_needed(to_run, durations))
+    for line in fault_plans(trials):
+        print(line)
+    for warning in warnings(trials):
+        print(f"dps: warning: {warning}", file=sys.stderr)
+
+
+@app.command()
+def status(
+    experiment: Annotated[
+        str | None, typer.Argument(help="One experiment; without, all that run here.")
+    ] = None,
+) -> None:
+    """Show how far experiments are that are running: what is done, running and waiting.
+
+    It reads their files only, so it may run on another host that sees them.
+    """
+    from flows.monitor.status import running, show
+
+    show(running(Path.cwd(), experiment), _console())
+
+
+@app.command()
+def report(
+    experiment: Experiment,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the HTML file.")
+    ] = None,
+) -> None:
+    """Write the report of an experiment, and each figure as SVG, PNG and CSV, from its records."""
+    from flows.analysis.finished import REPORT, experiment_folder
+    from flows.report.html import FIGURES, write_report
+
+    folder = experiment_folder(experiment, Path.cwd())
+    path = write_report(folder, output or folder / REPORT, figures=folder / FIGURES, warn=_warn)
+    print(path)
+
+
+@app.command()
+def sync(
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT", help="Experiments recorded here; all, if none is named."
+        ),
+    ] = [],  # noqa: B006 (typer makes its own list)
+) -> None:
+    """Enter into MLflow what is recorded here and not in it, as after an outage of its server."""
+    from flows.cli.sync import sync as deliver
+
+    deliver(experiments, Path.cwd(), _store(), print, _warn)
+
+
+@app.command()
+def results(
+    experiment: Experiment,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
+        ),
+    ] = Format.table,
+) -> None:
+    """Print the figures of every recorded trial of an experiment, and what they show."""
+    from numpy.random import default_rng
+
+    from flows.analysis.comparison import compared, read_comparison
+    from flows.analysis.finished import (
+        experiment_folder,
+        print_failed_before,
+        print_left_out,
+        read_experiment,
+        to_csv,
+        to_json,
+        to_table,
+    )
+    from flows.analysis.prices import load_prices
+    from flows.report.terminal import print_verdicts
+
+    folder = experiment_folder(experiment, Path.cwd())
+    outcomes = [done.outcome for done in read_experiment(folder, load_prices(), _warn)]
+    match format:
+        case Format.json:
+            print(to_json(outcomes))
+        case Format.csv:
+            print(to_csv(outcomes), end="")
+        case Format.table:
+            console = _console()
+            console.print(to_table(outcomes))
+            print_left_out(outcomes, console)
+            print_failed_before(outcomes, console)
+            rows = compared(outcomes, read_comparison(folder), default_rng(0))
+            print_verdicts(rows, console)
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="An experiment, or trials of one: demo, demo/chain.kill, demo/chain.kill.seed-0."
+    ),
+]
+
+
+@app.command()
+def compare(first: Run, second: Run) -> None:
+    """Show two recorded runs side by side: what differs in their settings, then their figures."""
+    from numpy.random import default_rng
+
+    from flows.analysis.prices import load_prices
+    from flows.report.compare import find_run, print_side_by_side
+
+    prices = load_prices()
+    runs = [find_run(name, Path.cwd(), prices, _warn) for name in (first, second)]
+    print_side_by_side(runs[0], runs[1], default_rng(0), _console())
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
+) -> None:
+    """Show every tracked run in the MLflow UI, to you alone on this machine, until Ctrl-C."""
+    from flows.tracking.server import TRAINING_VIEW, child, new_token, page, trials_view, ui_command
+    from flows.tracking.store import default_uri
+    from flows.tracking.tracker import tracked_experiments
+
+    token = new_token()
+    command, environment = ui_command(Path.cwd(), _store(), port, token)
+    print(f"MLflow UI: {page(TRAINING_VIEW, port, token)} (Ctrl-C ends it)", flush=True)
+    with child(command, environment) as process:
+        for name, number in tracked_experiments(_store() or default_uri(Path.cwd())).items():
+            print(f"Trials of {name}: {page(trials_view(number), port, token)}", flush=True)
+        code = process.wait()
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, cores, memory, data sets, results folder and store."""
+    from flows.cli.doctor import as_table, examine
+
+    findings = examine(Path.cwd(), _store())
+    _console().print(as_table(findings))
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

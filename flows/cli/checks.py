@@ -1,0 +1,133 @@
+"""Owns the commands that check and time dps itself: `dps soak`, `dps simulate` and `dps bench`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from flows.cli.console import console
+
+app = typer.Typer()
+bench = typer.Typer(no_args_is_help=True, help="Measure the speed of dps on this machine.")
+app.add_typer(bench, name="bench")
+
+
+@app.command()
+def soak(
+    minutes: Annotated[
+        float, typer.Option(min=0, help="How long; each strategy once at least.")
+    ] = 30,
+    seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
+    first: Annotated[int, typer.Option(help="The number of the first round.")] = 1,
+    faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
+    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
+) -> None:
+    """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
+    from flows.verification.soak import soak as run_soak
+
+    raise typer.Exit(run_soak(minutes, seed, first, faults, only))
+
+
+@app.command()
+def simulate(
+    schedules: Annotated[int, typer.Option(min=1, help="How many, over all strategies.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Which series of schedules.")] = 0,
+    replay: Annotated[
+        str, typer.Option(metavar="CASE:SEED", help="Repeat one schedule, as in 'chain(2):12'.")
+    ] = "",
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Have every deliberately broken variant caught.")
+    ] = False,
+    fresh: Annotated[
+        str | None,
+        typer.Option(metavar="COMMIT", help="Take the series of a commit, given its hash."),
+    ] = None,
+) -> None:
+    """Run the protocol on virtual time under random faults; every promise must hold."""
+    from flows.verification import simulate as simulation
+
+    if fresh is not None:
+        seed = _series_of(fresh)
+        print(f"series {seed}; again: dps simulate --schedules {schedules} --seed {seed}")
+    if replay:
+        failed = simulation.replay(replay, console())
+    elif mutants:
+        failed = bool(simulation.run_mutants(console()))
+    else:
+        failed = bool(simulation.run_many(schedules, seed, console()))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _series_of(commit: str) -> int:
+    """The series of schedules that a commit stands for, another one for each."""
+    if re.fullmatch("[0-9a-f]{8,64}", commit) is None:
+        raise typer.BadParameter(
+            f"--fresh {commit!r}: expected the hash of a commit, as `git rev-parse HEAD` prints it"
+        )
+    return int(commit[:8], 16)
+
+
+@bench.callback()
+def _bench() -> None:
+    pass
+
+
+@bench.command()
+def transport() -> None:
+    """Time push and pull between two processes, beside raw sockets and a plain Dask actor."""
+    from flows.benchmarks.transport import transport as measure
+
+    print(measure())
+
+
+@bench.command()
+def recovery(
+    repeats: Annotated[int, typer.Option(min=1, help="Faults of each kind on each strategy.")] = 30,
+) -> None:
+    """Time recoveries from real faults, and what each strategy costs without any."""
+    from flows.benchmarks import overhead as bench_cost
+    from flows.benchmarks import recovery as bench_recovery
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    rows = bench_recovery.recovery_times(repeats, tell)
+    turns, summed = bench_cost.costs(tell), bench_cost.sums(tell)
+    tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
+    print(*tables, sep="\n\n")
+
+
+@bench.command()
+def elastic(
+    moves: Annotated[int, typer.Option(min=1, help="Moves of a shard with each strategy.")] = 50,
+) -> None:
+    """Time how long a training is held up by shards that move between servers."""
+    from flows.benchmarks import elastic as bench_elastic
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_elastic.table(bench_elastic.moves(moves, tell)))
+
+
+@bench.command()
+def measuring(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
+) -> None:
+    """Compare gradients per second with everything recorded and evaluated, and with neither."""
+    from flows.benchmarks import measuring as bench_measuring
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_measuring.table(bench_measuring.measuring(tell, rounds)))
+
+
+@bench.command()
+def sparse(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each system.")] = 7,
+) -> None:
+    """Count keys per second of sparse tables, beside a dictionary of arrays and Ray actors."""
+    from flows.benchmarks import sparse as bench_sparse
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_sparse.table(bench_sparse.sparse(tell, rounds), rounds))

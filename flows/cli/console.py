@@ -1,0 +1,57 @@
+"""Owns what commands share: the terminal, the tracking store, and how they tell what went wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from dps.core.credentials import masked
+from flows.quoting import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flows.analysis.outcome import Outcome
+
+WIDTH_OFF_TERMINAL = 120
+
+
+def console() -> Console:
+    """Return where tables and progress go."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDTH_OFF_TERMINAL
+    return Console(width=width, highlight=False)
+
+
+def store() -> str | None:
+    """Return the URI of the tracking store that the environment names, if it names one."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def curves(experiment: str, tracked: bool) -> str:
+    """Say in a line where the runs of an experiment are, or how they get there."""
+    if not tracked:
+        return f"Every run, with its curves, when the tracking store is back: dps sync {experiment}"
+    uri = store() or ""
+    served = uri.startswith(("http://", "https://"))
+    return f"Every run, with its curves: {masked(uri) if served else 'dps ui'}"
+
+
+def warn(text: str) -> None:
+    """Tell of something that ends no command."""
+    print(f"dps: warning: {visible(masked(text))}", file=sys.stderr)
+
+
+def exit_if_failed(outcomes: Sequence[Outcome]) -> None:
+    """Name those trials that failed, and end the command with 1 if there are any."""
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        failure = visible(f"{outcome.identity.trial} failed: {outcome.reason}")
+        print(f"dps: {failure}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)

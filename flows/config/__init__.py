@@ -1,0 +1,1 @@
+"""Configuration of experiments: from YAML documents to validated experiments and trials."""

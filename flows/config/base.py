@@ -1,0 +1,422 @@
+"""Owns the sections of a configuration, one pydantic model for each, and what they build of `dps`.
+
+Types are exact (a text is no number), unknown keys are refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    computed_field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from dps.core import recovery as dps_recovery
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.errors import ConfigurationError
+from flows.config.errors import suggest
+from flows.config.limits import LONGEST_NAME, MOST_NODES
+from flows.metrics import COLUMNS
+from flows.quoting import quoted
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def refuse(reason: str, key: str = "") -> NoReturn:
+    """Refuse a value; `key` names it where the validator sees more than the one value."""
+    # The reason goes in as context, for a brace in it is no placeholder.
+    context = {"reason": reason, **({"key": key} if key else {})}
+    raise PydanticCustomError("refused", "{reason}", context)
+
+
+# With this as context, what was recorded is read: files that it names were there then.
+OF_RECORD = {"of_record": True}
+
+
+def is_of_record(info: ValidationInfo) -> bool:
+    """Whether a section is read from a record; then only who uses what it names looks for it."""
+    return info.context == OF_RECORD
+
+
+def _safe(name: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        refuse(f"{quoted(name)} names a folder: use letters, digits and . _ - only")
+    if len(name) > LONGEST_NAME:
+        refuse(f"names a folder: expected {LONGEST_NAME} characters at most, got {len(name):,}")
+    return name
+
+
+SafeName = Annotated[str, AfterValidator(_safe)]
+
+# A number of nodes, or of what nodes hold.
+Count = Annotated[int, Field(gt=0, le=MOST_NODES)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_NODES)]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, exact types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        for key in data if isinstance(data, dict) else ():
+            if key not in cls.model_fields:
+                refuse(f"unknown key; {suggest(str(key), cls.model_fields)}", key=str(key))
+        return data
+
+
+class StragglingSection(Section):
+    """Gradients that take `factor` times `compute_seconds`.
+
+    Each gradient is one of them with the probability `share`, drawn for every worker from the seed
+    of the trial; `workers` are the numbers of those that it happens to, null is all.
+    """
+
+    factor: Annotated[float, Field(ge=1)]
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    workers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False, min_length=1)] | None = None
+
+
+class TrainingSection(Section):
+    """How much is computed, by how many, and of what.
+
+    `updates` gradients in all are split evenly over the workers. A gradient takes at least
+    `compute_seconds`, which stands for a heavier model without using the core, and longer if it is
+    `straggling`. Workers draw their batches from all examples (`shared`), or each from its part of
+    them in the order of their classes (`by_class`).
+    """
+
+    workers: Count = 2
+    updates: PositiveInt
+    batch_size: PositiveInt = 32
+    compute_seconds: NonNegativeFloat = 0.0
+    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
+    workers_per_node: Count = Field(default=1, exclude_if=lambda number: number == 1)
+    straggling: StragglingSection | None = Field(default=None, exclude_if=lambda s: s is None)
+    partition: Literal["shared", "by_class"] = Field(
+        default="shared", exclude_if=lambda partition: partition == "shared"
+    )
+
+    @model_validator(mode="after")
+    def _straggling_slows_something(self) -> TrainingSection:
+        if self.straggling is None:
+            return self
+        if not self.compute_seconds:
+            reason = "it makes compute_seconds longer, which is 0; give it a time, such as 0.01"
+            refuse(reason, key="straggling")
+        unknown = [n for n in self.straggling.workers or () if n >= self.workers]
+        if unknown:
+            reason = f"there is no worker {unknown[0]}; expected 0 to {self.workers - 1}"
+            refuse(reason, key="straggling.workers")
+        return self
+
+
+class BspSection(Section):
+    """Bulk synchronous."""
+
+    kind: Literal["bsp"]
+
+    def build(self) -> Consistency:
+        """Return the consistency model."""
+        return BSP()
+
+
+class SspSection(Section):
+    """Stale synchronous with bound `tau`."""
+
+    kind: Literal["ssp"]
+    tau: NonNegativeInt
+
+    def build(self) -> Consistency:
+        """Return the consistency model."""
+        return SSP(self.tau)
+
+
+class AspSection(Section):
+    """Asynchronous."""
+
+    kind: Literal["asp"] = "asp"
+
+    def build(self) -> Consistency:
+        """Return the consistency model."""
+        return ASP()
+
+
+ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discriminator="kind")]
+
+
+class ServerSection(Section):
+    """The parameter server: its shards, and nodes kept idle and warm for a loss.
+
+    `lease` is for how many seconds a node or worker that is not heard of is counted on; `servers`
+    is how many nodes hold the shards at first, None: one for each replica of each.
+    """
+
+    shards: Count = 2
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    servers: Count | None = Field(default=None, exclude_if=lambda servers: servers is None)
+    spares: CountOrNone = 0
+    lease: PositiveFloat = 1.0
+
+
+class NoDurabilitySection(Section):
+    """Shard state survives nothing."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.NoDurability()
+
+
+class CheckpointSection(Section):
+    """Shard state survives in files, written in an interval of updates, of seconds, or of both."""
+
+    kind: Literal["checkpoint"]
+    every: PositiveInt | None = None
+    mode: Literal["sync", "async"] = "async"
+    path: str | None = None
+    keep: PositiveInt = 2
+    seconds: PositiveFloat | None = None
+    scope: Literal["shard", "all"] = "shard"
+
+    @field_validator("path")
+    @classmethod
+    def _all_nodes_see_it(cls, path: str | None) -> str | None:
+        from dps.cluster.choices import shared_path  # brings in fsspec
+
+        try:
+            if path is not None:
+                shared_path(path)
+        except ConfigurationError as error:
+            refuse(str(error))
+        return path
+
+    @model_validator(mode="after")
+    def _some_interval(self) -> CheckpointSection:
+        if self.every is None and self.seconds is None:
+            # Not as if it had been written: an axis over `seconds` must be able to replace it.
+            self.__dict__["every"] = dps_recovery.CHECKPOINT_EVERY
+        return self
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.Checkpoint(
+            self.every, self.mode, self.path, self.keep, self.seconds, self.scope
+        )
+
+
+class ChainSection(Section):
+    """Shard state lives on a chain of nodes."""
+
+    kind: Literal["chain"]
+    replicas: Count = 2
+    reads: Literal["tail", "any"] = "tail"
+    aggregate: PositiveInt = 1
+    linger: PositiveFloat = 0.01
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.Chain(self.replicas, self.reads, self.aggregate, self.linger)
+
+
+class SharedStoreSection(Section):
+    """Shard state lives in a state store on another node."""
+
+    kind: Literal["shared_store"]
+    every: PositiveInt = 16
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.SharedStore(self.every)
+
+
+class WorkerCacheSection(Section):
+    """Shard state is rebuilt from the freshest copy that workers hold."""
+
+    kind: Literal["worker_cache"]
+
+    def build(self) -> dps_recovery.Durability:
+        """Return the choice of durability."""
+        return dps_recovery.WorkerCache()
+
+
+DurabilitySection = Annotated[
+    NoDurabilitySection
+    | CheckpointSection
+    | ChainSection
+    | SharedStoreSection
+    | WorkerCacheSection,
+    Field(discriminator="kind"),
+]
+
+
+class WaitSection(Section):
+    """A worker whose shard is down waits."""
+
+    kind: Literal["wait"] = "wait"
+
+    def build(self) -> dps_recovery.Outage:
+        """Return the outage policy."""
+        return dps_recovery.Wait()
+
+
+class ContinueSection(Section):
+    """A worker whose shard is down computes on and buffers its gradients."""
+
+    kind: Literal["continue"]
+    limit: PositiveInt = 32
+    buffer: Literal["mailbox", "worker"] = "mailbox"
+
+    def build(self) -> dps_recovery.Outage:
+        """Return the outage policy."""
+        return dps_recovery.Continue(self.limit, self.buffer)
+
+
+OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="kind")]
+
+
+class ReplaySection(Section):
+    """How buffered gradients are applied after an outage."""
+
+    policy: Literal[
+        "sum", "mean", "each", "staleness_scaled", "clip", "drop_older", "published"
+    ] = "sum"
+    clip_norm: PositiveFloat = 1.0
+    drop_older_than: NonNegativeInt = 100
+
+    def build(self) -> dps_recovery.Replay:
+        """Return the replay policy."""
+        return dps_recovery.Replay(self.policy, self.clip_norm, self.drop_older_than)
+
+
+# The axes of each preset by kind; their settings are the defaults of the sections.
+PRESET_KINDS: Mapping[str, Mapping[str, str]] = {
+    "none": {"durability": "none", "outage": "wait"},
+    "checkpoint": {"durability": "checkpoint", "outage": "wait"},
+    "chain": {"durability": "chain", "outage": "wait"},
+    "stateless": {"durability": "shared_store", "outage": "continue"},
+}
+
+
+class RecoverySection(Section):
+    """One choice on each axis of recovery; a preset's name stands for its three choices."""
+
+    durability: DurabilitySection = NoDurabilitySection()
+    outage: OutageSection = WaitSection()
+    replay: ReplaySection = ReplaySection()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def name(self) -> str:
+        """The preset with these kinds of durability and outage (and replay), else "custom"."""
+        kinds = {"durability": self.durability.kind, "outage": self.outage.kind}
+        if self.outage.kind == "continue" and self.replay.policy != "sum":
+            return "custom"
+        return next((name for name, axes in PRESET_KINDS.items() if axes == kinds), "custom")
+
+    # Runs before the check for unknown keys, for validators before run in reverse order.
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return _preset_axes(data)
+        if not isinstance(data, dict):
+            return data
+        # A resolved configuration carries the name that follows from the axes.
+        written = {
+            k: v for k, v in data.items() if k != "name" or v not in (*PRESET_KINDS, "custom")
+        }
+        axes = _preset_axes(written.pop("preset")) if "preset" in written else {}
+        for axis, kind in axes.items():
+            given = written.get(axis, {})
+            written[axis] = {**kind, **given} if isinstance(given, dict) else given
+        return written
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> RecoverySection:
+        try:
+            self.build()
+        except ConfigurationError as error:
+            refuse(str(error))
+        return self
+
+    def build(self) -> dps_recovery.Recovery:
+        """Return the recovery of the parameter server."""
+        return dps_recovery.Recovery(
+            self.durability.build(), self.outage.build(), self.replay.build()
+        )
+
+
+class EvaluationSection(Section):
+    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest."""
+
+    every_seconds: PositiveFloat = 0.25
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class ComparisonSection(Section):
+    """What strategies are compared by: with which one, in which figures of `flows.metrics`.
+
+    `baseline` is a strategy's label; null takes `none` if there is one, else the first. `resolve`
+    names differences worth finding: the repeats needed are those for them instead of for the
+    difference that was seen.
+    """
+
+    baseline: str | None = None
+    metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
+        "accuracy_final",
+        "accuracy_drop",
+        "rto_seconds",
+        "updates_lost",
+        "gradients_per_second",
+        "cost_usd",
+    )
+    resolve: dict[str, PositiveFloat] = Field(default_factory=dict)
+
+    @field_validator("metrics")
+    @classmethod
+    def _can_be_compared(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for index, key in enumerate(metrics):
+            _require_comparable(key)
+            if key in metrics[:index]:
+                refuse(f"{quoted(key)} is given twice; keep one of them")
+        return metrics
+
+    @field_validator("resolve")
+    @classmethod
+    def _can_be_resolved(cls, resolve: dict[str, float]) -> dict[str, float]:
+        for key in resolve:
+            _require_comparable(key)
+        return resolve
+
+
+def _require_comparable(key: str) -> None:
+    comparable = [column.key for column in COLUMNS if column.better]
+    if key not in comparable:
+        refuse(
+            f"{quoted(key)} is no figure of which more or less is better; "
+            f"{suggest(key, comparable)}"
+        )
+
+
+def _preset_axes(name: Any) -> dict[str, dict[str, str]]:
+    if not isinstance(name, str) or name not in PRESET_KINDS:
+        refuse(f"unknown recovery strategy {quoted(name)}; {suggest(str(name), PRESET_KINDS)}")
+    return {axis: {"kind": kind} for axis, kind in PRESET_KINDS[name].items()}

@@ -1,0 +1,147 @@
+"""Owns the wording of what is wrong with a configuration: one readable line for each mistake.
+
+It turns the errors of pydantic into dotted keys and sentences, with the place of each in the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from dps.errors import ConfigurationError
+from flows.config.limits import MOST_COMPLAINTS, MOST_LISTED
+from flows.config.yaml_document import Document, Override, place_of
+from flows.quoting import listed, quoted
+
+Complaint = tuple[str, str]  # a dotted key, and the reason
+
+MOST_COMPARED = 500
+THOUSANDS = 10_000
+EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list, such as [1, 2]",
+    "dict_type": "keys and values",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "finite_number": "a finite number",
+}
+BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return the nearest known word as a question, then all there are, for after a semicolon."""
+    known = list(known)
+    # A comparison takes longer than in proportion to both; nobody mistypes a word of this length.
+    near = difflib.get_close_matches(word, known[:MOST_COMPARED], n=1) if len(word) < 100 else []
+    hint = f"did you mean {quoted(near[0])}? There" if near else "there"
+    return f"{hint} are: {listed(known, MOST_LISTED)}"
+
+
+def complaints(error: ValidationError, data: Any) -> list[Complaint]:
+    """Return all that a model found wrong with `data`."""
+    found = error.errors(include_url=False)
+    told = [(key_of(entry, data), sentence(entry)) for entry in found[:MOST_COMPLAINTS]]
+    # One who has been told of so many need not know of each of the rest.
+    return told + [("", "")] * (len(found) - len(told))
+
+
+def placed(
+    found: Iterable[Complaint], document: Document, overrides: Sequence[Override] = ()
+) -> ConfigurationError:
+    """Return an error with a line for each complaint: where the value is from, and the reason."""
+    complaints = list(found)
+    lines = [
+        f"{place_of(key, document, overrides)}: {reason}"
+        for key, reason in complaints[:MOST_COMPLAINTS]
+    ]
+    more = len(complaints) - len(lines)
+    rest = [f"{document.name}: and {more:,} more such mistakes"] if more else []
+    return ConfigurationError("\n".join([*lines, *rest]))
+
+
+def key_of(error: Mapping[str, Any], data: Any) -> str:
+    """Return the dotted key that an error is about, as the user would write it.
+
+    A validator that knows the key better than pydantic puts it into the error's context.
+    """
+    given = "kind" if error["type"] == "union_tag_invalid" else error.get("ctx", {}).get("key")
+    return ".".join(_without_tags([*error["loc"], given] if given else error["loc"], data))
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """Return what is wrong and what was expected."""
+    kind, context, got = error["type"], error.get("ctx", {}), error.get("input")
+    if kind == "missing":
+        return "is missing; add it"
+    if kind == "union_tag_not_found":
+        return "needs a 'kind'"
+    if kind == "union_tag_invalid":
+        return _unknown("kind", context["tag"], context["expected_tags"])
+    if kind == "literal_error":
+        return _unknown(error["loc"][-1], got, context["expected"])
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        return f"expected {words} {_number(context[name])}, got {quoted(got)}"
+    if kind in EXPECTED:
+        return f"expected {EXPECTED[kind]}, got {_short(got)}"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']:,} entries, got {_length(context)}"
+    return str(error["msg"])
+
+
+def _unknown(what: int | str, got: Any, expected: str) -> str:
+    known = re.findall(r"'([^']*)'", expected)
+    return f"unknown {what} {quoted(got)}; {suggest(_text(got), known)}"
+
+
+def _text(got: Any) -> str:
+    return got if isinstance(got, str) else quoted(got)
+
+
+def _number(bound: Any) -> str:
+    return f"{bound:,}" if type(bound) is int and bound >= THOUSANDS else str(bound)
+
+
+def _length(context: Mapping[str, Any]) -> str:
+    found = context.get("actual_length")
+    return "more" if found is None else f"{found:,}"
+
+
+def _without_tags(loc: Sequence[int | str], data: Any) -> list[str]:
+    """Drop the kinds that pydantic puts into a location, which are no keys of the file."""
+    parts: list[str] = []
+    tagged = False
+    for index, part in enumerate(loc):
+        # The kind is written in the section, or comes from a preset: then the part is no key of it.
+        inner = index + 1 < len(loc)
+        if not tagged and inner and isinstance(data, dict):
+            tagged = part == data.get("kind", part if part not in data else None)
+            if tagged:
+                continue
+        parts.append(str(part))
+        data, tagged = _inside(data, part), False
+    return parts
+
+
+def _inside(data: Any, part: int | str) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return None
+
+
+def _short(value: Any) -> str:
+    return "nothing" if value is None else quoted(value)

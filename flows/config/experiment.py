@@ -1,0 +1,516 @@
+"""Owns what an experiment may be told: the typed configuration, read from YAML and checked whole.
+
+`TrialConfig` is one trial; `ExperimentConfig` is a base, axes of variation over any dotted key, and
+seeds. Both are pydantic models at the edge; the `build_…` methods hand on the objects of `dps`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dps.core.consistency import Consistency
+from dps.core.expansion import Entry, Expanded, expand
+from dps.core.faults import Fault, FaultPlan
+from dps.core.filters import Filter
+from dps.core.names import role_of
+from dps.core.rebalancing import as_servers
+from dps.core.recovery import Recovery
+from dps.core.rules import UpdateRule
+from dps.errors import ConfigurationError
+from dps.protocol.codecs import checked_filters
+from flows.config.axes import (
+    OF_THE_GRID,
+    Combinations,
+    check_excluded,
+    check_extent,
+    check_together,
+    excluded_labels,
+    labelled,
+)
+from flows.config.base import (
+    AspSection,
+    ComparisonSection,
+    ConsistencySection,
+    EvaluationSection,
+    RecoverySection,
+    SafeName,
+    Section,
+    ServerSection,
+    TrainingSection,
+    refuse,
+)
+from flows.config.cluster import ClusterSection, LocalSection
+from flows.config.errors import Complaint, complaints, placed, suggest
+from flows.config.fault_checks import Stage, entry_objections, is_local, late, plan_objections
+from flows.config.faults import FaultSection
+from flows.config.filters import FilterSection
+from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
+from flows.config.optimizer import OptimizerSection
+from flows.config.scaling import ChangeSection
+from flows.config.workload import DatasetSection, WorkloadSection, workload_of
+from flows.config.yaml_document import (
+    Document,
+    Override,
+    overridden,
+    parse_overrides,
+    read_document,
+    set_key,
+)
+from flows.quoting import quoted, shown
+
+
+class _Settings(Section):
+    """What a trial and an experiment have in common."""
+
+    experiment: SafeName
+    workload: WorkloadSection
+    dataset: DatasetSection
+    training: TrainingSection
+    optimizer: OptimizerSection
+    # Left out of what is recorded unless there are any (see `OptimizerSection`).
+    filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
+        default_factory=dict, exclude_if=lambda filters: not filters
+    )
+    consistency: ConsistencySection = AspSection()
+    server: ServerSection = ServerSection()
+    recovery: RecoverySection = RecoverySection()
+    faults: Annotated[tuple[FaultSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    elastic: Annotated[
+        tuple[ChangeSection, ...],
+        Field(strict=False, max_length=MOST_ENTRIES, exclude_if=lambda changes: not changes),
+    ] = ()
+    evaluation: EvaluationSection = EvaluationSection()
+    cluster: ClusterSection = LocalSection()
+    time_limit: PositiveFloat = 60.0
+
+
+class TrialConfig(_Settings):
+    """Everything that one trial depends on."""
+
+    seed: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _nodes_can_be_started(self) -> TrialConfig:
+        # First of all: what follows goes through their names.
+        replicas = self.server.shards * self._replicas
+        if replicas > MOST_NODES:
+            reason = (
+                f"the shards have {replicas:,} replicas in all; expected {MOST_NODES:,} at most"
+            )
+            refuse(reason, key="server.shards")
+        nodes = self._number_of_nodes
+        if nodes > MOST_NODES:
+            refuse(
+                f"the trial has {nodes:,} nodes: {self.most_workers:,} workers, "
+                f"{self._number_of_servers:,} servers and replicas, {self.server.spares:,} spares "
+                f"and others; expected {MOST_NODES:,} at most",
+                key="server" if replicas >= self.most_workers else "training.workers",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _faults_can_happen(self) -> TrialConfig:
+        wrong = next(self._fault_objections(), None)
+        if wrong is not None:
+            refuse(wrong[1], key=wrong[0])
+        return self
+
+    @model_validator(mode="after")
+    def _filters_can_work(self) -> TrialConfig:
+        if self.filters:
+            try:
+                names = workload_of(self).parameters
+                checked_filters(self.build_filters(), names, self.build_optimizer())
+            except ConfigurationError as error:
+                refuse(str(error), key="filters")
+        return self
+
+    @model_validator(mode="after")
+    def _changes_can_happen(self) -> TrialConfig:
+        wanted = [("server.servers", self.server.servers)]
+        for number, change in enumerate(self.elastic):
+            wanted.append((f"elastic.{number}.servers", change.servers))
+            if change.at_updates is not None and change.at_updates >= self.training.updates:
+                refuse(
+                    f"the training ends after {self.training.updates} updates, before this",
+                    key=f"elastic.{number}.at_updates",
+                )
+        for key, servers in wanted:
+            try:
+                if servers is not None:
+                    as_servers(servers, self.server.shards, self.build_recovery())
+            except ConfigurationError as error:
+                refuse(str(error), key=key)
+        return self
+
+    @cached_property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes of the trial at its start."""
+        return (
+            *self._server_names(),
+            *(f"spare-{i}" for i in range(self.server.spares)),
+            *(["store-0"] if self.build_recovery().needs_store else []),
+            *self.worker_nodes,
+            "evaluator-0",
+        )
+
+    def _server_names(self) -> Iterator[str]:
+        if self.servers is not None:
+            yield from (f"server-{number}" for number in range(self._number_of_servers))
+            return
+        shards, replicas = range(self.server.shards), range(1, self._replicas)
+        yield from (f"server-{shard}" for shard in shards)
+        yield from (f"replica-{shard}-{i}" for shard in shards for i in replicas)
+
+    @property
+    def _number_of_servers(self) -> int:
+        """How many nodes hold replicas of shards, at most."""
+        if self.servers is None:
+            return self.server.shards * self._replicas
+        return max(self.servers, *(change.servers or 0 for change in self.elastic), 0)
+
+    @property
+    def _number_of_nodes(self) -> int:
+        """How many `node_names` there are."""
+        needs_store = self.build_recovery().needs_store
+        store_and_evaluator = 2 if needs_store else 1
+        servers = self._number_of_servers + self.server.spares
+        return servers + self._number_of_worker_nodes + store_and_evaluator
+
+    @property
+    def _number_of_worker_nodes(self) -> int:
+        return math.ceil(self.most_workers / self.training.workers_per_node)
+
+    @property
+    def servers(self) -> int | None:
+        """How many nodes hold the shards at first; None: it never matters."""
+        if self.server.servers is None and any(change.servers for change in self.elastic):
+            return self.server.shards * self._replicas
+        return self.server.servers
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there are at most."""
+        return max(self.training.workers, *(change.workers or 0 for change in self.elastic), 0)
+
+    @property
+    def _replicas(self) -> int:
+        return self.build_recovery().durability.replicas
+
+    @property
+    def worker_nodes(self) -> tuple[str, ...]:
+        """The nodes that workers run on, `training.workers_per_node` on each."""
+        return tuple(f"worker-{i}" for i in range(self._number_of_worker_nodes))
+
+    @property
+    def late_faults(self) -> tuple[tuple[Fault, str], ...]:
+        """Faults that cannot happen, each with what ends the training before."""
+        return late(self.build_faults(), self.training.updates, self.time_limit)
+
+    def build_optimizer(self) -> UpdateRule:
+        """Return the update rule of the shards."""
+        return self.optimizer.build()
+
+    def build_filters(self) -> dict[str, list[Filter]]:
+        """Return the filters of each array that has any, "*" for those that are not named."""
+        return {name: [f.build() for f in chain] for name, chain in self.filters.items()}
+
+    def build_consistency(self) -> Consistency:
+        """Return the consistency model."""
+        return self.consistency.build()
+
+    def build_recovery(self) -> Recovery:
+        """Return the recovery strategy."""
+        return self.recovery.build()
+
+    def build_faults(self) -> FaultPlan:
+        """Return the fault plan: every single fault that is to come."""
+        return self._expanded.plan
+
+    @cached_property
+    def _expanded(self) -> Expanded:
+        return expand(self._fault_entries(), self.seed)
+
+    def _fault_entries(self) -> list[Entry]:
+        nodes: defaultdict[str, list[str]] = defaultdict(list)
+        for name in self.node_names:
+            nodes[role_of(name)].append(name)
+        return [section.build(nodes) for section in self.faults]
+
+    def _fault_objections(self) -> Iterator[tuple[str, str]]:
+        entries, stage = self._fault_entries(), self._stage()
+        yield from entry_objections(entries, stage)
+        try:
+            expanded = self._expanded
+        except ConfigurationError as error:
+            yield "faults", str(error)
+        else:
+            yield from plan_objections(expanded, stage)
+
+    def _stage(self) -> Stage:
+        durability = self.recovery.durability
+        writes = durability.kind == "checkpoint"
+        local = durability.kind == "checkpoint" and is_local(durability.path)
+        ways = self.cluster.ways
+        return Stage(self.node_names, self.server.shards, self._replicas, writes, local, ways)
+
+
+class ExperimentConfig(_Settings):
+    """A base, axes of variation, and seeds; every combination runs with every seed.
+
+    `axes` maps a dotted key of the configuration to its values by label. In YAML, a list of values
+    does too; each is then labelled by what it says. `zip` names groups of axes that vary together,
+    `exclude` labels on some axes whose combinations are left out. Each seed is a block of trials,
+    whose order is drawn from `order_seed`.
+    """
+
+    axes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    zip: Annotated[
+        tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)
+    ] = ()
+    exclude: tuple[dict[str, str], ...] = ()
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = (0,)
+    comparison: ComparisonSection = ComparisonSection()
+    order_seed: NonNegativeInt = 0
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _label_values(cls, axes: Any) -> Any:
+        if not isinstance(axes, dict):
+            return axes
+        return {key: labelled(str(key), values) for key, values in axes.items()}
+
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _texts(cls, entries: Any) -> Any:
+        return excluded_labels(entries)
+
+    @field_validator("seeds")
+    @classmethod
+    def _some_seeds_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if not seeds:
+            refuse("expected at least one seed, such as [0]")
+        if len(set(seeds)) < len(seeds):
+            refuse(f"a seed is given twice in {quoted(list(seeds))}; keep one of them")
+        return seeds
+
+    @model_validator(mode="after")
+    def _baseline_is_a_strategy(self) -> ExperimentConfig:
+        axis = "recovery" if "recovery" in self.axes else next(iter(self.axes), None)
+        strategies = [self.experiment] if axis is None else list(self.axes[axis])
+        baseline = self.comparison.baseline
+        if baseline is not None and baseline not in strategies:
+            reason = f"there is no strategy {quoted(baseline)}; {suggest(baseline, strategies)}"
+            refuse(reason, key="comparison.baseline")
+        return self
+
+    @model_validator(mode="after")
+    def _grid_has_trials(self) -> ExperimentConfig:
+        combinations = self.combinations
+        check_together(combinations.axes, self.zip)
+        check_extent(combinations)
+        check_excluded(combinations)
+        if (trials := self.trials) > MOST_TRIALS:
+            refuse(
+                f"the grid has {trials:,} trials; expected {MOST_TRIALS:,} at most",
+                key="axes" if self.axes else "seeds",
+            )
+        return self
+
+    @property
+    def combinations(self) -> Combinations:
+        """The combinations of labels on the axes, each of which runs with every seed."""
+        return Combinations({k: tuple(v) for k, v in self.axes.items()}, self.zip, self.exclude)
+
+    @property
+    def trials(self) -> int:
+        """How many trials it has, counted without making them."""
+        return self.combinations.count * len(self.seeds)
+
+    def trial_configs(self) -> Iterator[tuple[dict[str, str], TrialConfig]]:
+        """Yield the labels on the axes and the configuration of every trial.
+
+        Raises
+        ------
+        InvalidCombination
+            An axis over something that is no key, or values that cannot work.
+        """
+        base = self.model_dump(exclude_unset=True, exclude=set(OF_THE_GRID))
+        in_all = 0
+        for labels in self.combinations:
+            values = {axis: self.axes[axis][label] for axis, label in labels.items()}
+            data = _with_values(base, values)
+            for seed in self.seeds:
+                trial = self._trial({**data, "seed": seed}, labels)
+                in_all += len(trial.node_names) + len(trial.build_faults())
+                if in_all > MOST_IN_ALL:
+                    raise ConfigurationError(
+                        f"the trials of the grid have more than {MOST_IN_ALL:,} nodes and faults "
+                        "in all; vary less"
+                    )
+                yield labels, trial
+
+    def _trial(self, data: dict[str, Any], labels: dict[str, str]) -> TrialConfig:
+        try:
+            return TrialConfig.model_validate(data)
+        except ValidationError as error:
+            raise InvalidCombination(
+                [_on_axis(key, reason, labels) for key, reason in complaints(error, data)]
+            ) from error
+
+
+class InvalidCombination(ConfigurationError):
+    """Values on the axes that cannot work; `complaints` are pairs of a dotted key and a reason."""
+
+    def __init__(self, complaints: Sequence[Complaint]) -> None:
+        super().__init__("; ".join(f"{key}: {reason}" for key, reason in complaints))
+        self.complaints = complaints
+
+
+def load_experiment(
+    path_or_name: str,
+    overrides: Sequence[str] = (),
+    confirm: Callable[[int], None] | None = None,
+) -> ExperimentConfig:
+    """Read, override and check the configuration of an experiment and of each of its trials.
+
+    Parameters
+    ----------
+    path_or_name
+        A YAML file, or the name of a packaged configuration, such as "demo".
+    overrides
+        Assignments such as "training.updates=400"; the value is read as YAML.
+    confirm
+        Is called with the number of trials before any of them is made; may raise.
+
+    Raises
+    ------
+    ConfigurationError
+        Anything in it that cannot work, with the place and what was expected.
+    """
+    document = find_document(path_or_name)
+    _refuse_other_kinds(document)
+    assignments = parse_overrides(overrides)
+    data = document.data
+    for assignment in assignments:
+        data = _override(data, assignment)
+    try:
+        experiment = ExperimentConfig.model_validate(data)
+        if confirm is not None:
+            confirm(experiment.trials)
+        for _ in experiment.trial_configs():
+            pass
+    except ValidationError as error:
+        raise placed(complaints(error, data), document, assignments) from error
+    except InvalidCombination as error:
+        raise placed(error.complaints, document, assignments) from error
+    return experiment
+
+
+def packaged_names() -> list[str]:
+    """Return the names of the configurations that come with the package."""
+    root = Path(str(files("flows.configs")))
+    found = root.rglob("*.yaml")
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
+
+
+def find_document(path_or_name: str) -> Document:
+    """Read a YAML file, or a packaged configuration by its name.
+
+    Raises
+    ------
+    ConfigurationError
+        There is neither, or it is no YAML.
+    """
+    path = Path(path_or_name)
+    try:
+        is_there = path.exists()
+        is_folder = path.is_dir()
+    except OSError as error:  # such as a name that is too long
+        reason = error.strerror or error
+        raise ConfigurationError(f"{shown(path_or_name)}: cannot be read: {reason}") from error
+    if is_there and not is_folder:
+        return read_document(path)
+    known = packaged_names()
+    if path_or_name in known:
+        packaged = Path(str(files("flows.configs") / f"{path_or_name}.yaml"))
+        return read_document(packaged, f"packaged configuration {path_or_name!r}")
+    there = "a folder, not a file" if is_folder else "no such file"
+    raise ConfigurationError(
+        f"{shown(path_or_name, 200)}: {there}, and no packaged configuration of this name; "
+        f"{suggest(path_or_name, known)}"
+    )
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _refuse_other_kinds(document: Document) -> None:
+    if "replication" in document.data:
+        parts = ", ".join(_parts_of(document.data["replication"]))
+        raise ConfigurationError(
+            f"{document.name}: a replication, which is several experiments; `dps run` runs it, and "
+            f"everything else takes its parts one by one: {parts or 'those its comment names'}"
+        )
+    if "emulation" in document.data:
+        raise ConfigurationError(
+            f"{document.name}: settings of an emulation, which only `dps replicate ttf` runs"
+        )
+
+
+def _parts_of(replication: object) -> list[str]:
+    """The packaged experiments of a replication."""
+    names = [name for name in packaged_names() if name.startswith(f"replicate/{replication}-")]
+    return [name for name in names if "emulation" not in find_document(name).data]
+
+
+def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    data = base
+    for key in sorted(values, key=lambda key: key.count(".")):  # whole sections first
+        try:
+            data = set_key(data, key, values[key])
+        except ConfigurationError as error:
+            raise InvalidCombination([(f"axes.{key}", str(error))]) from error
+    return data
+
+
+def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> tuple[str, str]:
+    """Point a complaint about a trial at the axis that the value is from, if it is from one."""
+    involved = [axis for axis in labels if f"{key}.".startswith(f"{axis}.")]
+    if not involved:
+        combination = ", ".join(f"{shown(axis)} {quoted(label)}" for axis, label in labels.items())
+        return key, f"{reason} (with {combination})" if combination else reason
+    axis = max(involved, key=len)
+    inner = f" {shown(key.removeprefix(axis).lstrip('.'))}:" if key != axis else ""
+    others = "".join(
+        f" (with {shown(other)} {quoted(labels[other])})" for other in involved if other != axis
+    )
+    return f"axes.{axis}", f"{quoted(labels[axis])}:{inner} {reason}{others}"
+
+
+def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
+    axes = data.get("axes")
+    for axis in axes if isinstance(axes, dict) else ():
+        if f"{override.key}.".startswith(f"{axis}."):
+            raise ConfigurationError(
+                f"{override}: the axis {quoted(axis)} varies this key, so that it would have no "
+                f"effect. Set the axis instead (--set 'axes.{shown(axis)}=[...]'), or leave out "
+                "all axes first (--set 'axes={}')."
+            )
+    return overridden(data, override)

@@ -1,0 +1,369 @@
+"""Owns the fault plan of a configuration: a section for each kind of fault, its target and moment.
+
+Sections say what was written; `build` hands on entries that `dps.core.expansion` makes a plan of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from dps.core import faults
+from dps.core.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
+from dps.core.names import NODE_ROLES
+from dps.errors import ConfigurationError
+from flows.config.base import Section, refuse
+from flows.config.errors import suggest
+from flows.config.fault_trace import Row, check_row, fault_of, read_trace
+from flows.quoting import quoted
+
+Nodes = Mapping[str, Sequence[str]]  # the names of a trial's nodes by role
+POSITIONS = ("head", "middle", "tail")
+MOMENTS = ("at_updates", "at_seconds", "phase", "after", "every")
+
+
+# -- whom -------------------------------------------------------------------------------------
+
+
+def _known_role(role: Any) -> Any:
+    if role is not None and role not in NODE_ROLES:
+        refuse(f"unknown role {quoted(role)}; {suggest(str(role), NODE_ROLES)}")
+    return role
+
+
+def _known_position(position: Any) -> Any:
+    number = isinstance(position, int) and not isinstance(position, bool)
+    if position is None or position in POSITIONS or (number and position >= 0):
+        return position
+    refuse(f"expected head, middle, tail, or a number from 0 (the head), got {quoted(position)}")
+
+
+class PlaceSection(Section):
+    """A target by what it is at the moment of the fault, not by its name.
+
+    `role` and `index` stand for the node that has that place, or its replacement; `shard` and
+    `position` for a replica by its place in the chain; `pick` draws one of the living nodes of a
+    role, of a shard or of all, or takes all of them.
+    """
+
+    role: Annotated[str | None, BeforeValidator(_known_role)] = None
+    index: NonNegativeInt | None = None
+    shard: NonNegativeInt | None = None
+    position: Annotated[Any, BeforeValidator(_known_position)] = None
+    pick: Literal["random", "all"] | None = None
+
+    @model_validator(mode="after")
+    def _is_a_place(self) -> PlaceSection:
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        allowed = (
+            {"pick", "role"},
+            {"pick", "shard"},
+            {"role", "index"},
+            {"shard", "position"},
+        )
+        enough = given & {"pick", "role", "shard"}
+        if not enough or not any(given <= keys for keys in allowed):
+            refuse(
+                "expected {role, index}, {shard, position}, or pick with a role or a shard; got "
+                + (", ".join(sorted(given)) or "nothing")
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
+
+    def build(self, nodes: Nodes) -> faults.Target:
+        """Return the target; `nodes` are those of the trial."""
+        if self.pick is not None:
+            return faults.Among(self.pick, self.role, self.shard)
+        if self.shard is not None:
+            return faults.InChain(self.shard, self.position or "head")
+        here = nodes.get(str(self.role), ())
+        index = self.index or 0
+        # One that is not there is refused by its name, when the whole plan is checked.
+        return faults.Seat(here[index] if index < len(here) else f"{self.role}-{index}")
+
+
+def _form_of(target: Any) -> str:
+    if isinstance(target, dict | PlaceSection):
+        return "place"
+    return "names" if isinstance(target, list | tuple) else "name"
+
+
+def _some_form(target: Any) -> Any:
+    if not target or not isinstance(target, str | list | tuple | dict | PlaceSection):
+        refuse(
+            "expected the name of a node, a list of names, or a place such as "
+            "{shard: 0, position: head}"
+        )
+    return target
+
+
+TargetSection = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[tuple[str, ...], Field(strict=False), Tag("names")]
+    | Annotated[PlaceSection, Tag("place")],
+    Discriminator(_form_of),
+    BeforeValidator(_some_form),
+]
+
+
+# -- when -------------------------------------------------------------------------------------
+
+
+class AfterSection(Section):
+    """So many seconds after another fault, given by its place in the list, took effect."""
+
+    fault: NonNegativeInt
+    seconds: NonNegativeFloat = 0.0
+
+
+class EverySection(Section):
+    """Again and again, at moments drawn from the trial's seed."""
+
+    mtbf: PositiveFloat
+    until: PositiveFloat
+    distribution: Literal["exponential", "weibull"] = "exponential"
+    shape: Annotated[float, Field(ge=LEAST_SHAPE)] = 1.0
+
+    @model_validator(mode="after")
+    def _shape_of_something(self) -> EverySection:
+        if self.shape != 1.0 and self.distribution == "exponential":
+            refuse("only distribution: weibull has a shape", key="shape")
+        return self
+
+    def build(self) -> Process:
+        """Return the random process."""
+        return Process(self.mtbf, self.until, self.distribution, self.shape)
+
+
+class MomentSection(Section):
+    """What every fault says: when, in exactly one way."""
+
+    at_updates: PositiveInt | None = None
+    at_seconds: NonNegativeFloat | None = None
+    phase: Literal["checkpoint", "recovery"] | None = None
+    after: AfterSection | None = None
+    every: EverySection | None = None
+
+    @model_validator(mode="after")
+    def _one_moment(self) -> MomentSection:
+        given = [name for name in MOMENTS if getattr(self, name, None) is not None]
+        if len(given) != 1:
+            known = [name for name in MOMENTS if name in type(self).model_fields]
+            got = " and ".join(given) or "none of them"
+            reason = f"expected exactly one moment of {', '.join(known)}; got {got}"
+            refuse(reason, key=given[-1] if given else known[0])
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_one_moment(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said = {k: v for k, v in handler(self).items() if k not in MOMENTS or v is not None}
+        return {"kind": said.pop("kind"), **said}
+
+    def moment(self) -> faults.When:
+        """Return when it is to come; for what recurs, this does not count."""
+        if self.at_updates is not None:
+            return faults.AtUpdates(self.at_updates)
+        if self.phase is not None:
+            return faults.During(self.phase)
+        if self.after is not None:
+            return faults.After(self.after.fault, self.after.seconds)
+        return faults.AtSeconds(self.at_seconds or 0.0)
+
+    def repeated(self, fault: faults.Fault) -> Entry:
+        """Return the fault, or how it recurs."""
+        return fault if self.every is None else Recurring(fault, self.every.build())
+
+
+class AimedSection(MomentSection):
+    """What every fault says that hits nodes: whom and when."""
+
+    target: TargetSection
+
+    def aim(self, nodes: Nodes) -> faults.Target:
+        """Return the target; `nodes` are those of the trial."""
+        return self.target.build(nodes) if isinstance(self.target, PlaceSection) else self.target
+
+
+# -- what -------------------------------------------------------------------------------------
+
+
+class KillSection(AimedSection):
+    """SIGKILL to the process of a node; a fresh one takes its place `back_after` seconds later.
+
+    null: never. `by: requeue` has its job end and be queued again instead, from where it comes back
+    by itself; `by: host` sets its host down, with all nodes on it, until they are replaced.
+    """
+
+    kind: Literal["kill"]
+    back_after: NonNegativeFloat | None = 1.0
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    by: faults.Way = Field(default="signal", exclude_if=lambda way: way == "signal")
+
+    @model_validator(mode="after")
+    def _comes_back_by_itself(self) -> KillSection:
+        if self.by == "requeue" and self.back_after != 1.0:
+            refuse("a requeued job comes back by itself; leave it out", key="back_after")
+        return self
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        return self.repeated(faults.Kill(self.aim(nodes), self.moment(), self.back_after, self.by))
+
+
+class PauseSection(AimedSection):
+    """SIGSTOP to the process of a node; SIGCONT follows `seconds` later."""
+
+    kind: Literal["pause"]
+    seconds: PositiveFloat = 2.0
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        return self.repeated(faults.Pause(self.aim(nodes), self.moment(), self.seconds))
+
+
+class SlowSection(AimedSection):
+    """A node takes `factor` times as long for everything, for so many seconds."""
+
+    kind: Literal["slow"]
+    factor: Annotated[float, Field(gt=1)] = 4.0
+    seconds: PositiveFloat = 2.0
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        fault = faults.Slow(self.aim(nodes), self.moment(), self.factor, self.seconds)
+        return self.repeated(fault)
+
+
+class CutSection(AimedSection):
+    """The links of a node are cut for so many seconds, for what it sends, or is sent, or both."""
+
+    kind: Literal["cut"]
+    seconds: PositiveFloat = 2.0
+    direction: Literal["both", "in", "out"] = "both"
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        fault = faults.Cut(self.aim(nodes), self.moment(), self.seconds, self.direction)
+        return self.repeated(fault)
+
+
+class DelaySection(AimedSection):
+    """Every message to and from a node takes `delay_seconds` longer, for so many seconds."""
+
+    kind: Literal["delay"]
+    delay_seconds: PositiveFloat = 0.05
+    seconds: PositiveFloat = 2.0
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        fault = faults.Delay(self.aim(nodes), self.moment(), self.delay_seconds, self.seconds)
+        return self.repeated(fault)
+
+
+class DiskFullSection(AimedSection):
+    """Every write of a node to its disk fails for so many seconds."""
+
+    kind: Literal["disk_full"]
+    seconds: PositiveFloat = 2.0
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        return self.repeated(faults.DiskFull(self.aim(nodes), self.moment(), self.seconds))
+
+
+class CorruptSection(MomentSection):
+    """The newest checkpoint of a shard is damaged."""
+
+    kind: Literal["corrupt"]
+    shard: NonNegativeInt
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        return self.repeated(faults.Corrupt(self.shard, self.moment()))
+
+
+class FlapSection(AimedSection):
+    """A node goes down and comes back, `times` times: paused, or killed and replaced."""
+
+    kind: Literal["flap"]
+    by: Literal["pause", "kill"] = "pause"
+    times: Annotated[int, Field(ge=2, le=1000)] = 3
+    up_seconds: NonNegativeFloat = 1.0
+    down_seconds: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _once(self) -> FlapSection:
+        if self.every is not None:
+            refuse("flapping recurs by itself; expected one of the other moments", key="every")
+        return self
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        cls = faults.Kill if self.by == "kill" else faults.Pause
+        fault = cls(self.aim(nodes), self.moment(), self.down_seconds)
+        return Flapping(fault, self.times, self.up_seconds)
+
+
+class TraceSection(Section):
+    """The faults of a recorded trace, a CSV file; the rows that were read are part of the trial."""
+
+    kind: Literal["trace"]
+    csv: str
+    rows: Annotated[tuple[Row, ...] | None, Field(strict=False)] = None
+
+    @field_validator("rows")
+    @classmethod
+    def _can_happen(cls, rows: tuple[Row, ...] | None) -> tuple[Row, ...] | None:
+        try:
+            for number, row in enumerate(rows or (), 1):
+                check_row(f"row {number}", row)
+        except ConfigurationError as error:
+            refuse(str(error))
+        return rows
+
+    @model_validator(mode="after")
+    def _read(self) -> TraceSection:
+        if self.rows is None:
+            try:
+                # Not as if it had been written: what is read later may be another file.
+                self.__dict__["rows"] = read_trace(Path(self.csv))
+            except ConfigurationError as error:
+                refuse(str(error), key="csv")
+        return self
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        return Recorded(tuple(map(fault_of, self.rows or ())))
+
+
+FaultSection = Annotated[
+    KillSection
+    | PauseSection
+    | SlowSection
+    | CutSection
+    | DelaySection
+    | DiskFullSection
+    | CorruptSection
+    | FlapSection
+    | TraceSection,
+    Field(discriminator="kind"),
+]

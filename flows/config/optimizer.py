@@ -1,0 +1,186 @@
+"""Owns the sections of a configuration for update rules and the penalties that go with them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from dps.core.compensation import DelayCompensated
+from dps.core.ftrl import FTRL
+from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.proximal import DelayedProximal, Proximal
+from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.staleness import StalenessAware
+from flows.config.base import Section
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class L1Section(Section):
+    """The sum of the weights' magnitudes."""
+
+    kind: Literal["l1"]
+    strength: NonNegativeFloat
+
+    def build(self) -> Penalty:
+        """Return the penalty."""
+        return L1(self.strength)
+
+
+class L2Section(Section):
+    """Half the sum of the weights' squares."""
+
+    kind: Literal["l2"]
+    strength: NonNegativeFloat
+
+    def build(self) -> Penalty:
+        """Return the penalty."""
+        return L2(self.strength)
+
+
+class ElasticNetSection(Section):
+    """Both, each with its strength."""
+
+    kind: Literal["elastic_net"]
+    l1: NonNegativeFloat
+    l2: NonNegativeFloat
+
+    def build(self) -> Penalty:
+        """Return the penalty."""
+        return ElasticNet(self.l1, self.l2)
+
+
+class GroupL1Section(Section):
+    """The sum of the lengths of the arrays' rows."""
+
+    kind: Literal["group_l1"]
+    strength: NonNegativeFloat
+
+    def build(self) -> Penalty:
+        """Return the penalty."""
+        return GroupL1(self.strength)
+
+
+PenaltySection = Annotated[
+    L1Section | L2Section | ElasticNetSection | GroupL1Section, Field(discriminator="kind")
+]
+
+
+class _RuleSection(Section, ABC):
+    """What all update rules have in common: what may be done about stale gradients.
+
+    Steps may be divided by the staleness, and gradients corrected for what they have missed.
+    """
+
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    staleness_aware: bool = Field(default=False, exclude_if=lambda aware: not aware)
+    delay_compensation: NonNegativeFloat | None = Field(
+        default=None, exclude_if=lambda strength: strength is None
+    )
+
+    def build(self) -> UpdateRule:
+        """Return the update rule."""
+        rule = StalenessAware(self._rule()) if self.staleness_aware else self._rule()
+        strength = self.delay_compensation
+        return rule if strength is None else DelayCompensated(rule, strength)
+
+    @abstractmethod
+    def _rule(self) -> UpdateRule:
+        """Return the update rule with its own steps."""
+
+
+class SgdSection(_RuleSection):
+    """Plain stochastic gradient descent."""
+
+    kind: Literal["sgd"]
+    learning_rate: NonNegativeFloat
+
+    def _rule(self) -> UpdateRule:
+        return SGD(self.learning_rate)
+
+
+class MomentumSection(_RuleSection):
+    """Gradient descent with heavy-ball momentum."""
+
+    kind: Literal["momentum"]
+    learning_rate: NonNegativeFloat
+    momentum: Fraction = 0.9
+
+    def _rule(self) -> UpdateRule:
+        return Momentum(self.learning_rate, self.momentum)
+
+
+class AdaGradSection(_RuleSection):
+    """Learning rates that fall as squared gradients add up."""
+
+    kind: Literal["adagrad"]
+    learning_rate: NonNegativeFloat = 0.01
+    eps: PositiveFloat = 1e-10
+
+    def _rule(self) -> UpdateRule:
+        return AdaGrad(self.learning_rate, self.eps)
+
+
+class AdamSection(_RuleSection):
+    """Adam with bias correction."""
+
+    kind: Literal["adam"]
+    learning_rate: NonNegativeFloat = 0.001
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: PositiveFloat = 1e-8
+
+    def _rule(self) -> UpdateRule:
+        return Adam(self.learning_rate, self.beta1, self.beta2, self.eps)
+
+
+class FtrlSection(_RuleSection):
+    """Follow the proximally regularised leader."""
+
+    kind: Literal["ftrl"]
+    alpha: PositiveFloat = 0.1
+    beta: NonNegativeFloat = 1.0
+    l1: NonNegativeFloat = 0.0
+    l2: NonNegativeFloat = 0.0
+
+    def _rule(self) -> UpdateRule:
+        return FTRL(self.alpha, self.beta, self.l1, self.l2)
+
+
+class ProximalSection(_RuleSection):
+    """Proximal gradient descent on the loss with a penalty."""
+
+    kind: Literal["proximal"]
+    learning_rate: NonNegativeFloat
+    penalty: PenaltySection
+
+    def _rule(self) -> UpdateRule:
+        return Proximal(self.learning_rate, self.penalty.build())
+
+
+class DelayedProximalSection(_RuleSection):
+    """The same at the step size that stands delays of `tau` updates."""
+
+    kind: Literal["delayed_proximal"]
+    l_var: NonNegativeFloat
+    l_cov: NonNegativeFloat
+    tau: NonNegativeInt
+    penalty: PenaltySection
+    eps: PositiveFloat = 1e-6
+
+    def _rule(self) -> UpdateRule:
+        return DelayedProximal(self.l_var, self.l_cov, self.tau, self.penalty.build(), self.eps)
+
+
+OptimizerSection = Annotated[
+    SgdSection
+    | MomentumSection
+    | AdaGradSection
+    | AdamSection
+    | FtrlSection
+    | ProximalSection
+    | DelayedProximalSection,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,118 @@
+"""Owns the step from an experiment to its trials: their names, labels, digests and order.
+
+Trials run in randomised complete blocks, one for each seed: what the machine does meanwhile (it
+gets warm, somebody else has work for it) then falls on all combinations alike, and not on the last
+ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dps.errors import ConfigurationError
+from flows.config.experiment import ExperimentConfig, TrialConfig
+from flows.config.limits import LONGEST_NAME
+from flows.quoting import quoted
+
+LONGEST_PART = 48
+DIGEST_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of a training under one configuration and seed.
+
+    Attributes
+    ----------
+    name
+        Readable, unique in its experiment, and a safe name for a folder.
+    labels
+        For each axis of the experiment, the label of this trial's value.
+    digest
+        Of the resolved configuration: equal digests mean that the same thing is measured.
+    """
+
+    name: str
+    experiment: str
+    labels: dict[str, str]
+    seed: int
+    config: TrialConfig
+    digest: str
+
+
+def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
+    """Return the trials of an experiment: every combination of the axes with every seed.
+
+    Raises
+    ------
+    ConfigurationError
+        Values on the axes cannot work together, or two labels differ only in signs, or are too long
+        together.
+    """
+    trials = tuple(
+        Trial(
+            name=trial_name(labels, config.seed),
+            experiment=experiment.experiment,
+            labels=labels,
+            seed=config.seed,
+            config=config,
+            digest=digest(config),
+        )
+        for labels, config in experiment.trial_configs()
+    )
+    if len(longest := max((trial.name for trial in trials), key=len)) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"a trial would be named {quoted(longest)}, which is too long for a folder: expected "
+            f"{LONGEST_NAME} characters at most; give the values on the axes shorter labels"
+        )
+    for name, count in Counter(trial.name for trial in trials).items():
+        if count > 1:
+            raise ConfigurationError(
+                f"{count} trials would be named {quoted(name)}; give the values on the axes labels "
+                f"that differ in letters or digits within the first {LONGEST_PART}"
+            )
+    return trials
+
+
+def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return trials in the order in which they run.
+
+    All trials of a seed come one after the other, in an order of their own that is drawn from
+    `order_seed`.
+    """
+    block = {seed: number for number, seed in enumerate(experiment.seeds)}
+    lot = experiment.order_seed
+    return tuple(sorted(trials, key=lambda trial: (block[trial.seed], _lot(trial.name, lot))))
+
+
+def _lot(name: str, order_seed: int) -> bytes:
+    # By a hash and not by shuffling: trials that are added later leave the others in their order.
+    return hashlib.sha256(f"{order_seed}/{name}".encode()).digest()
+
+
+def trial_name(labels: Mapping[str, str], seed: int) -> str:
+    """Return a readable folder name such as "chain.kill.seed-0"."""
+    parts = [_part(axis, label) for axis, label in labels.items()]
+    return ".".join([*parts, f"seed-{seed}"])
+
+
+def digest(config: TrialConfig) -> str:
+    """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
+    written = config.model_dump(mode="json")
+    decisive = config.cluster.decisive(written.pop("cluster"))
+    if decisive:
+        written["cluster"] = decisive
+    text = json.dumps(written, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _part(axis: str, label: str) -> str:
+    text = re.sub(r"[^A-Za-z0-9._=]+", "-", label).strip("-.")
+    # A bare number says nothing: it gets the last word of its axis, as in "tau-4".
+    named = text if text[:1].isalpha() else f"{axis.rpartition('.')[2]}-{text}"
+    return named[:LONGEST_PART].rstrip("-.")

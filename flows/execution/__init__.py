@@ -1,0 +1,1 @@
+"""Running trials and experiments: a trial on a cluster, its attempts, drivers, the grid."""

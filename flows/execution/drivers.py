@@ -1,0 +1,275 @@
+"""Owns the processes that drive trials: each has a cluster of its own and runs one trial at a time.
+
+The main process only hands out, watches the clock and records what a driver cannot: a trial that
+hangs anywhere, in its set-up or tear-down too, ends with its driver. Drivers end when the main
+process does, however that ends, and what they started ends with them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import get_temp_dir
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from dps.cluster.lifetime import end_with_parent, without_interrupts
+from dps.errors import StoreUnavailable
+from flows.execution.attempt import Attempt, end_unfinished
+from flows.monitor.progress import Follower, PlainView
+
+# What a trial may take besides its training, which has the time limit of its configuration.
+GRACE_SECONDS = 90.0
+STOP_SECONDS = 5.0
+# Nobody waits for a driver whose main process was killed: what counts is that no file is left.
+ORPHAN_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line of a trial's story."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far a trial has come."""
+
+    updates: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The attempt is over, and its record whole; or its end could not be written: `failure`."""
+
+    failure: str = ""
+
+
+class Drivers:
+    """Drivers for a number of trials at once; use as a context manager.
+
+    Parameters
+    ----------
+    parallel
+        How many trials run at once.
+    grace
+        Seconds that a trial may take for its set-up and tear-down together.
+    """
+
+    def __init__(self, parallel: int = 1, grace: float = GRACE_SECONDS) -> None:
+        self.parallel = parallel
+        self._drivers = [_Driver(grace) for _ in range(parallel)]
+
+    def __enter__(self) -> Drivers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for driver in self._drivers:
+            driver.ask_to_end()
+        for driver in self._drivers:
+            driver.end()
+
+    def warm_up(self, trials: int) -> None:
+        """Start as many drivers as so many trials can use; they take seconds to get ready."""
+        for driver in self._drivers[:trials]:
+            driver.start()
+
+    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
+        """Run attempts; yield each when it is over.
+
+        The next attempt is taken from the iterator when a driver is free for it. Each leaves a
+        record with an end, whatever becomes of its driver.
+        """
+        while True:
+            for driver in self._drivers:
+                if driver.attempt is None and (attempt := next(attempts, None)) is not None:
+                    driver.begin(attempt)
+            busy = [driver for driver in self._drivers if driver.attempt is not None]
+            if not busy:
+                return
+            left = min(driver.deadline for driver in busy) - time.monotonic()
+            wait([driver.connection for driver in busy], max(0.0, left))
+            for driver in busy:
+                if (over := driver.listen(view)) is not None:
+                    yield over
+
+
+class _Driver:
+    """One driver process, started when it is first needed and again after its loss."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._process: SpawnProcess | None = None
+        self.connection: Connection
+        self.attempt: Attempt | None = None
+        self.deadline = 0.0
+
+    def start(self) -> None:
+        """Start the process, if there is none."""
+        if self._process is not None and self._process.is_alive():
+            return
+        context = multiprocessing.get_context("spawn")
+        get_temp_dir()  # the driver uses it too then, and whatever becomes of it, it is removed
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
+        with without_interrupts():
+            self._process.start()
+        theirs.close()
+
+    def begin(self, attempt: Attempt) -> None:
+        """Have it run an attempt."""
+        self.start()
+        self.attempt = attempt
+        self.deadline = time.monotonic() + _most_seconds(attempt) + self._grace
+        with suppress(BrokenPipeError):  # it has just died, which `listen` will find
+            self.connection.send(attempt)
+
+    def listen(self, view: PlainView) -> Attempt | None:
+        """Show what the driver says; return its attempt if that is over."""
+        attempt = self.attempt
+        assert attempt is not None
+        try:
+            while self.connection.poll():
+                match self.connection.recv():
+                    case Told(line):
+                        view.told(attempt.trial, line)
+                    case Moved(updates, state):
+                        view.moved(attempt.trial, updates, state)
+                    case Over(failure):
+                        self.attempt = None
+                        if failure:
+                            end_unfinished(attempt, failure)
+                        return attempt
+        except (EOFError, ConnectionResetError):
+            return self._gave_up(attempt, f"its driver was lost: {self._ending()}")
+        if time.monotonic() < self.deadline:
+            return None
+        limit, patience = attempt.trial.config.time_limit, attempt.trial.config.cluster.patience
+        waiting = f", {patience:g} s of waiting for nodes" if patience else ""
+        reason = (
+            f"it hung: not over {_most_seconds(attempt) + self._grace:g} s after its start (the "
+            f"time limit of {limit:g} s{waiting}, and {self._grace:g} s for set-up and tear-down)"
+        )
+        return self._gave_up(attempt, reason)
+
+    def ask_to_end(self) -> None:
+        """Have it end its cluster, if it has one, and itself with the files of its processes."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def end(self) -> None:
+        """Wait until it has ended; if it does not, have it end at once."""
+        if self._process is not None:
+            self._process.join(STOP_SECONDS)
+            self._process.kill()
+            self._process.join()
+
+    def _gave_up(self, attempt: Attempt, reason: str) -> Attempt:
+        """End the process and, in its place, the record."""
+        assert self._process is not None
+        self._process.kill()  # its nodes notice, also if they are stopped
+        self._process.join()
+        self.connection.close()
+        end_unfinished(attempt, reason)
+        self.attempt = None
+        return attempt
+
+    def _ending(self) -> str:
+        assert self._process is not None
+        self._process.join(STOP_SECONDS)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+
+def _most_seconds(attempt: Attempt) -> float:
+    """How long a trial may train, and wait for its nodes before."""
+    config = attempt.trial.config
+    return config.time_limit + config.cluster.patience
+
+
+# -- in the driver -------------------------------------------------------------------------------
+
+
+def drive(connection: Connection) -> None:
+    """Run the attempts that come, until the other end is closed or wants no more."""
+    with suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, _interrupt)
+        end_with_parent(_end_as_orphan)
+        with suppress(EOFError, ConnectionError):
+            _run_attempts(connection)
+        signal.pause()  # the main process is ending; when it has, a signal says so
+    _leave()
+
+
+def _run_attempts(connection: Connection) -> NoReturn:
+    from flows.execution.trial import run_trial
+
+    lock = threading.Lock()
+
+    def send(message: Told | Moved | Over) -> None:
+        # Events come from several threads, the last ones when the main process has ended already.
+        with lock, suppress(BrokenPipeError):
+            connection.send(message)
+
+    while True:
+        attempt: Attempt = connection.recv()
+        follower = Follower(
+            attempt.trial.config.server.shards,
+            lambda line: send(Told(line)),
+            lambda updates, state: send(Moved(updates, state)),
+        )
+        failure = ""
+        try:
+            run_trial(
+                attempt.trial,
+                attempt.folder,
+                follower,
+                attempt.path,
+                attempt.circumstances,
+                follower.told,
+            )
+        except StoreUnavailable as error:
+            failure = f"StoreUnavailable: {error}"
+        send(Over(failure))
+
+
+def _end_as_orphan() -> None:
+    """Have the main thread end its cluster, which leaves no files then, but do not rely on it."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_SECONDS)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End this process, and tidy up after a main process that cannot; its nodes end when it has.
+
+    The interpreter would first close a client that was interrupted while it connected. That takes
+    two minutes, for the client needs a thread, and none runs any more by then.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        shutil.rmtree(get_temp_dir(), ignore_errors=True)
+    os._exit(0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough: it is ending
+    raise KeyboardInterrupt

@@ -1,0 +1,260 @@
+"""Owns the flow behind `dps run`: expand, skip what is recorded, run the rest, track, report.
+
+Trials run in drivers of their own (`flows.execution.drivers`), one after the other or several at
+once. Their records are the truth; MLflow and the report are written from them, by this process
+only, so both can be made again at any time, and an outage of MLflow's server loses nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from flows.analysis.comparison import write_comparison
+from flows.analysis.finished import REPORT, RESULTS, Finished, read_finished
+from flows.analysis.outcome import Outcome
+from flows.analysis.prices import Prices, load_prices
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import Trial, expand, in_blocks
+from flows.execution.attempt import Attempt, prepare, set_aside, take_back
+from flows.execution.plan import recorded_in
+from flows.monitor.progress import PlainView
+from flows.records.owner import noted
+from flows.records.record import EVENTS_FILE, write_grid
+from flows.report.html import FIGURES, write_report
+from flows.tracking.delivery import Delivery
+from flows.tracking.tracker import Tracker
+from flows.workloads import load_dataset
+
+
+class Runner(Protocol):
+    """Runs attempts at trials, a number of them at once: `flows.execution.drivers.Drivers`."""
+
+    parallel: int
+
+    def warm_up(self, trials: int) -> None:
+        """Begin to get ready for so many trials, while others get ready as well."""
+
+    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
+        """Run attempts; yield each when it is over and recorded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What `run_experiment` leaves behind: an outcome for every trial of the grid, and a report.
+
+    `tracked` tells that the tracking store has all of it, but for what it has `refused`: names of
+    trials, or the report.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    report: Path
+    tracked: bool
+    refused: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The trials that ended in an error."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
+
+
+def run_experiment(
+    experiment: ExperimentConfig,
+    here: Path,
+    view: PlainView,
+    runner: Runner,
+    store: str | None = None,
+    *,
+    retry_invalid: bool = False,
+    resume: bool = True,
+) -> Ran:
+    """Run the trials of an experiment that are not recorded yet, track all, and write the report.
+
+    Parameters
+    ----------
+    experiment
+        What to run.
+    here
+        The working directory: `results/` and `mlruns/` are in it.
+    view
+        Is told how it goes.
+    runner
+        Runs the trials.
+    store
+        URI of the tracking store; None: `mlruns/mlflow.db`.
+    retry_invalid
+        Run those again, too, whose faults did not happen as planned.
+    resume
+        Go on with a trial that was interrupted from its last complete checkpoint, if it wrote any.
+        Without, it starts again, and so does one that was gone on with: such a record begins in the
+        middle and cannot be compared with others.
+
+    Raises
+    ------
+    ConfigurationError
+        The data are missing, or another `dps run` of the experiment is at work here.
+    StoreUnavailable
+        The results folder cannot be written, or the tracking store to begin with. If it fails
+        later, the experiment goes on (see `flows.tracking.delivery`).
+    """
+    trials = expand(experiment)
+    in_order = in_blocks(experiment, trials)
+    folder = here / RESULTS / experiment.experiment
+    with exclusive(folder):
+        with view:
+            for trial in trials:
+                take_back(trial, folder / trial.name, view.say)
+            recorded, durations = recorded_in(folder, trials)
+            prices = load_prices()
+            found = [(trial, _finished(folder, trial, prices)) for trial in recorded]
+            finished = {
+                trial.name: done
+                for trial, done in found
+                if (done.outcome.valid or not retry_invalid) and (done.outcome.whole or resume)
+            }
+            recorded = [trial for trial in recorded if trial.name in finished]
+            view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
+            runner.warm_up(len(trials) - len(recorded))
+            digests = dataset_digests(trials)
+            connect = partial(Tracker, experiment.experiment, here, store)
+            books = _Books(folder, trials, digests, prices, Delivery(connect, view.say))
+            # What belongs to the experiment is noted when nothing can refuse it any more. Records
+            # of other configurations go first: nobody must find them among the new ones, on the
+            # way or after an interruption.
+            for trial in trials:
+                if trial.name not in finished:
+                    set_aside(trial, folder / trial.name, view.say)
+            write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
+            write_comparison(folder, experiment.comparison)
+            for trial in recorded:
+                books.enter(trial, finished[trial.name])
+            to_run = _attempts(
+                in_order, finished, folder, view, experiment, runner.parallel, resume
+            )
+            for attempt in runner.run(to_run, view):
+                done = books.read(attempt.trial)
+                view.ended(attempt.trial, done.outcome)
+                books.enter(attempt.trial, done)
+        ran = books.close()
+        if not ran.tracked:
+            view.say(
+                "the tracking store does not have all of it; when it is back: "
+                f"dps sync {experiment.experiment}"
+            )
+        if ran.refused:
+            view.say(
+                f"the tracking store has refused {', '.join(ran.refused)}; when it takes what it "
+                f"named above, such as larger files: dps sync {experiment.experiment}"
+            )
+        return ran
+
+
+class _Books:
+    """What is made of the records: an entry in MLflow for each, and in the end the report."""
+
+    def __init__(
+        self,
+        folder: Path,
+        trials: Sequence[Trial],
+        digests: Mapping[str, str],
+        prices: Prices,
+        delivery: Delivery,
+    ) -> None:
+        self._folder = folder
+        self._trials = trials
+        self._delivery = delivery
+        self._prices = prices
+        self._digests = digests
+        self._entered: dict[str, Finished] = {}
+
+    def read(self, trial: Trial) -> Finished:
+        """Read what a trial that is over has left."""
+        return _finished(self._folder, trial, self._prices)
+
+    def enter(self, trial: Trial, done: Finished) -> None:
+        """Track a trial."""
+        self._delivery.trial(done, self._digests[trial.config.dataset.model_dump_json()])
+        self._entered[trial.name] = done
+
+    def close(self) -> Ran:
+        """Write the report, and track the experiment as a whole."""
+        done = [self._entered[trial.name] for trial in self._trials]
+        figures = self._folder / FIGURES
+        report = write_report(self._folder, self._folder / REPORT, figures=figures)
+        trials = [(each.record, each.outcome) for each in done]
+        tracked = self._delivery.experiment(trials, report, figures)
+        refused = tuple(self._delivery.refused)
+        return Ran(tuple(each.outcome for each in done), report, tracked, refused)
+
+
+def _attempts(
+    trials: Sequence[Trial],
+    known: Container[str],
+    folder: Path,
+    view: PlainView,
+    experiment: ExperimentConfig,
+    parallel: int,
+    resume: bool,
+) -> Iterator[Attempt]:
+    """Yield an attempt at each trial that is not recorded, in order, when it is to begin."""
+    for position, trial in enumerate(trials, 1):
+        if trial.name not in known:
+            view.started(trial)
+            circumstances = {
+                "position": position,
+                "order_seed": experiment.order_seed,
+                "parallel": parallel,
+            }
+            yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
+
+
+def _finished(folder: Path, trial: Trial, prices: Prices) -> Finished:
+    return read_finished(folder / trial.name / EVENTS_FILE, prices)
+
+
+def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
+    """Load each data set once, so that missing data are found before anything runs.
+
+    The digests are found by the sections of the configurations, as JSON.
+    """
+    sections = {trial.config.dataset.model_dump_json(): trial.config.dataset for trial in trials}
+    return {key: load_dataset(**section.model_dump()).digest for key, section in sections.items()}
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold an experiment's folder, so that no two commands write into the same records.
+
+    A note in it says who does, for `dps status`.
+
+    Raises
+    ------
+    ConfigurationError
+        Another command holds it.
+    StoreUnavailable
+        It cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise StoreUnavailable(
+            f"the results folder {folder} cannot be written: {error.strerror or error}. "
+            "Make it writable, or run in another directory."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"another `dps run` or `dps resume` is writing to {folder}; wait for it to end"
+            ) from error
+        with noted(folder):
+            yield

@@ -1,0 +1,143 @@
+"""Owns the preview of an experiment: its trials in order, what is recorded, and what they need."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from dps.core.names import role_of
+from dps.errors import ConfigurationError
+from flows.analysis.finished import whole_record
+from flows.config.cluster import QueueSection
+from flows.config.experiment import ExperimentConfig
+from flows.config.fault_text import brief, full, late_line
+from flows.config.trials import Trial
+from flows.monitor.estimate import Durations, about, seconds_of, trials_told
+
+MANY = 1000
+
+
+def confirm_many(trials: int) -> None:
+    """Have a very large grid confirmed, where there is somebody to ask.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not wanted, or nobody can be asked.
+    """
+    if trials <= MANY:
+        return
+    told = f"the grid has {trials:,} trials"
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"{told}, which may be a mistake: give --yes if it is none, or vary less, so that "
+            f"{MANY:,} or fewer are left"
+        )
+    if not typer.confirm(f"{told}. Go on?", err=True):
+        raise ConfigurationError(f"{told}; nothing was done")
+
+
+def recorded_in(folder: Path, trials: Sequence[Trial]) -> tuple[list[Trial], Durations]:
+    """Return the trials that are recorded in a folder, and how long such trials take."""
+    recorded, durations = [], Durations()
+    for trial in trials:
+        record = whole_record(trial, folder)
+        if record is not None:
+            recorded.append(trial)
+            durations.note(trial, seconds_of(record))
+    return recorded, durations
+
+
+def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
+    """Say how long trials will take, and what this is known from."""
+    if not trials:
+        return "Nothing is left to run."
+    learnt = f"going by {trials_told(durations.known, 'recorded ')}"
+    basis = learnt if durations.known else "guessed from the settings"
+    return f"About {about(durations.total(trials, 1))} of running, {basis}."
+
+
+def order_told(experiment: ExperimentConfig) -> str:
+    """Say how the order of the trials has come about."""
+    seeds = ", ".join(map(str, experiment.seeds))
+    blocks = f"a block for each of the seeds {seeds}, shuffled within"
+    if len(experiment.seeds) == 1:
+        blocks = f"one block, of seed {seeds}, shuffled"
+    return f"Order: {blocks} (order_seed {experiment.order_seed})."
+
+
+def plan_table(trials: Sequence[Trial], recorded: Sequence[Trial]) -> Table:
+    """Return one line per trial; `recorded` are those that a run would skip."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("#", "trial", *trials[0].labels, "seed", "fault plan", "nodes", "state"):
+        numeric = heading in ("#", "seed", "nodes")
+        table.add_column(Text(heading), justify="right" if numeric else "left")
+    known = {trial.name for trial in recorded}
+    for number, trial in enumerate(trials, 1):
+        state = "recorded" if trial.name in known else "to run"
+        cells = [
+            str(number),
+            trial.name,
+            *trial.labels.values(),
+            str(trial.seed),
+            brief(trial.config.build_faults()),
+        ]
+        table.add_row(*map(Text, [*cells, str(len(trial.config.node_names)), state]))
+    return table
+
+
+def nodes_needed(trials: Sequence[Trial]) -> str:
+    """Say how many nodes the largest trial needs, by what they are."""
+    names = max((trial.config.node_names for trial in trials), key=len)
+    roles = Counter(role_of(name) for name in names)
+    parts = ", ".join(f"{count} {role}" for role, count in roles.items())
+    return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
+
+
+def job_scripts(trial: Trial) -> str:
+    """Return the job script of each group of a trial's nodes.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not run as jobs.
+    """
+    cluster = trial.config.cluster
+    if not isinstance(cluster, QueueSection):
+        raise ConfigurationError(
+            f"--job-script: there are no jobs with cluster: {{kind: {cluster.kind}}}; expected "
+            "slurm, pbs, lsf or sge"
+        )
+    from flows.execution.trial import nodes
+
+    scripts = cluster.scripts(nodes(trial.config))
+    return "\n".join(f"# -- {role} --\n{script}" for role, script in scripts.items())
+
+
+def warnings(trials: Sequence[Trial]) -> list[str]:
+    """Return what will make trials invalid: faults that come after the end of the training."""
+    affected: defaultdict[str, list[str]] = defaultdict(list)
+    for trial in trials:
+        for fault, end in trial.config.late_faults:
+            late = f"{late_line(fault)}, for {end}"
+            affected[late].append(trial.name)
+    return [f"{late}; will be marked invalid: {', '.join(n)}" for late, n in affected.items()]
+
+
+def fault_plans(trials: Sequence[Trial]) -> list[str]:
+    """Return the faults one by one, with how long each lasts, for which the table has no room."""
+    trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for trial in trials:
+        plan = trial.config.build_faults()
+        if plan:
+            trials_of[tuple(full(plan))].append(trial.name)
+    lines = []
+    for told, names in trials_of.items():
+        lines += [f"Faults of {', '.join(names)}:", *(f"  {line}" for line in told)]
+    return lines

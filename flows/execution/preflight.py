@@ -1,0 +1,65 @@
+"""Owns the look at a cluster before an experiment begins: is it there, can jobs be submitted, for
+how many trials at once is it large enough, and can every fault be done on it? What is refused here
+would else fail one trial after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+from dps.errors import ConfigurationError
+from flows.cli.console import warn
+from flows.config.cluster import QueueSection
+from flows.config.experiment import ExperimentConfig
+from flows.config.fault_text import line
+from flows.config.trials import Trial, expand
+
+
+def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
+    """Refuse an experiment that cannot run on the deployment that it names, if it names any.
+
+    Returns how many of its trials may run at once: `parallel`, or as many as there is room for.
+
+    Raises
+    ------
+    ConfigurationError
+        A fault cannot be done there, or no job can be submitted.
+    CapacityError
+        There is no such deployment, or it has too few Dask workers.
+    """
+    if experiment.cluster.kind == "local" and not any(
+        axis.partition(".")[0] == "cluster" for axis in experiment.axes
+    ):
+        return parallel
+    alike: defaultdict[object, list[Trial]] = defaultdict(list)
+    for trial in expand(experiment):
+        config = trial.config
+        nodes = config.node_names, config.training.workers_per_node
+        if config.cluster.kind != "local":
+            alike[config.cluster.model_dump_json(), nodes].append(trial)
+    at_once = min([parallel, *(_check(trials) for trials in alike.values())])
+    if at_once < parallel:
+        warn(f"--parallel {parallel}: the deployment has room for {at_once} at once")
+    return at_once
+
+
+def _check(trials: Sequence[Trial]) -> int:
+    """Check trials that need the same nodes of the same cluster; return how many fit on it."""
+    from dps.chaos.feasible import obstacles
+    from dps.cluster.existing import ExistingCluster
+    from flows.execution.trial import nodes
+
+    config = trials[0].config
+    if isinstance(config.cluster, QueueSection):
+        config.cluster.check(nodes(config))
+        return sys.maxsize  # as many as the queue lets in
+    with config.cluster.open(nodes(config), (), warn) as cluster:
+        assert isinstance(cluster, ExistingCluster)
+        for trial in trials:
+            plan = trial.config.build_faults()
+            for number, reason in obstacles(plan, cluster, config.node_names):
+                told = line(plan[number])
+                raise ConfigurationError(f"{trial.name}: {told!r} is not possible there: {reason}")
+        return cluster.room

@@ -1,0 +1,453 @@
+"""Owns one trial, from fresh processes to the last event. Start reading here: it names every layer.
+
+A trial opens a cluster (processes on this machine, unless its configuration says otherwise), brings
+up a parameter server on it, the workers, an evaluator on a node of its own, and an injector that
+carries out the fault plan. Everything that happens is an event, and the events are all that a trial
+leaves behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import traceback
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property, lru_cache, partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from distributed import Client
+
+from dps.chaos.feasible import obstacles
+from dps.chaos.injector import Injector
+from dps.cluster.kinds import Cluster
+from dps.cluster.local import NodeSpec
+from dps.cluster.roles import resource_of
+from dps.cluster.server import ParameterServer
+from dps.cluster.transport import SystemClock
+from dps.cluster.worker import Worker
+from dps.core.credentials import masked
+from dps.core.faults import AtUpdates, FaultPlan
+from dps.core.recovery import with_checkpoint_path
+from dps.errors import ConfigurationError, DpsError, StoreUnavailable
+from dps.events import (
+    Audited,
+    CheckpointRefused,
+    DashboardServed,
+    Event,
+    FaultMissed,
+    Sink,
+    TrainingStarted,
+    TrialEnded,
+    TrialResumed,
+    TrialStarted,
+)
+from dps.protocol.group import Timings
+from flows.config.experiment import TrialConfig
+from flows.config.trials import Trial
+from flows.config.workload import DatasetSection, workload_of
+from flows.execution.attempt import versions
+from flows.execution.elastic_workers import ElasticCrew
+from flows.execution.emulation import durations, part_of
+from flows.execution.replacement import Replacing
+from flows.execution.resume import CHECKPOINTS
+from flows.execution.workers import Crew, shares_of
+from flows.records.log import LOG_FILE, TrialLog
+from flows.records.record import EVENTS_FILE, EventWriter, without_secrets
+from flows.records.settings import settings
+from flows.workloads import (
+    Dataset,
+    Workload,
+    batches,
+    load_dataset,
+    with_torch,
+)
+
+TRACEBACK_FILE = "traceback.txt"
+ON_LOSS = "ignore"  # what is lost is what is measured: it is in the record
+PRELOAD = ("dps.cluster.server", "flows.execution.trial")
+
+
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    sink: Sink,
+    path: str | None = None,
+    circumstances: Mapping[str, int] | None = None,
+    tell: Callable[[str], None] | None = None,
+    plan: FaultPlan | None = None,
+) -> None:
+    """Run one trial and record it in `folder`.
+
+    Parameters
+    ----------
+    trial
+        What to run.
+    folder
+        Gets `events.jsonl`, `trial.log`, and the trial's checkpoints if it writes any.
+    sink
+        Is called with every event as well, from another thread.
+    path
+        Checkpoints of this trial to go on from; None: from its start.
+    circumstances
+        How it is run, as far as its figures do not depend on it: see
+        `flows.execution.attempt.Attempt`.
+    tell
+        Is told what may interest who watches the trial, such as the address of Dask's dashboard.
+    plan
+        The faults, if not those that follow from the configuration: see `flows.execution.replay`.
+
+    Notes
+    -----
+    The record ends with `TrialEnded` in any case, but for an interruption (`KeyboardInterrupt`):
+    then it just stops, and the processes are ended before the interruption goes on. What nobody
+    foresaw fails the trial as well, and leaves its traceback beside the record. Where an event
+    cannot be written, the training is stopped: nothing trains unrecorded.
+
+    Raises
+    ------
+    StoreUnavailable
+        Not even the end can be recorded, or nothing at all.
+    """
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
+    clock = SystemClock()
+    missed: list[FaultMissed] = []
+    labels = _labels(trial)
+    unrecorded = threading.Event()
+    with EventWriter(folder / EVENTS_FILE) as write, TrialLog(folder / LOG_FILE, labels) as log:
+
+        def record(event: Event) -> None:
+            event = without_secrets(event)
+            if isinstance(event, FaultMissed):
+                missed.append(event)
+            try:
+                write(event)
+            except StoreUnavailable:  # it is the reason why the trial fails
+                unrecorded.set()
+            log(event)
+            sink(event)
+
+        told = settings(trial, circumstances or {})
+        record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
+        try:
+            failure = _train(trial, folder, record, path, tell, plan, unrecorded)
+        except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
+            failure = reason_of(error, folder)
+        if write.failure is not None:
+            failure = f"StoreUnavailable: {write.failure}"
+        status, reason = "valid", ""
+        if failure is not None:
+            status, reason = "failed", failure
+        elif missed:
+            reason = "; ".join(f"fault on {m.target}: {m.reason}" for m in missed)
+            status = "invalid"
+        ended = without_secrets(TrialEnded(clock.now(), status, reason))
+        log(ended)
+        sink(ended)
+        write.end(ended)
+
+
+def reason_of(error: Exception, folder: Path) -> str:
+    """Say why a trial failed; what nobody foresaw leaves its traceback beside the record."""
+    reason = masked(f"{type(error).__name__}: {error}")
+    if isinstance(error, DpsError | OSError):
+        return reason
+    text = masked("".join(traceback.format_exception(error)))
+    try:
+        (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+    except OSError as away:
+        return f"{reason} (unforeseen; its traceback could not be written: {away.strerror})"
+    return f"{reason} (unforeseen; see {TRACEBACK_FILE} beside the record)"
+
+
+def _train(
+    trial: Trial,
+    folder: Path,
+    record: Sink,
+    path: str | None,
+    tell: Callable[[str], None] | None,
+    plan: FaultPlan | None,
+    unrecorded: threading.Event,
+) -> str | None:
+    """Train under the fault plan; return why it failed, or None."""
+    config, clock = trial.config, SystemClock()
+    preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
+    say = tell if tell is not None else _to_nobody
+    with config.cluster.open(nodes(config), preload, say) as cluster:
+        if cluster.dashboard is not None:
+            record(DashboardServed(clock.now(), cluster.dashboard))
+        _tell_about(cluster, say)
+        replacing = Replacing(cluster, say)
+        notify: list[Sink] = [replacing.note]
+
+        def on_event(event: Event) -> None:
+            record(event)
+            for note in notify:
+                note(event)
+
+        with replacing, _served(trial, cluster, folder, on_event, path) as ps:
+            _make_ready(cluster.client, ps, config)
+            ps.evaluate(Scorer(config), config.evaluation.every_seconds)
+            crew = _crew(cluster.client, ps, config, record)
+            faults = _faults(ps, config) if plan is None else plan
+            _must_be_feasible(faults, cluster, config)
+            injector = Injector(faults, cluster, ps, clock, on_event, config.seed)
+            elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
+            record(
+                TrainingStarted(
+                    clock.now(), config.training.workers, config.server.shards, elements
+                )
+            )
+            if ps.saved is not None and path is not None:
+                for refused in ps.saved.refused:
+                    record(CheckpointRefused(clock.now(), **asdict(refused)))
+                record(TrialResumed(clock.now(), path, ps.saved.updates))
+            notify += [crew.note, injector.note]
+            with injector, _stopped_by(unrecorded, ps):
+                failure = crew.work(config.time_limit)
+            _audit(ps, clock.now(), record)
+    return failure
+
+
+@contextmanager
+def _stopped_by(unrecorded: threading.Event, ps: ParameterServer) -> Iterator[None]:
+    """Stop the training as soon as an event cannot be recorded."""
+    over = False
+
+    def stop() -> None:
+        unrecorded.wait()
+        if not over:
+            ps.stop()
+
+    thread = threading.Thread(target=stop, name="dps-unrecorded", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over = True
+        if not unrecorded.is_set():
+            unrecorded.set()  # that ends the thread
+        thread.join()
+
+
+def _to_nobody(line: str) -> None:
+    pass
+
+
+def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:
+    if cluster.dashboard is not None:
+        tell(masked(f"Dask dashboard: {cluster.dashboard}"))
+    for note in cluster.notes:
+        tell(masked(f"warning: {note}"))
+
+
+def _must_be_feasible(plan: FaultPlan, cluster: Cluster, config: TrialConfig) -> None:
+    for _, reason in obstacles(plan, cluster, config.node_names):
+        raise ConfigurationError(reason)
+
+
+def _make_ready(client: Client, ps: ParameterServer, config: TrialConfig) -> None:
+    """Have every worker's node load what it needs, which is no part of the training.
+
+    It takes seconds of large data, and more of them for whoever comes first on a machine.
+    """
+    at = [node.address for node in ps.nodes if node.role == "worker"]
+    keys = [f"dps-warm-up-{uuid.uuid4().hex[:8]}" for _ in at]
+    client.gather(
+        [client.submit(warm_up, config, key=k, workers=[a]) for k, a in zip(keys, at, strict=True)]
+    )
+
+
+@contextmanager
+def _served(
+    trial: Trial, cluster: Cluster, folder: Path, on_event: Sink, path: str | None
+) -> Iterator[ParameterServer]:
+    """Bring the parameter server up, and down again without a last checkpoint.
+
+    Nobody goes on from a trial that is over, and what it writes is counted.
+    """
+    ps = _server(trial, cluster, folder, on_event, path)
+    try:
+        yield ps
+    finally:
+        ps.close(checkpoint=False)
+
+
+def _server(
+    trial: Trial, cluster: Cluster, folder: Path, on_event: Sink, path: str | None
+) -> ParameterServer:
+    client, seats = cluster.client, cluster.seats
+    config, timings = trial.config, Timings(lease=trial.config.server.lease)
+    labels = _labels(trial)
+    if path is not None:
+        return ParameterServer.resume(
+            client,
+            path,
+            on_event=on_event,
+            timings=timings,
+            seats=seats,
+            labels=labels,
+            on_loss=ON_LOSS,
+        )
+    checkpoints = str((folder / CHECKPOINTS).absolute())
+    return ParameterServer(
+        client,
+        initial(config),
+        shards=config.server.shards,
+        servers=config.servers,
+        optimizer=config.build_optimizer(),
+        consistency=config.build_consistency(),
+        recovery=with_checkpoint_path(config.build_recovery(), checkpoints),
+        on_event=on_event,
+        timings=timings,
+        about=settings(trial, {}),
+        filters=config.build_filters(),
+        seats=seats,
+        labels=labels,
+        on_loss=ON_LOSS,
+    )
+
+
+def _labels(trial: Trial) -> dict[str, str]:
+    """What the trial's metrics and the lines of its logs are known by."""
+    return {"experiment": trial.experiment, "trial": trial.name}
+
+
+def initial(config: TrialConfig) -> dict[str, np.ndarray]:
+    """The values that the model starts from; they depend on the seed alone."""
+    return workload_of(config).initial(np.random.default_rng([config.seed, 0]))
+
+
+def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
+    """What each worker is to compute, but for what is in the state that the trial goes on from."""
+    tables = [state.workers for state in ps.saved.states] if ps.saved is not None else []
+    done = {
+        name: min(table[name].applied if name in table else 0 for table in tables)
+        for name in {name for table in tables for name in table}
+    }
+    return shares_of(config.training.updates, config.training.workers, done)
+
+
+def _crew(
+    client: Client, ps: ParameterServer, config: TrialConfig, record: Sink
+) -> Crew | ElasticCrew:
+    """The workers, with shares of their own unless they come and go."""
+    training, loop = config.training, partial(train, config)
+    if not config.elastic:
+        return Crew(client, ps, loop, _shares(ps, config))
+    each = partial(loop, defaultdict(partial(range, training.updates)))
+    return ElasticCrew(
+        client,
+        ps,
+        each,
+        config.elastic,
+        training.workers,
+        training.updates,
+        SystemClock(),
+        record,
+    )
+
+
+def _faults(ps: ParameterServer, config: TrialConfig) -> FaultPlan:
+    """The fault plan, but for what lies before the point from which the trial goes on."""
+    plan, saved = config.build_faults(), ps.saved
+    if saved is None:
+        return plan
+    # Only plans of which it is known what is behind go on (see `flows.execution.resume`).
+    moments = ((fault, fault.when) for fault in plan)
+    return tuple(f for f, w in moments if isinstance(w, AtUpdates) and w.updates > saved.updates)
+
+
+def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
+    for view, reply in zip(ps.table().views, ps.audit(), strict=True):
+        if reply is not None:
+            record(
+                Audited(
+                    now,
+                    view.shard,
+                    view.epoch,
+                    reply.node,
+                    reply.version,
+                    reply.applied,
+                    reply.duplicates,
+                )
+            )
+
+
+# -- what runs on the nodes ----------------------------------------------------------------------
+
+
+def warm_up(config: TrialConfig) -> None:
+    """Load the data and compute a gradient, so that the first of the training is like others."""
+    data, first = _training_data(config.dataset), slice(config.training.batch_size)
+    workload_of(config).gradient(initial(config), data.x_train[first], data.y_train[first])
+
+
+@lru_cache(maxsize=1)
+def _training_data(dataset: DatasetSection) -> Dataset:
+    return load_dataset(**dataset.model_dump(), part="train")
+
+
+def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
+    """One worker's loop, the same for every strategy: gradient, push and pull, report.
+
+    `shares` says which of its batches each worker computes, in their order; one that is asked to
+    leave does not compute the rest. What it reports as computing is the gradient and the emulated
+    rest of it; the time until the next gradient is spent waiting for the server, or for others.
+    """
+    workload, training = workload_of(config), config.training
+    data = _training_data(config.dataset)
+    share, number = shares[worker.name], int(worker.name.removeprefix("worker-"))
+    rng = np.random.default_rng([config.seed, 1 + number])
+    rows = part_of(training, data.y_train, number)
+    order = batches(rng, len(rows), training.batch_size)
+    times = durations(training, config.seed, number)
+    deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
+    params = worker.pull()
+    for _ in share:
+        if worker.leaving:
+            return
+        began = time.perf_counter()
+        batch = rows[next(order)]
+        loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])
+        spent = time.perf_counter() - began
+        time.sleep(max(0.0, next(times) - spent))
+        computed = time.perf_counter() - began
+        params = worker.push_pull(gradients)
+        worker.report(loss=loss, compute_seconds=computed)
+
+
+class Scorer:
+    """Scores weights on the test set, which it loads when it is first called."""
+
+    def __init__(self, config: TrialConfig) -> None:
+        self._config = config
+
+    def __call__(self, weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
+        """Return loss and accuracy."""
+        return self._workload.evaluate(dict(weights), self._data.x_test, self._data.y_test)
+
+    @cached_property
+    def _workload(self) -> Workload:
+        return workload_of(self._config)
+
+    @cached_property
+    def _data(self) -> Dataset:
+        return load_dataset(**self._config.dataset.model_dump(), part="test")
+
+
+def _needs_torch(config: TrialConfig) -> bool:
+    return config.workload.kind in with_torch.KINDS
+
+
+def nodes(config: TrialConfig) -> list[NodeSpec]:
+    """The trial's nodes, each with the Dask resource that its role is known by."""
+    threads = dict.fromkeys(config.worker_nodes, config.training.workers_per_node)
+    return [NodeSpec(n, resource_of(n), threads.get(n, 1)) for n in config.node_names]

@@ -1,0 +1,142 @@
+"""Owns what the figures about the model mean: accuracy and loss, and what a fault does to them."""
+
+from __future__ import annotations
+
+from flows.metrics.metric import Column
+
+ACCURACY = (
+    Column(
+        "accuracy_final",
+        "final accuracy",
+        "%",
+        "Test accuracy: mean of the last 3 evaluations.",
+        "final/accuracy",
+        better="higher",
+    ),
+    Column(
+        "accuracy_best",
+        "best",
+        "%",
+        "Highest evaluation of the trial.",
+        "final/best_accuracy",
+        better="higher",
+    ),
+    Column(
+        "accuracy_before",
+        "before fault",
+        "%",
+        "Last evaluation whose snapshot was read before the fault: the first by which a shard was "
+        "not served for a time, else the first of all.",
+        "fault/accuracy_before",
+    ),
+    Column(
+        "accuracy_before_mean",
+        "before fault, mean of 3",
+        "%",
+        "Mean of the last 3 evaluations before the fault.",
+        "fault/accuracy_before_mean",
+    ),
+    Column(
+        "accuracy_after",
+        "after fault",
+        "%",
+        "First evaluation after the shard served again; empty when no fault took one down.",
+        "fault/accuracy_after",
+        better="higher",
+    ),
+    Column(
+        "accuracy_drop",
+        "net drop",
+        "points",
+        "Accuracy before the fault minus accuracy after it, in percentage points; negative when "
+        "accuracy was higher afterwards. It does not count what would have been learnt meanwhile "
+        "without the fault.",
+        "fault/accuracy_drop",
+        better="lower",
+    ),
+    Column(
+        "accuracy_lowest_after",
+        "lowest after fault",
+        "%",
+        "Lowest evaluation after the shard served again.",
+        "fault/accuracy_lowest_after",
+        better="higher",
+    ),
+    Column(
+        "regain_seconds",
+        "regained after",
+        "s",
+        "From the fault to the first evaluation, after the shard served again, that is at least "
+        "the accuracy before the fault. As coarse as the interval between evaluations; empty when "
+        "never reached.",
+        "fault/regain_seconds",
+        better="lower",
+    ),
+    Column(
+        "accuracy_area_time",
+        "mean over time",
+        "%",
+        "Area under the curve of accuracy against time, divided by the time of the training: mean "
+        "accuracy while training, straight between evaluations.",
+        "final/accuracy_area_time",
+        better="higher",
+    ),
+    Column(
+        "accuracy_area_gradients",
+        "mean over gradients",
+        "%",
+        "Area under the curve of accuracy against gradients pushed, divided by their number: mean "
+        "accuracy per gradient, straight between evaluations. Gradients that were lost count.",
+        "final/accuracy_area_gradients",
+        better="higher",
+    ),
+    Column(
+        "target_accuracy",
+        "target",
+        "%",
+        "The accuracy that `evaluation.target` names.",
+        "target/accuracy",
+    ),
+    Column(
+        "target_seconds",
+        "time to target",
+        "s",
+        "From the start of the training to the first evaluation that is at least the target; empty "
+        "when never reached, and without a target.",
+        "target/seconds",
+        better="lower",
+    ),
+    Column(
+        "target_gradients",
+        "gradients to target",
+        "count",
+        "Gradients pushed until the first evaluation that is at least the target.",
+        "target/gradients",
+        better="lower",
+    ),
+    Column(
+        "loss_final",
+        "final loss",
+        "",
+        "Test loss: mean of the last 3 evaluations; empty where one is not finite.",
+        "final/loss",
+        better="lower",
+    ),
+    Column(
+        "loss_lowest",
+        "lowest loss",
+        "",
+        "Lowest test loss of the trial.",
+        "final/lowest_loss",
+        better="lower",
+    ),
+    Column("evaluations", "evaluations", "count", "Snapshots scored.", "final/evaluations"),
+    Column(
+        "evaluations_missed",
+        "evaluations missed",
+        "count",
+        "Snapshots that could not be read because a shard was down.",
+        "final/evaluations_missed",
+        better="lower",
+    ),
+)

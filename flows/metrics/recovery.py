@@ -1,0 +1,84 @@
+"""Owns what the figures about faults and the time to recover from them mean."""
+
+from __future__ import annotations
+
+from flows.metrics.metric import Column
+
+RECOVERY = (
+    Column("faults", "faults", "count", "Faults that were carried out.", "recovery/faults"),
+    Column(
+        "fault_kind",
+        "fault",
+        "",
+        "“kill” (SIGKILL), “host” (lost with it), “pause” (SIGSTOP) and so on: the first fault by "
+        "which a shard was not served for a time, else the first of all. The figures of recovery, "
+        "and accuracy before and after, are of this fault.",
+    ),
+    Column("fault_node", "node", "", "Node that this fault hit."),
+    Column(
+        "fault_updates",
+        "fault at",
+        "count",
+        "Updates that the shards had applied when it was sent.",
+        "recovery/fault_at_updates",
+    ),
+    Column(
+        "detected_by",
+        "detected by",
+        "",
+        "Who noticed the loss: “scheduler” (a connection broke), “client” (calls failed), “lease” "
+        "(the node was not heard of in time) or “coordinator” (the node did not "
+        "answer it, or another process has its address).",
+    ),
+    Column(
+        "recovered_from",
+        "recovered from",
+        "",
+        "What the shard went on from: “promoted” (a replica took over), “checkpoint”, “store”, "
+        "“initial” values, “worker” (rebuilt from what a worker held), “others” (the head went on "
+        "with the replicas left), or “resumed” (the pause or cut ended before the node was given "
+        "up).",
+    ),
+    Column(
+        "detect_seconds",
+        "detect",
+        "s",
+        "From the fault until the coordinator knew of the loss.",
+        "recovery/detect_seconds",
+        better="lower",
+    ),
+    Column(
+        "wait_capacity_seconds",
+        "of restore: no node",
+        "s",
+        "The part of “restore” that passed until a fresh node was there; set by the fault plan, "
+        "not by the strategy. 0 where none was needed.",
+        "recovery/wait_capacity_seconds",
+    ),
+    Column(
+        "restore_seconds",
+        "restore",
+        "s",
+        "From detection until the shard served again, by promotion or from a copy; waiting for a "
+        "node included.",
+        "recovery/restore_seconds",
+        better="lower",
+    ),
+    Column(
+        "first_applied_seconds",
+        "first update",
+        "s",
+        "From the moment the shard served again until it had applied an update.",
+        "recovery/first_applied_seconds",
+        better="lower",
+    ),
+    Column(
+        "rto_seconds",
+        "recovery time",
+        "s",
+        "From the fault, such as SIGKILL, until the first update that the shard applied once it "
+        "served again (RTO): detect + restore + first update.",
+        "recovery/rto_seconds",
+        better="lower",
+    ),
+)

@@ -1,0 +1,200 @@
+"""Owns what the figures about resources and money mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dps.core.names import ROLES
+from flows.analysis.resources import LINKS
+from flows.metrics.metric import Column
+
+_ROLE_NAMES = {"all": "all roles", **{role: role for role in ROLES}}
+
+
+def _usage() -> Iterator[Column]:
+    for role, name in _ROLE_NAMES.items():
+        yield Column(
+            f"cpu_seconds_{role}",
+            f"CPU, {name}",
+            "s",
+            f"User and system processor time of {_whose(role)}, from process start on.",
+            f"usage/{role}/cpu_seconds",
+            better="lower",
+        )
+        yield Column(
+            f"peak_bytes_{role}",
+            f"memory, {name}",
+            "MB",
+            f"Largest resident set of each process, summed over {_whose(role)}; a node that took "
+            "the place of a lost one is not counted again.",
+            f"usage/{role}/peak_bytes",
+            better="lower",
+        )
+        yield Column(
+            f"sent_bytes_{role}",
+            f"sent, {name}",
+            "MB",
+            f"Bytes of dps messages sent by {_whose(role)}.",
+            f"usage/{role}/sent_bytes",
+            better="lower",
+        )
+        yield Column(
+            f"received_bytes_{role}",
+            f"received, {name}",
+            "MB",
+            f"Bytes of dps messages received by {_whose(role)}.",
+            f"usage/{role}/received_bytes",
+            better="lower",
+        )
+    for link in LINKS:
+        yield Column(
+            f"sent_bytes_link_{link}",
+            f"sent, {link} links",
+            "MB",
+            f"Bytes sent over {link} links by all nodes.",
+            f"usage/link_{link}/sent_bytes",
+            better="lower",
+        )
+
+
+def _whose(role: str) -> str:
+    return "all nodes" if role == "all" else f"nodes brought up as {role}"
+
+
+FILTERS = (
+    Column(
+        "filter_raw_bytes",
+        "gradients before filters",
+        "MB",
+        "Bytes of the gradients that went through filters; nothing here and below where there are "
+        "none.",
+        "filters/raw_bytes",
+    ),
+    Column(
+        "filter_sent_bytes",
+        "gradients after filters",
+        "MB",
+        "Bytes of values and indices that were sent in their place, each update counted once.",
+        "filters/sent_bytes",
+        better="lower",
+    ),
+    Column(
+        "filter_saved",
+        "saved by filters",
+        "%",
+        "Share of the bytes of gradients that filters saved.",
+        "filters/saved",
+        better="higher",
+    ),
+    Column(
+        "filter_withheld",
+        "entries withheld",
+        "%",
+        "Share of the entries of gradients that were not sent with their update.",
+        "filters/withheld",
+    ),
+    Column(
+        "filter_lost",
+        "withheld and lost",
+        "",
+        "Euclidean norm of what filters withheld of gradients in workers that did not leave in "
+        "order, summed over these: it never became part of an update.",
+        "filters/lost",
+        better="lower",
+    ),
+)
+
+USAGE = (
+    *_usage(),
+    Column(
+        "checkpoint_written_bytes",
+        "checkpoints written",
+        "MB",
+        "Bytes of all checkpoints that were published.",
+        "usage/checkpoint_written_bytes",
+        better="lower",
+    ),
+    Column(
+        "checkpoint_kept_bytes",
+        "checkpoints kept",
+        "MB",
+        "Bytes of the checkpoints that are kept: the last ones of each shard.",
+        "usage/checkpoint_kept_bytes",
+        better="lower",
+    ),
+    Column(
+        "store_bytes",
+        "store",
+        "MB",
+        "The most that state store and mailboxes held.",
+        "usage/store_bytes",
+        better="lower",
+    ),
+    Column(
+        "stored_bytes",
+        "stored",
+        "MB",
+        "Checkpoints kept, plus the store at its fullest.",
+        "usage/stored_bytes",
+        better="lower",
+    ),
+)
+
+COST = (
+    Column(
+        "cost_nodes_usd",
+        "nodes",
+        "USD",
+        "Hours that nodes of each role were up during the training, at the price of the role.",
+        "cost/nodes_usd",
+        better="lower",
+    ),
+    Column(
+        "cost_moved_usd",
+        "bytes moved",
+        "USD",
+        "Bytes sent, at the price per GB, as if every link crossed a zone.",
+        "cost/moved_usd",
+        better="lower",
+    ),
+    Column(
+        "cost_stored_usd",
+        "bytes stored",
+        "USD",
+        "Bytes stored for the time of the training, at the price per GB and month.",
+        "cost/stored_usd",
+        better="lower",
+    ),
+    Column(
+        "cost_usd",
+        "money",
+        "USD",
+        "Nodes on demand, bytes moved and bytes stored, for the time of the training.",
+        "cost/usd",
+        better="lower",
+    ),
+    Column(
+        "cost_spot_usd",
+        "money, spot",
+        "USD",
+        "The same with nodes as spot instances.",
+        "cost/spot_usd",
+        better="lower",
+    ),
+    Column(
+        "cost_fixed_usd",
+        "money, fixed term",
+        "USD",
+        "The same with nodes rented for a fixed term, paid for whether they are up or not.",
+        "cost/fixed_usd",
+        better="lower",
+    ),
+    Column(
+        "cost_per_point_usd",
+        "money per point",
+        "USD",
+        "Money on demand divided by the final accuracy in percentage points.",
+        "cost/usd_per_point",
+        better="lower",
+    ),
+)

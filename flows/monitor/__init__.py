@@ -1,0 +1,1 @@
+"""Progress of runs in flight, and how long they will still take."""

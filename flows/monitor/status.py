@@ -1,0 +1,235 @@
+"""Owns `dps status`: how far the experiments are that run in a directory, from their files alone.
+
+So it runs beside them, and on any host that sees the files. It asks no process of theirs; that a
+trial is running is told by the note of who is at work (`flows.records.owner`) and by its record,
+which has a beginning and no end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import DashboardServed
+from flows.analysis.finished import RESULTS
+from flows.config.errors import suggest
+from flows.monitor.estimate import about, trials_told
+from flows.monitor.progress import Course
+from flows.records.owner import Owner, owner_of
+from flows.records.record import EVENTS_FILE, Record, read_end, read_trial, trial_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+State = Literal["valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting"]
+DONE: tuple[State, ...] = ("valid", "invalid", "failed")
+ENDS: Mapping[str, State] = {"valid": "valid", "invalid": "invalid", "failed": "failed"}
+# Nodes report what they use every second, so a trial that is silent for so long may be none.
+SILENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """How far a trial is that has begun and not ended.
+
+    It has applied `updates` `of` so many. `heard` is when the last of it was written, by the clock
+    of the file system; `told` is its state in a few words.
+    """
+
+    since: float
+    heard: float
+    updates: int
+    of: int | None
+    told: str
+    dashboard: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How it stands with one trial; one that is done says what was wrong with it, if anything."""
+
+    trial: str
+    state: State
+    reason: str = ""
+    going: Going | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How it stands with an experiment; `owner` is whose note is there, if it is not known dead."""
+
+    experiment: str
+    trials: tuple[Standing, ...]
+    owner: Owner | None
+
+    def count(self, *states: State) -> int:
+        """How many trials are in one of these states."""
+        return sum(trial.state in states for trial in self.trials)
+
+
+def status_of(folder: Path) -> Status:
+    """Read how it stands with the experiment in a folder.
+
+    Raises
+    ------
+    ConfigurationError
+        The note of who is at work, or the list of trials, is damaged; the message says which.
+    """
+    owner = owner_of(folder)
+    if owner is not None and owner.has_ended:
+        owner = None
+    trials = tuple(_standing(folder / name, owner) for name in trial_names(folder))
+    return Status(folder.name, trials, owner)
+
+
+def running(here: Path, experiment: str | None = None) -> list[Status]:
+    """Return how it stands with the experiment, or with all that run in a working directory.
+
+    Raises
+    ------
+    ConfigurationError
+        None does, or not this one; the message says what there is instead.
+    """
+    root = here / RESULTS
+    known = sorted(path.name for path in root.glob("*") if path.is_dir())
+    if experiment is not None and experiment not in known:
+        there = suggest(experiment, known) if known else "nothing is recorded there"
+        raise ConfigurationError(f"no experiment {experiment!r} in {root}; {there}")
+    wanted = known if experiment is None else [experiment]
+    found = [status_of(root / name) for name in wanted if _is_owned(root / name)]
+    at_work = [status for status in found if status.owner is not None]
+    if not at_work:
+        raise ConfigurationError(_nothing_runs(root, experiment, known))
+    return at_work
+
+
+def under_way(folder: Path) -> list[Standing]:
+    """The trials of an experiment that are running at this moment."""
+    return [trial for trial in status_of(folder).trials if trial.going is not None]
+
+
+def going_of(record: Record, heard: float) -> Going | None:
+    """Return how far a trial is by its record; None if that has no beginning yet."""
+    if record.started is None:
+        return None
+    server, training = (record.config.get(section, {}) for section in ("server", "training"))
+    course = Course(server.get("shards", 1))
+    for event in record.events:
+        course.take(event)
+    served = record.of(DashboardServed)
+    return Going(
+        since=record.started.t,
+        heard=heard,
+        updates=course.updates,
+        of=training.get("updates"),
+        told=course.text() if course.started is not None else "starting",
+        dashboard=served[-1].address if served else None,
+    )
+
+
+def _standing(folder: Path, owner: Owner | None) -> Standing:
+    path = folder / EVENTS_FILE
+    try:
+        heard = path.stat().st_mtime
+        ended = read_end(path)
+        before = owner is not None and heard < owner.since
+        if ended is not None:
+            if before and ended.status == "failed":
+                return Standing(folder.name, "waiting", "failed before")
+            return Standing(folder.name, ENDS[ended.status], ended.reason)
+        if owner is None:
+            return Standing(folder.name, "interrupted")
+        if before:
+            return Standing(folder.name, "waiting", "interrupted before")
+        return Standing(folder.name, "running", going=going_of(read_trial(path), heard))
+    except FileNotFoundError:
+        return Standing(folder.name, "waiting")
+    except RecordDamaged as error:
+        return Standing(folder.name, "damaged", str(error))
+
+
+def _is_owned(folder: Path) -> bool:
+    return owner_of(folder) is not None
+
+
+def _nothing_runs(root: Path, experiment: str | None, known: Sequence[str]) -> str:
+    if experiment is None:
+        there = f"recorded there: {', '.join(known)}" if known else "nothing is recorded there"
+        return (
+            f"no experiment is running in {root}; {there}. `dps run CONFIG` starts one or goes on "
+            "with it; one that runs elsewhere is seen from the directory in which it was started"
+        )
+    status = status_of(root / experiment)
+    killed = owner_of(root / experiment)
+    ended = f" ({killed} was at work on it, and was killed)" if killed is not None else ""
+    left = status.count("waiting", "interrupted", "damaged")
+    done = f"{status.count(*DONE)} of {trials_told(len(status.trials))} are done"
+    go_on = "`dps run` with its configuration goes on; " if left else ""
+    return (
+        f"{experiment} is not running{ended}: {done}. {go_on}`dps results {experiment}` shows what "
+        "is recorded"
+    )
+
+
+# -- showing -----------------------------------------------------------------------------------
+
+
+def show(statuses: Sequence[Status], console: Console) -> None:
+    """Print how it stands with experiments, a line for each trial."""
+    now = time.time()
+    for number, status in enumerate(statuses):
+        if number:
+            console.print()
+        console.print(Text(headline(status)), soft_wrap=True)
+        console.print(as_table(status, now))
+        for trial in status.trials:
+            for line in _remarks(trial, now):
+                console.print(Text(f"{trial.trial}: {line}"), soft_wrap=True)
+
+
+def headline(status: Status) -> str:
+    """Say in a line what is done, running and waiting, and who is at work."""
+    counts = Counter("done" if t.state in DONE else t.state for t in status.trials)
+    shown = ("done", "running", "waiting", "damaged")
+    told = ", ".join(f"{counts[s]} {s}" for s in shown if counts[s])
+    idle = "" if counts["running"] else "; it is getting ready, or writes its report"
+    since = f", by {status.owner}, since {_moment(status.owner.since)}" if status.owner else ""
+    return f"{status.experiment}: {trials_told(len(status.trials))}: {told}{since}{idle}"
+
+
+def as_table(status: Status, now: float) -> Table:
+    """Return one line for each trial, in the order in which they run."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("#", "trial", "state", "since", "updates", ""):
+        table.add_column(heading, justify="right" if heading in ("#", "updates") else "left")
+    for number, trial in enumerate(status.trials, 1):
+        going, cells = trial.going, ["", "", trial.reason]
+        if going is not None:
+            since = f"{_moment(going.since)} ({about(now - going.since)})"
+            cells = [since, f"{going.updates}/{going.of or '?'}", going.told]
+        table.add_row(*map(Text, [str(number), trial.trial, trial.state, *cells]))
+    return table
+
+
+def _remarks(trial: Standing, now: float) -> list[str]:
+    if trial.going is None:
+        return []
+    lines = []
+    if now - trial.going.heard > SILENT_SECONDS:
+        lines.append(f"nothing was heard of it for {about(now - trial.going.heard)}")
+    if trial.going.dashboard is not None:
+        lines.append(f"Dask dashboard: {trial.going.dashboard}")
+    return lines
+
+
+def _moment(t: float) -> str:
+    return datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,1 @@
+"""Experiments of published papers, repeated: their claims, measures and verdicts."""

@@ -1,0 +1,427 @@
+"""Owns the paper's five claims: what each means in numbers, and when it holds.
+
+Each claim is statements about a difference, most of them two. Both sides of it are trials with the
+same number of kills, of workers, and seed; a seed's value is the mean over the cells that both
+sides have. A statement says which way the difference is to go and which size would matter to
+anybody:
+
+- it *holds* if the 95% interval lies wholly on the claimed side of 0, also after Holm's correction
+  for all statements of the study;
+- it *does not hold* if the interval excludes even the smallest difference that matters;
+- else it is *not resolved*.
+
+Accuracy before against after a kill, which is what the paper tells of claims 1 and 2, contains what
+would have been learnt anyway in that time: it is told as published and *not judged*. Judged is the
+same minus what a control gained, the training of the same seed without a kill, over the same
+seconds (`Change.effect`).
+
+So a claim is judged by its direction; the size that was published is told beside what was found.
+Of claims 1 and 2, that training *converges* is not judged: a trial ends long before it could be
+said to have.
+
+A claim of sameness holds if the interval lies within the margin, and fails if it lies outside.
+
+A trial that never reaches the target accuracy bounds its time from below: it would have taken
+longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
+bounds may only support the verdict that they understate (`Reach`); a pair of two says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, Literal
+
+import numpy as np
+
+from flows.analysis.statistics import (
+    FEWEST_SEEDS,
+    SIGNIFICANCE,
+    Difference,
+    corrected,
+    p_of_equal,
+    paired,
+)
+from flows.replication.claims import Verdict
+from flows.replication.ttf.measures import Cells, Change, Measured, by_cell, by_seed
+
+BASES = ("checkpoint", "chain")
+HIT = (1, 2)  # numbers of kills
+POINT = 0.01  # a percentage point of accuracy
+SHARE = 0.02  # of time or of pace
+SAME_COST = 0.10
+
+BY_CONSTRUCTION: Final = "by construction"
+NOT_JUDGED: Final = "not judged"
+
+CLAIMS = {
+    1: "Stateless gains accuracy across a failure (published: up to 10 points; 15 in the text)",
+    2: "Checkpoint and chain are set back by restarting from old state",
+    3: "Continuing during downtime improves hardware utilisation",
+    4: "Stateless costs about the same under fixed instance pricing",
+    5: "Checkpointing takes longer to its target accuracy after two kills (published: about 10% "
+    "longer, to 70%)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which trials of the pairs that a ratio of times is made of reached the target.
+
+    A ratio is at least what was found where only its numerator never reached the target, and at
+    most that where only its denominator did not.
+    """
+
+    pairs: int
+    both: int
+    mine: int
+    others: int
+
+    @property
+    def at_least(self) -> bool:
+        """Whether some ratio is a lower bound, which cannot show that there is no difference."""
+        return self.others > self.both
+
+    @property
+    def at_most(self) -> bool:
+        """Whether some ratio is an upper bound, which cannot show that there is a difference."""
+        return self.mine > self.both
+
+    def allow(self, found: Verdict) -> Verdict:
+        """Return the verdict where the bounds support it, else "not resolved"."""
+        hidden = (found == "holds" and self.at_most) or (found == "does not hold" and self.at_least)
+        return "not resolved" if hidden else found
+
+    def tell(self, effect: str) -> str:
+        """Return an effect as the bound that it is, and how many trials reached the target."""
+        if self.at_least and self.at_most:
+            effect = "–"
+        elif self.at_least or self.at_most:
+            effect = f"{'at least' if self.at_least else 'at most'} {effect}"
+        return f"{effect}; target reached by {self.mine} and {self.others} of {self.pairs}"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One difference that a claim is about.
+
+    `of` returns its value for each cell that both sides have. `margin` is the smallest difference
+    that matters; with `same`, the largest that does not. `reach` tells which values are bounds.
+    Not `judged` is what does not measure what the claim says, and is told because it was published.
+    """
+
+    claim: int
+    text: str
+    of: Callable[[Sequence[Measured]], Cells]
+    margin: float
+    unit: Literal["points", "%"]
+    same: bool = False
+    judged: bool = True
+    reach: Callable[[Sequence[Measured]], Reach] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A statement with what was found; `difference` is None where no seed could tell.
+
+    The verdict is "by construction" for what was settled before anything ran, "not judged" for a
+    statement that is not.
+    """
+
+    statement: Statement
+    difference: Difference | None
+    verdict: Verdict | Literal["by construction", "not judged"]
+    reach: Reach | None = None
+
+    def effect(self) -> str:
+        """Return the mean difference and its interval as text, and whether it is a bound."""
+        return self.reach.tell(self._effect()) if self.reach else self._effect()
+
+    def _effect(self) -> str:
+        found = self.difference
+        if found is None:
+            return "–"
+        unit = " points" if self.statement.unit == "points" else "%"
+        if self.verdict == BY_CONSTRUCTION:
+            return f"{100 * found.mean:+.1f}{unit}"
+        bounds = ""
+        if found.low is not None and found.high is not None:
+            bounds = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+        return f"{100 * found.mean:+.1f}{bounds}{unit}, n={found.n}"
+
+
+# -- what is measured --------------------------------------------------------------------------
+
+
+def _select(
+    trials: Iterable[Measured], strategies: Sequence[str], kills: Sequence[int]
+) -> list[Measured]:
+    return [t for t in trials if t.strategy in strategies and t.kills in kills]
+
+
+def _change(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """Accuracy after the kills minus that before, as published."""
+    return _of_kills(trials, strategies, lambda change: change.points)
+
+
+def _effect(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """The same, minus what the controls gained; of the kills that have one."""
+    return _of_kills(trials, strategies, lambda change: change.effect)
+
+
+def _of_kills(
+    trials: Sequence[Measured],
+    strategies: Sequence[str],
+    of: Callable[[Change], float | None],
+) -> Cells:
+    parts = []
+    for strategy in strategies:
+        hit = [
+            (trial, [value for change in trial.changes if (value := of(change)) is not None])
+            for trial in _select(trials, [strategy], HIT)
+        ]
+        parts.append(by_cell((trial, fmean(values)) for trial, values in hit if values))
+    return _mean(parts)
+
+
+def _lost(cells: Cells) -> Cells:
+    return {cell: -value for cell, value in cells.items()}
+
+
+def _minus(values: Cells, base: Cells) -> Cells:
+    return {cell: values[cell] - base[cell] for cell in sorted(values.keys() & base.keys())}
+
+
+def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Cells:
+    """Pace with kills over pace without, of the same configuration, workers and seed."""
+    parts = []
+    for strategy in strategies:
+        calm = {(t.label, t.workers, t.seed): t.pace for t in _select(trials, [strategy], (0,))}
+        hit = [
+            (t, calm.get((t.label, t.workers, t.seed))) for t in _select(trials, [strategy], HIT)
+        ]
+        parts.append(by_cell((t, t.pace / base) for t, base in hit if base))
+    return _mean(parts)
+
+
+def _idle(trials: Sequence[Measured], *strategies: str) -> Cells:
+    hit = [_select(trials, [name], HIT) for name in strategies]
+    return _mean([by_cell((t, t.idle) for t in each if t.idle is not None) for each in hit])
+
+
+def _mean(parts: Sequence[Cells]) -> Cells:
+    """Mean over strategies, each with the same weight, for the cells that all have."""
+    shared = set.intersection(*(set(part) for part in parts))
+    return {cell: fmean(part[cell] for part in parts) for cell in sorted(shared)}
+
+
+def _cost(trials: Sequence[Measured], base: str) -> Cells:
+    mine, others = (
+        by_cell((t, t.fixed_usd) for t in _select(trials, [name], HIT))
+        for name in ("stateless", base)
+    )
+    shared = sorted(cell for cell in mine.keys() & others.keys() if others[cell])
+    return {cell: mine[cell] / others[cell] - 1 for cell in shared}
+
+
+def _to_target(trials: Sequence[Measured], base: str, kills: int) -> Cells:
+    return by_cell(
+        (mine, mine.to_target / other.to_target - 1)
+        for mine, other in _pairs(trials, base, kills)
+        if (mine.reached or other.reached) and other.to_target
+    )
+
+
+def _reach(trials: Sequence[Measured], base: str, kills: int) -> Reach:
+    reached = [(mine.reached, other.reached) for mine, other in _pairs(trials, base, kills)]
+    return Reach(
+        pairs=len(reached),
+        both=sum(mine and other for mine, other in reached),
+        mine=sum(mine for mine, _ in reached),
+        others=sum(other for _, other in reached),
+    )
+
+
+def _pairs(trials: Sequence[Measured], base: str, kills: int) -> list[tuple[Measured, Measured]]:
+    """Checkpoint with two kills beside the trials of `base` with as many workers and that seed."""
+    return [
+        (mine, other)
+        for mine in _select(trials, ["checkpoint"], (2,))
+        for other in _select(trials, [base], (kills,))
+        if (mine.workers, mine.seed) == (other.workers, other.seed)
+        and (base != "checkpoint" or mine.label == other.label)
+    ]
+
+
+STATEMENTS = (
+    Statement(
+        1,
+        "stateless, as published: first accuracy after a kill minus mean of the last 3 before, "
+        "ordinary learning included",
+        lambda trials: _change(trials, "stateless"),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        1,
+        "as published, minus that of checkpoint and chain, each over its own time",
+        lambda trials: _minus(_change(trials, "stateless"), _change(trials, *BASES)),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        1,
+        "stateless: change across the first kill minus the control's over the same seconds",
+        lambda trials: _effect(trials, "stateless"),
+        POINT,
+        "points",
+    ),
+    Statement(
+        1,
+        "the same, minus that of checkpoint and chain",
+        lambda trials: _minus(_effect(trials, "stateless"), _effect(trials, *BASES)),
+        POINT,
+        "points",
+    ),
+    Statement(
+        2,
+        "checkpoint, as published: accuracy lost across a kill, ordinary learning included",
+        lambda trials: _lost(_change(trials, "checkpoint")),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        2,
+        "chain, as published: accuracy lost across a kill, ordinary learning included",
+        lambda trials: _lost(_change(trials, "chain")),
+        POINT,
+        "points",
+        judged=False,
+    ),
+    Statement(
+        2,
+        "checkpoint: lost across the first kill against the control over the same seconds",
+        lambda trials: _lost(_effect(trials, "checkpoint")),
+        POINT,
+        "points",
+    ),
+    Statement(
+        2,
+        "chain: lost across the first kill against the control over the same seconds",
+        lambda trials: _lost(_effect(trials, "chain")),
+        POINT,
+        "points",
+    ),
+    Statement(
+        3,
+        "share of its own pace without kills that stateless keeps, minus that of the others",
+        lambda trials: _minus(_kept_pace(trials, "stateless"), _kept_pace(trials, *BASES)),
+        SHARE,
+        "points",
+    ),
+    Statement(
+        3,
+        "idle share of workers' time with kills: checkpoint and chain minus stateless",
+        lambda trials: _minus(_idle(trials, *BASES), _idle(trials, "stateless")),
+        SHARE,
+        "points",
+    ),
+    Statement(
+        4,
+        "price of stateless over checkpoint, minus 1",
+        lambda trials: _cost(trials, "checkpoint"),
+        SAME_COST,
+        "%",
+        same=True,
+    ),
+    Statement(
+        4,
+        "price of stateless over chain, minus 1",
+        lambda trials: _cost(trials, "chain"),
+        SAME_COST,
+        "%",
+        same=True,
+    ),
+    Statement(
+        5,
+        "time to the target of checkpoint over stateless, two kills each, minus 1",
+        lambda trials: _to_target(trials, "stateless", 2),
+        SHARE,
+        "%",
+        reach=lambda trials: _reach(trials, "stateless", 2),
+    ),
+    Statement(
+        5,
+        "time to the target of checkpoint with two kills over without any, minus 1",
+        lambda trials: _to_target(trials, "checkpoint", 0),
+        SHARE,
+        "%",
+        reach=lambda trials: _reach(trials, "checkpoint", 0),
+    ),
+)
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, ...]:
+    """Judge every statement that is to be judged on the trials of one study.
+
+    Where trials are `timed`, all take as long as they were told to: what their nodes cost is known
+    before they run, and there is nothing to judge.
+    """
+    rng = np.random.default_rng(0)  # resampling only: the same records give the same intervals
+    found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
+    tested = [
+        difference if statement.judged and not statement.same else None
+        for statement, difference in zip(STATEMENTS, found, strict=True)
+    ]
+    return tuple(
+        _judged(statement, difference, p, trials, timed)
+        for statement, difference, p in zip(STATEMENTS, found, corrected(tested), strict=True)
+    )
+
+
+def _judged(
+    statement: Statement,
+    found: Difference | None,
+    p: float | None,
+    trials: Sequence[Measured],
+    timed: bool,
+) -> Judged:
+    if not statement.judged:
+        return Judged(statement, found, NOT_JUDGED)
+    if timed and statement.same:
+        return Judged(statement, found, BY_CONSTRUCTION)
+    said = verdict(statement, found, p)
+    if statement.reach is None:
+        return Judged(statement, found, said)
+    reach = statement.reach(trials)
+    return Judged(statement, found, reach.allow(said), reach)
+
+
+def verdict(statement: Statement, found: Difference | None, p: float | None) -> Verdict:
+    """Say whether a statement holds; `p` is corrected for all statements of the study."""
+    if found is None or found.low is None or found.high is None or found.n < FEWEST_SEEDS:
+        return "not resolved"
+    if found.low == found.high and p_of_equal(found.n) > SIGNIFICANCE:
+        return "not resolved"  # too few equal values say nothing of how much others would vary
+    margin = statement.margin
+    if statement.same:
+        if -margin <= found.low and found.high <= margin:
+            return "holds"
+        return "does not hold" if found.low > margin or found.high < -margin else "not resolved"
+    if found.high < margin:
+        return "does not hold"
+    if found.low > 0 and p is not None and p < SIGNIFICANCE:
+        return "holds"
+    return "not resolved"
+
+
+def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:
+    values = by_seed(cells)
+    return paired(values, dict.fromkeys(values, 0.0), rng)

@@ -1,0 +1,310 @@
+"""Owns the text of the replication: claims of both studies side by side, tables, and the figures.
+
+It is ready-made Markdown for `docs/findings.md`. Every number in it is computed from the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from dps.errors import ConfigurationError
+from flows.analysis.finished import Finished
+from flows.analysis.outcome import Outcome
+from flows.analysis.statistics import FEWEST_SEEDS, FEWEST_TO_RESAMPLE
+from flows.files import write_whole
+from flows.replication.claims import markdown_table
+from flows.replication.ttf.claims import CLAIMS, judge
+from flows.replication.ttf.figures import (
+    accuracy_figure,
+    accuracy_panel,
+    published_panel,
+    read_published,
+    use_figure,
+)
+from flows.replication.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
+from flows.report.figures.style import to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
+TEXT = "findings.md"
+
+# Before→after for each kill, and accuracy at 165 to 175 s, as recorded by the paper's authors.
+PUBLISHED = {
+    ("sync checkpoint", 1): (".546→.473", ".748"),
+    ("sync checkpoint", 2): (".370→.108; .445→.475", ".715"),
+    ("async checkpoint", 1): (".354→.294", ".739"),
+    ("async checkpoint", 2): (".328→.101; .397→.418", ".721"),
+    ("sync chain", 1): (".405→.352", ".744"),
+    ("sync chain", 2): (".453→.438; .564→.521", ".735"),
+    ("async chain", 1): (".360→.376", ".692"),
+    ("async chain", 2): (".519→.502; .641→.596", ".729"),
+    ("stateless", 1): (".302→.426", ".650"),
+    ("stateless", 2): (".476→.589; .606→.689", ".725"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The recorded ones of the `planned` trials of one part of the replication.
+
+    Those that cannot be measured are `left_out`.
+    """
+
+    title: str
+    finished: tuple[Finished, ...]
+    trials: tuple[Measured, ...]
+    left_out: tuple[Outcome, ...]
+    planned: int
+
+
+def study(title: str, finished: Iterable[Finished], planned: int) -> Study:
+    """Measure the trials of one part, those with a fault beside their controls."""
+    done = tuple(finished)
+    named = [(twin(each.record, each.outcome), each) for each in done]
+    controls = {name: each.record for name, each in named if is_control(each.record, each.outcome)}
+    found = [(each, measure(each.record, each.outcome, controls.get(name))) for name, each in named]
+    return Study(
+        title,
+        done,
+        tuple(measured for _, measured in found if measured is not None),
+        tuple(each.outcome for each, measured in found if measured is None),
+        planned,
+    )
+
+
+def write(
+    judged: Mapping[str, Study],
+    others: Sequence[Study],
+    folder: Path,
+    csv: Path | None,
+    command: str,
+) -> str:
+    """Write figures and text into `folder`, and return the text.
+
+    Parameters
+    ----------
+    judged
+        What the claims are judged on, by title.
+    others
+        Parts of which only tables are shown.
+    csv
+        The published curves.
+    command
+        What makes all this again.
+
+    Raises
+    ------
+    ConfigurationError
+        Nothing is recorded, or the published curves cannot be read.
+    StoreUnavailable
+        The folder cannot be written.
+    """
+    studies = {title: each for title, each in judged.items() if each.trials}
+    shown = [each for each in (*judged.values(), *others) if each.finished]
+    if not shown:
+        raise ConfigurationError(
+            f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
+        )
+    parts = [
+        "## Training Through Failure",
+        f"From the records of `{command}`. {_sizes([*judged.values(), *others])}",
+        "### Claims",
+        *((claims_table(studies), _reading()) if studies else ("No trial could be measured.",)),
+        *_figures(studies, folder, csv),
+    ]
+    for each in shown:
+        table = [cells_table(each)] if each.trials else []
+        parts += [f"### {each.title}", *table, *_left_out(each)]
+    text = "\n\n".join(parts) + "\n"
+    write_whole(folder / TEXT, text, "the findings")
+    return text
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def claims_table(studies: Mapping[str, Study]) -> str:
+    """Return the claims as Markdown, with effect, interval and verdict for each study."""
+    judged = {
+        title: judge(each.trials, timed=title == AS_PUBLISHED) for title, each in studies.items()
+    }
+    headings = ["claim", "measured as", *(h for title in judged for h in (title, "verdict"))]
+    rows = []
+    for places in zip(*judged.values(), strict=True):
+        statement = places[0].statement
+        cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
+        rows.append([f"{statement.claim}. {CLAIMS[statement.claim]}", statement.text, *cells])
+    return markdown_table(headings, rows)
+
+
+def cells_table(each: Study) -> str:
+    """Return one row for each cell of a study: means over its trials."""
+    published = each.title == AS_PUBLISHED
+    controlled = bool(_effects(each.trials))
+    headings = [
+        "configuration",
+        "condition",
+        "trials",
+        "before→after",
+        *(("1st kill, minus control: points",) if controlled else ()),
+        "gap s",
+        "final",
+        "gradients",
+        "per s",
+        "lost" if published else "acked, lost",
+        "s to target",
+        "USD, fixed",
+        *(("published: before→after", "at 165–175 s") if published else ()),
+    ]
+    return markdown_table(headings, [_row(cell, published, controlled) for cell in _cells(each)])
+
+
+def _cells(each: Study) -> list[list[Measured]]:
+    found: dict[tuple[str, str], list[Measured]] = {}
+    for trial in each.trials:
+        found.setdefault((trial.label, trial.condition), []).append(trial)
+    return [found[key] for key in sorted(found, key=lambda key: (key[1], key[0]))]
+
+
+def _effects(trials: Iterable[Measured]) -> list[float]:
+    """What the kills did that have a control."""
+    of_kills = (change.effect for trial in trials for change in trial.changes)
+    return [effect for effect in of_kills if effect is not None]
+
+
+def _row(cell: Sequence[Measured], published: bool, controlled: bool) -> list[str]:
+    first, effects = cell[0], _effects(cell)
+    across = "; ".join(
+        f"{fmean(t.changes[i].before for t in cell if len(t.changes) > i):.3f}→"
+        f"{fmean(t.changes[i].after for t in cell if len(t.changes) > i):.3f}"
+        for i in range(max(len(t.changes) for t in cell))
+    )
+    gaps = [change.gap for trial in cell for change in trial.changes]
+    reached = sum(trial.reached for trial in cell)
+    all_did = reached == len(cell)
+    of_all = "" if all_did else f" ({reached} of {len(cell)} reached it)"
+    row = [
+        first.label,
+        first.condition,
+        str(len(cell)),
+        across or "–",
+        *((f"{100 * fmean(effects):+.1f}" if effects else "–",) if controlled else ()),
+        f"{fmean(gaps):.2f}" if gaps else "–",
+        f"{fmean(t.final for t in cell):.3f}",
+        f"{fmean(t.pushed for t in cell):.0f}",
+        f"{fmean(t.pace for t in cell):.1f}",
+        f"{fmean(t.lost for t in cell):.1f}",
+        f"{'' if all_did else '≥'}{fmean(t.to_target for t in cell):.2f}{of_all}",
+        f"{fmean(t.fixed_usd for t in cell):.2e}",
+    ]
+    return [*row, *PUBLISHED.get((first.label, first.kills), ("–", "–"))] if published else row
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def _sizes(studies: Iterable[Study]) -> str:
+    parts = list(studies)
+    recorded, planned = (sum(n) for n in zip(*map(_counts, parts), strict=True))
+    missing = f"**Only {recorded} of {planned} trials are recorded.** "
+    return (missing if recorded < planned else "") + "; ".join(map(_size, parts)) + "."
+
+
+def _counts(each: Study) -> tuple[int, int]:
+    return len(each.finished), each.planned
+
+
+def _size(each: Study) -> str:
+    recorded, planned = _counts(each)
+    left_out = f", {len(each.left_out)} left out" if each.left_out else ""
+    return f"{each.title}: {recorded} of {planned} trials{left_out}"
+
+
+def _reading() -> str:
+    return (
+        "Differences are means over seeds with 95% intervals (Student's t, bootstrap from "
+        f"{FEWEST_TO_RESAMPLE} seeds on); points are percentage points. A statement holds if its "
+        "interval lies on the claimed side of 0, also after Holm's correction for the statements "
+        "of its study; it does not hold if the interval excludes 1 point of accuracy, or 2% of "
+        f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
+        "The price counts every node for the whole time. Before against after a kill, as "
+        "published, contains what would have been learnt anyway in that time, and is not judged. "
+        "Judged is the same minus what the control gained, the trial of the same seed without a "
+        "kill, over the same seconds, counted from when it had as many gradients; and of the first "
+        "kill alone, for up to there the two are the same training. "
+        "Judged is the direction of a claim; its "
+        "size is to be compared with the published one. Not measured is that training converges "
+        "(claims 1 and 2): a trial ends long before that."
+    )
+
+
+def _left_out(each: Study) -> list[str]:
+    if not each.left_out:
+        return []
+    told = (f"{outcome.identity.trial} ({why_not(outcome)})" for outcome in each.left_out)
+    of_all = f"{len(each.left_out)} of {len(each.finished)}"
+    return [f"Left out, {of_all}: " + "; ".join(told)]
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> list[str]:
+    curves = read_published(csv) if csv is not None else {}
+    parts = []
+    for kills in (1, 2):
+        published = any(k == kills for _, k in curves)
+        panels = [published_panel(curves, kills)] if published else []
+        for title, each in studies.items():
+            if shown := _shown(each, kills):
+                panels.append(accuracy_panel(title, shown))
+        if not panels:
+            continue
+        _save(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
+        parts.append(
+            f"![Test accuracy against time, k={kills}; thin each trial, thick the mean over seeds "
+            "with its 95% interval (range, of two), dashed lines at the median kill and recovery]"
+            f"(accuracy-{kills}.svg)"
+        )
+    shown_once = {title: _shown(each, 1, one_seed=True) for title, each in studies.items()}
+    columns = [(title, shown) for title, shown in shown_once.items() if shown]
+    if not columns:
+        return parts
+    _save(use_figure(columns), folder / "use.svg")
+    parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
+    return parts
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_whole(path, to_svg(figure, path.stem), "a figure")
+
+
+def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finished, str]]:
+    """The trials with so many kills at two workers, each with its strategy.
+
+    In the emulation the sync and the async configuration of a strategy are one algorithm.
+    """
+    chosen = [
+        (done, done.outcome.identity)
+        for done in each.finished
+        if not why_not(done.outcome)
+        and f"k={kills}" in done.outcome.identity.condition.split(" · ")
+    ]
+    seen: set[str] = set()
+    shown = []
+    for done, identity in chosen:
+        workers = identity.labels.get("training.workers", "2")
+        strategy = identity.strategy
+        if each.title == AS_PUBLISHED:
+            strategy = strategy_of(strategy)
+        if workers != "2" or (one_seed and strategy in seen):
+            continue
+        seen.add(strategy)
+        shown.append((done, strategy))
+    return shown

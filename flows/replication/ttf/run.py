@@ -1,0 +1,212 @@
+"""Owns the replication of "Training Through Failure": what is run, in what order, what comes of it.
+
+Two studies answer the paper's claims: (a) an emulation of the system as published, flaws included,
+and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go
+where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids
+of its future work. What is recorded is not run again; claims and figures come from the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from dps.errors import RecordDamaged
+from flows.analysis.finished import (
+    RESULTS,
+    Finished,
+    Identified,
+    damaged,
+    is_recorded,
+    read_finished,
+)
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import Prices, load_prices
+from flows.config.experiment import ExperimentConfig, load_experiment
+from flows.config.trials import expand
+from flows.execution.attempt import failures, set_aside, start_again, take_back
+from flows.execution.drivers import Drivers
+from flows.execution.experiment import exclusive, run_experiment
+from flows.monitor.progress import PlainView
+from flows.records.record import EVENTS_FILE, Record, read_trial, write_grid
+from flows.replication.ttf.emulation.drive import run_published
+from flows.replication.ttf.emulation.settings import PublishedTrial, cells, load_published
+from flows.replication.ttf.figures import read_published
+from flows.replication.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
+from flows.workloads import load_dataset
+
+FOLDER = "replicate-ttf"
+PUBLISHED = "ttf-published"
+SHORT_REPEATS = 3  # of (a)
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """What the short version keeps of a configuration: so many seeds, these labels of an axis."""
+
+    seeds: int
+    keep: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+SHORT = {
+    "ttf-corrected": Short(
+        6,
+        {
+            "recovery": ("none", "async checkpoint", "chain", "stateless"),
+            "training.workers": ("2",),
+        },
+    ),
+    "ttf-cnn": Short(
+        3, {"recovery": ("async checkpoint", "chain", "stateless"), "faults": ("k=1",)}
+    ),
+    "ttf-store-lost": Short(2),
+    "ttf-path-damaged": Short(2),
+    "ttf-hybrids": Short(2),
+}
+JUDGED = {CORRECTED: "ttf-corrected", CNN: "ttf-cnn"}
+SHOWN = {
+    "(c) the store is lost": "ttf-store-lost",
+    "(c) the path of checkpoints is damaged": "ttf-path-damaged",
+    "(d) hybrids and replay policies": "ttf-hybrids",
+}
+
+
+def run(
+    full: bool,
+    here: Path,
+    view: PlainView,
+    store: str | None = None,
+    csv: Path | None = None,
+) -> Sequence[Outcome]:
+    """Run what is not recorded yet, and return what came of the trials that failed.
+
+    Parameters
+    ----------
+    full
+        The whole replication, or a short version: fewer seeds and cells of the same configurations.
+    here
+        The working directory: `results/` and `mlruns/` are in it.
+    view
+        Is told how it goes.
+    store
+        URI of the tracking store; None: `mlruns/mlflow.db`.
+    csv
+        The published curves (`flows.replication.ttf.figures.read_published`), which must be
+        readable before anything runs.
+    """
+    if csv is not None:
+        read_published(csv)
+    failed = [*run_published_trials(full, here, view)]
+    with Drivers() as drivers:
+        for name in (*JUDGED.values(), *SHOWN.values()):
+            part = experiment(name, full)
+            failed += run_experiment(part, here, view, drivers, store, resume=False).failed
+    return failed
+
+
+def findings(
+    full: bool, here: Path, csv: Path | None = None, warn: Callable[[str], None] = lambda _: None
+) -> str:
+    """Return the findings as Markdown and write them with their figures, from records alone.
+
+    They go by the trials that this version consists of, whatever was run last in their folders, and
+    say how many of them are recorded. Damaged records are left out; `warn` is told of each of them.
+
+    Raises
+    ------
+    ConfigurationError
+        Nothing is recorded here, or the published curves cannot be read.
+    """
+    judged = {
+        title: _study(title, name, full, here, warn)
+        for title, name in {AS_PUBLISHED: PUBLISHED, **JUDGED}.items()
+    }
+    others = [_study(title, name, full, here, warn) for title, name in SHOWN.items()]
+    command = "dps replicate ttf --full" if full else "dps replicate ttf"
+    return write(judged, others, folder(full, here), csv, command)
+
+
+def folder(full: bool, here: Path) -> Path:
+    """Where text and figures are written."""
+    return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
+
+
+def experiment(name: str, full: bool) -> ExperimentConfig:
+    """Return the configuration of a part; short, its trials are some of those of the full one."""
+    whole = load_experiment(str(_file(name)))
+    if full:
+        return whole
+    short = SHORT[name]
+    axes = {
+        axis: {label: values[label] for label in short.keep.get(axis, values)}
+        for axis, values in whole.axes.items()
+    }
+    return whole.model_copy(update={"axes": axes, "seeds": whole.seeds[: short.seeds]})
+
+
+def published_trials(full: bool) -> tuple[PublishedTrial, ...]:
+    """Return the trials of the emulation."""
+    config = load_published(_file(PUBLISHED))
+    repeats = config.repeats if full else min(SHORT_REPEATS, config.repeats)
+    return cells(config.model_copy(update={"repeats": repeats}))
+
+
+def run_published_trials(full: bool, here: Path, view: PlainView) -> Sequence[Outcome]:
+    """Run those trials of the emulation that are not recorded yet, and return those that failed.
+
+    Records of other configurations and of attempts that failed are kept, as `run_experiment` does.
+    """
+    trials, failed = published_trials(full), list[Outcome]()
+    place = here / RESULTS / PUBLISHED
+    with exclusive(place):
+        load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
+        for trial in trials:
+            take_back(trial, place / trial.name, view.say)
+        left = [trial for trial in trials if not is_recorded(trial, place)]
+        for trial in left:
+            set_aside(trial, place / trial.name, view.say)
+        write_grid(place, (trial.name for trial in trials), 0)
+        view.say(f"{PUBLISHED}: {len(trials)} trials, {len(left)} to run")
+        for number, trial in enumerate(left, 1):
+            own = place / trial.name
+            start_again(trial, own, view.say)
+            run_published(trial, own, len(failures(trial, own)))
+            done = read_finished(own / EVENTS_FILE, load_prices()).outcome
+            accuracy = (
+                "" if done.accuracy.final is None else f", accuracy {done.accuracy.final:.1%}"
+            )
+            view.say(f"[{number}/{len(left)}] {trial.name}: {done.status}{accuracy} {done.reason}")
+            if done.status == "failed":
+                failed.append(done)
+    return failed
+
+
+def _study(title: str, name: str, full: bool, here: Path, warn: Callable[[str], None]) -> Study:
+    planned: Sequence[Identified] = (
+        published_trials(full) if name == PUBLISHED else expand(experiment(name, full))
+    )
+    prices, place = load_prices(), here / RESULTS / name
+    in_order = sorted(planned, key=lambda trial: trial.name)
+    found = (_finished(trial, place, prices, warn) for trial in in_order)
+    return study(title, (done for done in found if done is not None), len(planned))
+
+
+def _finished(
+    trial: Identified, place: Path, prices: Prices, warn: Callable[[str], None]
+) -> Finished | None:
+    """What is recorded of this very trial, be it one that failed."""
+    path = place / trial.name / EVENTS_FILE
+    try:
+        record = read_trial(path) if path.exists() else Record(())
+    except RecordDamaged as error:
+        warn(damaged(path, error))
+        return None
+    if record.started is None or record.started.settings.get("digest") != trial.digest:
+        return None
+    return Finished(path, record, outcome(record, prices))
+
+
+def _file(name: str) -> Path:
+    return Path(str(files("flows.configs") / "replicate" / f"{name}.yaml"))

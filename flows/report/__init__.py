@@ -1,0 +1,1 @@
+"""What users read of an experiment: HTML page, tables on the terminal, figures."""

@@ -1,0 +1,137 @@
+"""Owns bars in parts: time to recover, and processor time, memory and bytes, a bar per strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flows.analysis.groups import Group
+from flows.analysis.resources import LINKS
+from flows.report.figures.dataset import Subject, mean_of, row_names
+from flows.report.figures.figure import Drawing, Table
+from flows.report.figures.style import INK, PART_COLOURS, legend_above, panel, patch_key, row_axis
+
+SERVING_ROLES = ("server", "replica", "spare", "store")
+RECOVERY_PARTS = ("detect", "wait for a node", "restore", "first update")
+
+
+def recovery_time(subject: Subject) -> Drawing | None:
+    """Draw the parts of the recovery time, stacked, with a dot for each trial's total."""
+
+    def parts(group: Group) -> list[float]:
+        detect, wait, restore, first = (
+            mean_of(group, f"{part}_seconds")
+            for part in ("detect", "wait_capacity", "restore", "first_applied")
+        )
+        return [detect, wait, max(0.0, restore - wait), max(0.0, first)]
+
+    groups = [group for group in subject.groups if group.spread("rto_seconds")]
+    if not groups:
+        return None
+    return _stacked(
+        subject,
+        groups,
+        ("recovery-time", "Time to recover"),
+        "Mean over trials, of each trial's first fault by which a shard was not served for a time; "
+        "a dot for each trial. How long a fresh node takes to come is set by the fault plan, not "
+        "by the strategy.",
+        ("seconds since the fault", RECOVERY_PARTS, parts, 2),
+        totals="rto_seconds",
+    )
+
+
+def serving_cpu(subject: Subject, condition: str) -> Drawing:
+    """Draw processor time of the nodes that serve, stacked by role."""
+
+    def parts(group: Group) -> list[float]:
+        return [mean_of(group, f"cpu_seconds_{role}") for role in SERVING_ROLES]
+
+    return _stacked(
+        subject,
+        subject.groups_under(condition),
+        _called(subject, "cpu-roles", "Processor time of the serving nodes", condition),
+        "Mean over trials; from process start on.",
+        ("CPU seconds", SERVING_ROLES, parts, 2),
+    )
+
+
+def serving_memory(subject: Subject, condition: str) -> Drawing:
+    """Draw the memory of the nodes that serve, stacked by role."""
+
+    def parts(group: Group) -> list[float]:
+        return [mean_of(group, f"peak_bytes_{role}") / 1e6 for role in SERVING_ROLES]
+
+    return _stacked(
+        subject,
+        subject.groups_under(condition),
+        _called(subject, "memory-roles", "Memory of the serving nodes", condition),
+        "Largest resident set of each process, summed up; mean over trials. A node in the place "
+        "of a lost one is not counted again.",
+        ("MB", SERVING_ROLES, parts, 0),
+    )
+
+
+def bytes_sent(subject: Subject, condition: str) -> Drawing:
+    """Draw bytes sent, stacked by kind of link."""
+
+    def parts(group: Group) -> list[float]:
+        return [mean_of(group, f"sent_bytes_link_{link}") / 1e6 for link in LINKS]
+
+    return _stacked(
+        subject,
+        subject.groups_under(condition),
+        _called(subject, "bytes-links", "Bytes sent, by kind of link", condition),
+        "All nodes together; mean over trials.",
+        ("MB sent", LINKS, parts, 1),
+    )
+
+
+def _called(subject: Subject, kind: str, title: str, condition: str) -> tuple[str, str]:
+    return subject.name(kind, condition), f"{title}, {condition}" if condition else title
+
+
+def _stacked(
+    subject: Subject,
+    groups: Sequence[Group],
+    called: tuple[str, str],
+    note: str,
+    shown: tuple[str, Sequence[str], Callable[[Group], Sequence[float]], int],
+    totals: str | None = None,
+) -> Drawing:
+    """Draw a bar for each group; `totals` names the figure whose values are dots on it."""
+    label, names, parts_of, digits = shown
+    figure, axes = panel(height=0.95 + 0.36 * max(2, len(groups)))
+    rows: list[tuple[str, str, str, float]] = []
+    for place, group in enumerate(groups):
+        left = 0.0
+        for name, part, colour in zip(names, parts_of(group), PART_COLOURS, strict=True):
+            axes.barh(place, part, left=left, color=colour, height=0.6, linewidth=0)
+            rows.append((group.strategy, group.condition, name, part))
+            left += part
+        each = [float(v) for o in group.trials if totals and (v := o.row()[totals]) is not None]
+        colour = subject.looks[group.strategy].colour
+        axes.plot(each, [place] * len(each), "o", color=colour, markersize=3.5, alpha=0.8)
+        rows += [(group.strategy, group.condition, "total of a trial", value) for value in each]
+        axes.annotate(
+            f"{left:.{digits}f}",
+            (max([left, *each]), place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+            fontsize=9,
+        )
+    row_axis(axes, row_names(groups), [subject.looks[group.strategy].colour for group in groups])
+    axes.set_xlabel(label)
+    axes.margins(x=0.14)
+    axes.set_xlim(left=0)
+    occurring = {part for _, _, part, size in rows if size > 0}
+    keys = [
+        patch_key(name, colour)
+        for name, colour in zip(names, PART_COLOURS, strict=True)
+        if name in occurring
+    ]
+    legend_above(axes, keys)
+    name, title = called
+    return Drawing(
+        name, title, note, figure, Table(("strategy", "condition", "part", label), tuple(rows))
+    )

@@ -1,0 +1,112 @@
+"""Owns which figures an experiment has, and in which chapters of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from flows.report.figures import bands, bars, curves, staleness
+from flows.report.figures import by_axis as against
+from flows.report.figures import cost as tradeoff
+from flows.report.figures import recovery as through
+from flows.report.figures import timeline as story
+from flows.report.figures.dataset import Subject, Trial
+from flows.report.figures.figure import Chapter, Drawing
+from flows.report.figures.numeric_axis import numeric_axes
+
+
+def chapters(trials: Sequence[Trial]) -> tuple[Chapter, ...]:
+    """Return the figures of an experiment by chapter; chapters without a figure are left out."""
+    subject = Subject.of(trials)
+    return tuple(chapter for chapter in _chapters(subject) if chapter.drawings)
+
+
+def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
+    """Return the figures of all chapters."""
+    for chapter in found:
+        yield from chapter.drawings
+
+
+def _chapters(subject: Subject) -> Iterator[Chapter]:
+    for axis in numeric_axes([outcome.identity.labels for _, outcome in subject.trials]):
+        name, title = f"against-{axis.key.replace('.', '-')}", f"Against {axis.name}"
+        yield _chapter(name, title, against.NOTE, against.against(subject, axis))
+    yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
+    yield _chapter(
+        "through",
+        "Through the fault",
+        "Every trial of a strategy on the time since its fault; of several, the first by which a "
+        "shard was not served for a time, else the first of all.",
+        _through(subject),
+    )
+    yield _chapter(
+        "timeline",
+        "One trial from beginning to end",
+        "A lane for each shard, with the parts of every recovery, and for each node.",
+        _stories(subject),
+    )
+    yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
+    yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
+    yield _chapter("resources", "Resources by role and link", "", _by_part(subject))
+    yield _chapter("money", "Cost against accuracy", "", _money(subject))
+
+
+def _chapter(name: str, title: str, note: str, found: Iterable[Drawing | None]) -> Chapter:
+    return Chapter(name, title, note, tuple(drawing for drawing in found if drawing is not None))
+
+
+def _accuracy(subject: Subject) -> Iterator[Drawing | None]:
+    for condition in _faulty_first(subject):
+        yield curves.curves(subject, curves.ACCURACY_BY_TIME, condition)
+        yield curves.curves(subject, curves.ACCURACY_BY_GRADIENTS, condition)
+        yield curves.curves(subject, curves.LOSS_BY_GRADIENTS, condition)
+
+
+def _through(subject: Subject) -> Iterator[Drawing | None]:
+    quiet = {group.condition for group in subject.groups if not group.faulty}
+    reference = next(iter(quiet)) if len(quiet) == 1 else None
+    for group in subject.groups:
+        if group.faulty:
+            yield through.through_fault(subject, group, reference)
+
+
+def _stories(subject: Subject) -> Iterator[Drawing | None]:
+    for group in subject.groups:
+        if group.faulty:
+            yield story.story(subject, group)
+
+
+def _recovery(subject: Subject) -> Iterator[Drawing | None]:
+    yield bars.recovery_time(subject)
+    for condition in _faulty_first(subject):
+        yield staleness.distributions(subject, condition)
+
+
+def _over_time(subject: Subject) -> Iterator[Drawing | None]:
+    for condition in _faulty_first(subject):
+        if curves.is_rescaled(subject, condition):  # else it is the slope of the next figure
+            yield curves.curves(subject, curves.RATE_BY_TIME, condition)
+        for measure in (
+            curves.GRADIENTS_BY_TIME,
+            curves.STALENESS_BY_TIME,
+            curves.CPU_BY_TIME,
+            curves.MEMORY_BY_TIME,
+            curves.BYTES_BY_TIME,
+        ):
+            yield curves.curves(subject, measure, condition)
+
+
+def _by_part(subject: Subject) -> Iterator[Drawing | None]:
+    for condition in subject.conditions:
+        yield bars.serving_cpu(subject, condition)
+        yield bars.serving_memory(subject, condition)
+        yield bars.bytes_sent(subject, condition)
+
+
+def _money(subject: Subject) -> Iterator[Drawing | None]:
+    for condition in _faulty_first(subject):
+        yield tradeoff.cost_accuracy(subject, condition)
+
+
+def _faulty_first(subject: Subject) -> list[str]:
+    """What a fault does is what people come for."""
+    return sorted(subject.conditions, key=lambda condition: not subject.faulty(condition))

@@ -1,0 +1,306 @@
+"""Owns the report of an experiment: one HTML file that needs no network and no other file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from dps.errors import ConfigurationError
+from flows.analysis.comparison import Compared, before_correction, compared, read_comparison
+from flows.analysis.finished import damaged, failed_before
+from flows.analysis.groups import Group, conditions, strategies, summarize
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import Prices, load_prices
+from flows.config.base import ComparisonSection
+from flows.files import write_whole
+from flows.metrics import BY_KEY, Column
+from flows.monitor.status import Standing, under_way
+from flows.records.record import Found, read_all
+from flows.report import sentences as words
+from flows.report import tables
+from flows.report.figures.dataset import Trial, whole
+from flows.report.figures.figure import Chapter, Drawing, write_files
+from flows.report.figures.gallery import chapters, drawings
+from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
+from flows.report.pages import page
+from flows.report.reproduce import experiment_yaml, versions
+from flows.report.sentences import Sentence
+
+TEMPLATE = "report/report.jinja"
+FIGURES = "figures"
+# What a page carries of files to download; with more of them it would be slow to open.
+DOWNLOAD_BYTES = 6_000_000
+SHOWN_AT_ONCE = 6
+VARIED = "varied"
+RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said in words about one condition."""
+
+    condition: str
+    opening: str
+    sentences: tuple[Sentence, ...]
+    judged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A figure that must be 0 in every trial, where it is not, and in how many it is known."""
+
+    column: Column
+    broken: tuple[str, ...]
+    trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure on the page, with the files that it can be saved as; these are empty if too long."""
+
+    drawing: Drawing
+    svg: str
+    files: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A chapter of figures on the page; those that come first are open at once."""
+
+    chapter: Chapter
+    first: tuple[Picture, ...]
+    more: tuple[Picture, ...]
+
+
+def write_report(
+    folder: Path,
+    output: Path,
+    prices: Prices | None = None,
+    figures: Path | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write the report of the experiment whose trials are in `folder`; return where it is.
+
+    Parameters
+    ----------
+    folder
+        Holds a folder with a record for each trial.
+    output
+        The HTML file; replaced as a whole.
+    prices
+        The price table; None: the one that comes with the package.
+    figures
+        Gets every figure as SVG, PNG and CSV; None: they are on the page only.
+    warn
+        Is told of each record that cannot be used, as the page tells it.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no record in the folder that can be used.
+    StoreUnavailable
+        The report or a figure cannot be written.
+    """
+    prices = prices or load_prices()
+    going = under_way(folder)
+    records = read_all(folder)
+    found, unusable = _trials(records, prices), _unusable(records)
+    for said in unusable:
+        warn(said)
+    if not found:
+        raise ConfigurationError(
+            f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
+        )
+    drawn = chapters(found)
+    page = render(found, prices, read_comparison(folder), drawn, unusable, going)
+    if figures is not None:
+        write_files(drawings(drawn), figures)
+    write_whole(output, page, "the report")
+    return output
+
+
+def read_trials(folder: Path, prices: Prices) -> list[Trial]:
+    """Read the trials of an experiment, in the order in which they were started.
+
+    A record that is damaged, or was cut off before its first event, is left out.
+    """
+    return _trials(read_all(folder), prices)
+
+
+def _trials(found: Found, prices: Prices) -> list[Trial]:
+    records = [record for record in found.records.values() if record.started]
+    records.sort(key=lambda record: record.events[0].t)
+    return [(record, outcome(record, prices)) for record in records]
+
+
+def _unusable(found: Found) -> list[str]:
+    """Say of which trials there is nothing to show, and why."""
+    told = [damaged(path, error) for path, error in found.damaged.items()]
+    empty = [path.parent.name for path, record in found.records.items() if not record.started]
+    return [*told, *(f"{name} is left out, nothing is in its record yet" for name in empty)]
+
+
+def render(
+    trials: Sequence[Trial],
+    prices: Prices,
+    comparison: ComparisonSection,
+    drawn: Sequence[Chapter],
+    unusable: Sequence[str] = (),
+    going: Sequence[Standing] = (),
+) -> str:
+    """Return the page: what was `drawn` of the trials, and what they say by the `comparison`.
+
+    `unusable` says which records are left out and why, `going` which trials are running.
+    """
+    without_end = {result.identity.trial for record, result in trials if record.ended is None}
+    # One may have ended since it was looked at.
+    going = [standing for standing in going if standing.trial in without_end]
+    running = {standing.trial for standing in going}
+    known = [(record, _as_it_stands(result, running)) for record, result in trials]
+    content = _content(known, prices, comparison, drawn)
+    return page(TEMPLATE, unusable=unusable, going=going, **content)
+
+
+def _as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
+    """A trial that is running has not failed, though its record has no end."""
+    if result.identity.trial not in running:
+        return result
+    return replace(result, status=RUNNING, reason="")
+
+
+def _content(
+    trials: Sequence[Trial],
+    prices: Prices,
+    comparison: ComparisonSection,
+    drawn: Sequence[Chapter],
+) -> dict[str, Any]:
+    import numpy as np
+
+    outcomes = [outcome for _, outcome in trials]
+    records = [record for record, _ in trials]
+    groups = [group for group in summarize(outcomes) if group.trials]
+    names = strategies(outcomes)
+    # Drawn anew with the same seed, so that the same records always make the same page.
+    rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
+    return {
+        "experiment": outcomes[0].identity.experiment or "experiment",
+        "facts": _facts(trials),
+        "glance": tables.glance(groups),
+        "told": _told(groups, rows),
+        "caution": words.caution(groups, rows),
+        "left_out": [o for o in outcomes if not o.valid and o.status != RUNNING],
+        "failed_before": [failed_before(o) for o in outcomes if o.failed_before],
+        "resumed": [words.resumed(record, o) for record, o in trials if not whole(record)],
+        "checks": _checks(outcomes),
+        "looks": looks(names),
+        "colours": {colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
+        "statistics": tables.statistics(rows),
+        "tests": max((row.tests for row in rows), default=0),
+        "before_correction": before_correction(rows),
+        "chapters": _sections(drawn),
+        "comparisons": [
+            tables.figure_table(groups, c)
+            for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
+        ],
+        "trial_columns": [BY_KEY[key] for key in tables.PER_TRIAL],
+        "trials": [(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
+        "definitions": tables.definitions(),
+        "yaml": experiment_yaml(records),
+        "versions": versions(records),
+        "prices": tables.price_rows(prices),
+    }
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
+    """Return what a reader wants to know first, as names and values."""
+    from datetime import UTC, datetime
+
+    outcomes = [outcome for _, outcome in trials]
+    configs = [_config_facts(record.config) for record, _ in trials]
+    day = datetime.fromtimestamp(max(r.events[-1].t for r, _ in trials), UTC)
+    valid = sum(outcome.valid for outcome in outcomes)
+    running = sum(outcome.status == RUNNING for outcome in outcomes)
+    trials_text = f"{len(outcomes)}"
+    if valid < len(outcomes):
+        trials_text += f", {valid} of them valid" + (f", {running} running" if running else "")
+    seeds = sorted({o.identity.seed for o in outcomes if o.identity.seed is not None})
+    facts = [
+        ("trials", trials_text),
+        ("seeds", ", ".join(map(str, seeds))),
+        *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
+        ("as of" if running else "finished", day.strftime("%-d %B %Y, %H:%M UTC")),
+    ]
+    return [(name, value) for name, value in facts if value.strip(" ·")]
+
+
+def _config_facts(config: Mapping[str, Any]) -> dict[str, str]:
+    training, server = config.get("training", {}), config.get("server", {})
+    workload, dataset = (config.get(k, {}).get("kind", "") for k in ("workload", "dataset"))
+    return {
+        "training": f"{workload} on {dataset}" if workload else "",
+        "gradients": f"{training['updates']:,}" if "updates" in training else "",
+        "workers · shards": f"{training.get('workers', '')} · {server.get('shards', '')}",
+        "consistency": _kind(config.get("consistency", {})),
+    }
+
+
+def _kind(section: dict[str, Any]) -> str:
+    rest = [f"{key} {value}" for key, value in section.items() if key != "kind"]
+    return " ".join([str(section.get("kind", "")).upper(), *rest])
+
+
+def _told(groups: Sequence[Group], rows: Sequence[Compared]) -> list[Told]:
+    told = []
+    for condition in dict.fromkeys(group.condition for group in groups):
+        members = [group for group in groups if group.condition == condition]
+        judged = words.judged([row for row in rows if row.condition == condition])
+        if any(group.faulty for group in members):
+            said = [words.through_fault(group, words.quiet(groups, group)) for group in members]
+            told.append(Told(condition, words.plan(members), tuple(said), judged))
+        else:
+            baseline = words.baseline_of(members)
+            said = [words.without_fault(group, baseline) for group in members]
+            told.append(Told(condition, "", tuple(said), judged))
+    # What a fault does is what people come for; what it costs to be prepared comes next.
+    return sorted(told, key=lambda part: not part.opening)
+
+
+def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
+    rows = [outcome.row() for outcome in outcomes]
+    return [
+        Check(
+            BY_KEY[key],
+            tuple(row["trial"] for row in rows if row[key]),
+            sum(row[key] is not None for row in rows),
+        )
+        for key in words.MUST_BE_ZERO
+    ]
+
+
+# -- figures ----------------------------------------------------------------------------------
+
+
+def _sections(drawn: Sequence[Chapter]) -> list[Section]:
+    every = list(drawings(drawn))
+    carried = sum(len(drawing.svg) + len(drawing.csv) for drawing in every) <= DOWNLOAD_BYTES
+    sections = []
+    for chapter in drawn:
+        pictures = tuple(_picture(drawing, carried) for drawing in chapter.drawings)
+        sections.append(Section(chapter, pictures[:SHOWN_AT_ONCE], pictures[SHOWN_AT_ONCE:]))
+    return sections
+
+
+def _picture(drawing: Drawing, carried: bool) -> Picture:
+    svg = base64.b64encode(drawing.svg.encode()).decode()
+    files = (
+        (f"{drawing.name}.svg", f"data:image/svg+xml;base64,{svg}"),
+        (f"{drawing.name}.csv", f"data:text/csv;charset=utf-8,{quote(drawing.csv, safe=',')}"),
+    )
+    return Picture(drawing, for_page(drawing.svg), files if carried else ())

@@ -1,0 +1,380 @@
+"""Owns the tables of a report: at a glance, the statistics, all figures compared, every trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.analysis.comparison import Compared
+from flows.analysis.groups import Group, summarize
+from flows.analysis.outcome import Outcome
+from flows.analysis.prices import Prices
+from flows.analysis.statistics import Interval
+from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Column
+from flows.report import sentences as words
+
+COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "Accuracy",
+        (
+            "accuracy_final",
+            "accuracy_best",
+            "accuracy_before",
+            "accuracy_after",
+            "accuracy_drop",
+            "regain_seconds",
+            "accuracy_area_time",
+            "accuracy_area_gradients",
+            "target_seconds",
+            "target_gradients",
+            "loss_final",
+        ),
+    ),
+    (
+        "Recovery",
+        (
+            "detect_seconds",
+            "restore_seconds",
+            "wait_capacity_seconds",
+            "first_applied_seconds",
+            "rto_seconds",
+        ),
+    ),
+    (
+        "Updates, each on one shard",
+        (
+            "updates_attempted",
+            "updates_acked",
+            "updates_applied",
+            "updates_lost",
+            "updates_lost_per_fault",
+            "updates_buffered",
+            "updates_replayed",
+            "updates_dropped",
+            "updates_duplicates",
+            "updates_applied_twice",
+        ),
+    ),
+    (
+        "Staleness",
+        (
+            "staleness_median",
+            "staleness_p99",
+            "staleness_max",
+            "staleness_p99_seconds",
+            "staleness_before_p99",
+            "staleness_during_p99",
+            "staleness_after_p99",
+        ),
+    ),
+    (
+        "Time and resources",
+        (
+            "training_seconds",
+            "gradients_per_second",
+            "gradients_together",
+            "goodput",
+            "idle_share",
+            "cpu_seconds_all",
+            "cpu_seconds_server",
+            "cpu_seconds_replica",
+            "cpu_seconds_store",
+            "cpu_seconds_worker",
+            "peak_bytes_all",
+            "peak_bytes_server",
+            "peak_bytes_replica",
+            "peak_bytes_store",
+            "peak_bytes_worker",
+            "sent_bytes_all",
+            "sent_bytes_server",
+            "sent_bytes_replica",
+            "sent_bytes_store",
+            "sent_bytes_worker",
+            "received_bytes_all",
+            "checkpoint_written_bytes",
+            "stored_bytes",
+        ),
+    ),
+    (
+        "Money",
+        (
+            "cost_nodes_usd",
+            "cost_moved_usd",
+            "cost_stored_usd",
+            "cost_usd",
+            "cost_spot_usd",
+            "cost_fixed_usd",
+            "cost_per_point_usd",
+        ),
+    ),
+)
+
+PER_TRIAL = (
+    "seed",
+    "accuracy_final",
+    "accuracy_before",
+    "accuracy_after",
+    "regain_seconds",
+    "detect_seconds",
+    "restore_seconds",
+    "rto_seconds",
+    "recovered_from",
+    "updates_acked",
+    "updates_applied",
+    "updates_lost",
+    "updates_replayed",
+    "updates_duplicates",
+    "updates_applied_twice",
+    "staleness_median",
+    "staleness_p99",
+    "staleness_max",
+    "gradients_per_second",
+    "cpu_seconds_all",
+    "peak_bytes_all",
+    "sent_bytes_all",
+    "cost_usd",
+)
+
+GLANCE: tuple[tuple[str, str], ...] = (
+    ("rto_seconds", "until the next update was applied"),
+    ("accuracy_drop", "net drop in accuracy"),
+    ("regain_seconds", "until the accuracy was back"),
+    ("updates_lost", "updates lost"),
+    ("updates_replayed", "gradients of the outage applied after it"),
+    ("accuracy_final", "final accuracy"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure in the comparison: the mean, and the range where there is one."""
+
+    mean: str
+    range: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure compared between the strategies."""
+
+    column: Column
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureTable:
+    """All figures under one condition, strategies side by side."""
+
+    condition: str
+    strategies: tuple[str, ...]
+    counts: tuple[int, ...]
+    sections: tuple[tuple[str, tuple[Line, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The few figures that most people come for, for one condition with a fault."""
+
+    condition: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One metric of one strategy in the statistics: what is shown, and the verdict's class."""
+
+    mean: str
+    interval: str
+    difference: str
+    tested: str
+    verdict: str
+    tone: str
+    repeats: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The metrics that strategies are judged by, under one condition; None where there is none."""
+
+    condition: str
+    baseline: str
+    strategies: tuple[str, ...]
+    rows: tuple[tuple[Column, tuple[Judged | None, ...]], ...]
+
+
+TONES = {"better": "good", "worse": "bad"}
+
+
+def statistics(rows: Sequence[Compared]) -> list[Statistics]:
+    """Return a table for each condition; none where there are too few seeds for any verdict."""
+    if all(row.p is None for row in rows):
+        return []
+    tables = []
+    for condition in reversed(dict.fromkeys(row.condition for row in rows)):
+        members = [row for row in rows if row.condition == condition]
+        names = tuple(dict.fromkeys(row.strategy for row in members))
+        metrics = dict.fromkeys(row.metric for row in members)
+        found = {(row.metric, row.strategy): _judged(row) for row in members}
+        lines = tuple(
+            (BY_KEY[metric], tuple(found.get((metric, name)) for name in names))
+            for metric in metrics
+        )
+        tables.append(Statistics(condition, members[0].baseline, names, lines))
+    return tables
+
+
+def _judged(row: Compared) -> Judged:
+    column, own = BY_KEY[row.metric], row.interval
+    return Judged(
+        mean=column.text(own.mean if own else None),
+        interval=_interval(column, own) if own else "",
+        difference=_difference(column, row),
+        tested="p {}, corrected {}".format(*row.tested) if row.tested else "",
+        verdict=row.said,
+        tone=TONES.get(row.verdict or "", ""),
+        repeats=_repeats(row),
+    )
+
+
+def _repeats(row: Compared) -> str:
+    """How many seeds it takes, where it is more than there are and there is nothing shown yet."""
+    needed, difference = row.repeats_needed, row.difference
+    shown = row.verdict in TONES
+    if shown or needed is None or difference is None or needed <= difference.n:
+        return ""
+    return f"{needed:,}"
+
+
+def _difference(column: Column, row: Compared) -> str:
+    found = row.difference
+    if found is None:
+        return ""
+    bounds = _bounds(column, found.low, found.high)
+    mean = column.text(found.mean)
+    if not mean.strip("−0."):
+        mean = mean.lstrip("−")
+    elif found.mean > 0:
+        mean = f"+{mean}"
+    return f"{mean} ({bounds})" if bounds else mean
+
+
+def _interval(column: Column, own: Interval) -> str:
+    if own.low is None or own.high is None:
+        return ""
+    return _bounds(column, column.cut(own.low), column.cut(own.high))
+
+
+def _bounds(column: Column, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return f"{column.text(low)} to {column.text(high)}"
+
+
+def glance(groups: Sequence[Group]) -> list[Glance]:
+    """Return one table per condition with a fault, with what being prepared costs without one."""
+    tables = []
+    for condition in dict.fromkeys(group.condition for group in groups if group.faulty):
+        members = [group for group in groups if group.condition == condition]
+        quiet = [words.quiet(groups, group) for group in members]
+        base = words.baseline_of([group for group in quiet if group])
+        columns = [(heading, [_glance_cell(m, key) for m in members]) for key, heading in GLANCE]
+        if base is not None:
+            against = f"money without a fault, against {base.strategy}"
+            columns.append((against, [_price(group, base) for group in quiet]))
+        told = [(heading, cells) for heading, cells in columns if _tells(cells)]
+        rows = [(m.strategy, tuple(cells[i] for _, cells in told)) for i, m in enumerate(members)]
+        tables.append(Glance(condition, tuple(heading for heading, _ in told), tuple(rows)))
+    return tables
+
+
+def _tells(cells: Sequence[Cell]) -> bool:
+    """Whether a column applies to any strategy: no shard goes down by a fault that only delays."""
+    return any(cell.mean != NOT_APPLICABLE for cell in cells)
+
+
+def _glance_cell(group: Group, key: str) -> Cell:
+    column = BY_KEY[key]
+    cell = _cell(column, group)
+    unit = {"s": " s", "%": "%", "points": " points"}.get(column.unit, "")
+    return Cell(cell.mean if cell.mean == NOT_APPLICABLE else cell.mean + unit, cell.range)
+
+
+def _price(group: Group | None, base: Group) -> Cell:
+    ratio = words.ratio(group, base, "cost_usd") if group else None
+    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio.mean:.2f}", "")
+
+
+def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
+    """Return every figure under a condition."""
+    members = [group for group in groups if group.condition == condition]
+    sections = [
+        (title, tuple(line for key in keys if (line := _line(BY_KEY[key], members))))
+        for title, keys in COMPARED
+    ]
+    return FigureTable(
+        condition,
+        strategies=tuple(group.strategy for group in members),
+        counts=tuple(len(group.trials) for group in members),
+        sections=tuple((title, lines) for title, lines in sections if lines),
+    )
+
+
+def _line(column: Column, groups: Sequence[Group]) -> Line | None:
+    """Return a figure for all strategies; None where it applies to none of them."""
+    if all(group.spread(column.key) is None for group in groups):
+        return None
+    return Line(column, tuple(_cell(column, group) for group in groups))
+
+
+def _cell(column: Column, group: Group) -> Cell:
+    spread = group.spread(column.key)
+    if spread is None:
+        return Cell(NOT_APPLICABLE, "")
+    low, high = column.text(spread.low), column.text(spread.high)
+    partly = "" if spread.count == len(group.trials) else f" ({spread.count} trials)"
+    return Cell(column.text(spread.mean), ("" if low == high else f"{low} – {high}") + partly)
+
+
+def texts(outcome: Outcome) -> list[str]:
+    """Return the figures of `PER_TRIAL` of one trial."""
+    row = outcome.row()
+    return [BY_KEY[key].text(row[key]) for key in PER_TRIAL]
+
+
+def in_reading_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the trials by condition, strategy and seed."""
+    return [
+        outcome
+        for group in summarize(outcomes)
+        for outcome in sorted((*group.trials, *group.left_out), key=lambda o: o.identity.seed or 0)
+    ]
+
+
+def definitions() -> list[Column]:
+    """Return the figures that the tables show, to be explained."""
+    shown = {key for _, keys in COMPARED for key in keys} | {
+        *PER_TRIAL,
+        *words.MUST_BE_ZERO,
+        "status",
+    }
+    return [column for column in COLUMNS if column.key in shown]
+
+
+def price_rows(prices: Prices) -> list[tuple[str, str, str]]:
+    """Return what is paid for, its price, and where that is from."""
+    ways = {"node_hour": "on demand", "spot_hour": "spot", "fixed_hour": "for a fixed term"}
+    rows = [
+        (f"hour of a {role} node, {how}", f"{usd:g}", prices.sources.get(f"{way}.{role}", ""))
+        for way, how in ways.items()
+        for role, usd in getattr(prices, way).items()
+    ]
+    return [
+        *rows,
+        ("GB moved", f"{prices.gb_moved:g}", prices.sources.get("gb_moved", "")),
+        (
+            "GB stored for a month",
+            f"{prices.gb_month_stored:g}",
+            prices.sources.get("gb_month_stored", ""),
+        ),
+    ]

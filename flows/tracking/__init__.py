@@ -1,0 +1,1 @@
+"""MLflow: its store, the tracker that writes to it, delivery after outages, and its UI server."""

@@ -1,0 +1,407 @@
+"""Owns the tracking of experiments in MLflow: a parent run per experiment, a child run per trial.
+
+Runs are written from finished records, by the driver only, and by explicit run id: nothing here
+depends on MLflow's notion of a current run. Tracking the same record again changes nothing. The
+step of every series is the number of gradients pushed, so that runs of different speed align.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flows.analysis.outcome import Identity, Outcome
+from flows.analysis.series import Point, series
+from flows.analysis.steps import Steps
+from flows.analysis.system_metrics import system_metrics
+from flows.metrics import COLUMNS
+from flows.records.record import Record
+from flows.tracking.schema import refuse_other_schema
+from flows.tracking.store import (
+    Refused,
+    create_database,
+    default_uri,
+    directory_id,
+    prepare_mlflow,
+    refused,
+    refuses,
+    require_reachable,
+    scheme,
+    store_errors,
+)
+
+METRICS_PER_BATCH = 1000
+ENTRIES_PER_BATCH = 100
+PARAM_LENGTH = 6000
+TAG_LENGTH = 5000
+
+PREFIX = "dps/"
+KIND_TAG = "dps.kind"
+DIGEST_TAG = "dps.digest"
+EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
+DIGEST_LENGTH = 12
+DIRECTORY_TAG = "dps.directory"
+RESOURCES = "resource/"
+RECORD_TAG = "dps.record"
+NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
+
+T = TypeVar("T")
+
+
+class Tracker:
+    """Writes one experiment to a tracking store.
+
+    Creating one connects to the store, initialises it when it is new, and finds or starts the
+    parent run.
+
+    Parameters
+    ----------
+    experiment
+        Name of the experiment; in MLflow it is "dps/<experiment>".
+    folder
+        Where `mlruns/` is or will be: the working directory of the command. Runs that others have
+        entered from elsewhere are none of its, whatever their experiment's name.
+    uri
+        Another tracking store, such as the value of MLFLOW_TRACKING_URI. None:
+        `mlruns/mlflow.db` in `folder`, with artifacts beside it.
+
+    Attributes
+    ----------
+    written
+        How many trials it has written; those that were there already do not count.
+
+    Raises
+    ------
+    StoreUnavailable
+        The store cannot be reached or written.
+    """
+
+    def __init__(self, experiment: str, folder: Path, uri: str | None = None) -> None:
+        self.uri = uri or default_uri(folder)
+        self.written = 0
+        self._name = experiment
+        require_reachable(self.uri)
+        prepare_mlflow()
+        from mlflow import MlflowClient
+
+        with store_errors(self.uri):
+            if scheme(self.uri) == "sqlite":
+                refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
+            if uri is None:
+                create_database(folder.resolve() / "mlruns" / "mlflow.db")
+            self._directory = directory_id(folder)
+            self._client = MlflowClient(tracking_uri=self.uri)
+            self._experiment_id = self._enter_experiment(None if uri else _artifacts(folder))
+            self.parent_id = self._enter_parent()
+
+    def track_trial(
+        self,
+        record: Record,
+        outcome: Outcome,
+        events_file: Path,
+        dataset_digest: str | None = None,
+    ) -> str:
+        """Write one trial as a child run and return the run's id.
+
+        The child of an earlier run of the same trial is replaced, as is one that was left half
+        written; if it holds the same record, it is left as it is.
+
+        Raises
+        ------
+        Refused
+            The store is well and does not take this trial; nothing of it is left there.
+        StoreUnavailable
+            The store cannot be used.
+        """
+        try:
+            return self._enter_trial(record, outcome, events_file, dataset_digest)
+        except Refused:
+            with store_errors(self.uri):
+                self._delete(run for run in self._children(outcome) if not _is_whole(run))
+            raise
+
+    def _enter_trial(
+        self, record: Record, outcome: Outcome, events_file: Path, dataset_digest: str | None
+    ) -> str:
+        with self._errors(f"the trial {outcome.identity.trial}"):
+            fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
+            known = self._children(outcome)
+            same = (run for run in known if run.data.tags.get(RECORD_TAG) == fingerprint)
+            whole = next((str(run.info.run_id) for run in same), None)
+            self._delete(run for run in known if run.info.run_id != whole)
+            if whole is not None:
+                return whole
+            run_id = self._start_child(record, outcome)
+            self._log_settings(run_id, record, outcome.identity, dataset_digest)
+            self._log_metrics(run_id, record, outcome)
+            self._log_trial_files(run_id, record, outcome, events_file)
+            status = "FINISHED" if outcome.valid else "FAILED"
+            self._client.set_terminated(run_id, status, _milliseconds(record.events[-1].t))
+            # Last, so that a child whose writing was interrupted is not taken for a whole one.
+            self._client.set_tag(run_id, RECORD_TAG, fingerprint)
+            self.written += 1
+            return run_id
+
+    def track_experiment(
+        self, trials: Sequence[tuple[Record, Outcome]], report: Path, figures: Path
+    ) -> None:
+        """Write the counts of trials, report and figures to the parent run; end that.
+
+        Parent and children get the digest of the experiment, so that what earlier
+        configurations of the same name have left can be told from it.
+
+        Means are in the report only: as metrics of the parent they would be charts of their own
+        beside every comparison of the trials.
+
+        Raises
+        ------
+        Refused
+            The store is well and does not take the report.
+        StoreUnavailable
+            The store cannot be used.
+        """
+        outcomes = [outcome for _, outcome in trials]
+        now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
+        with self._errors("the report"):
+            scalars = _counts(outcomes)
+            self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
+            self._client.log_artifact(self.parent_id, str(report))
+            self._client.log_artifacts(self.parent_id, str(figures), "figures")
+            self._tag_experiment(outcomes)
+            failed = not any(outcome.valid for outcome in outcomes)
+            self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """As `store_errors`; but what the store does not take is refused, if it is well."""
+        with store_errors(self.uri):
+            try:
+                yield
+            except Exception as error:
+                if refuses(error) and self._has_its_runs():
+                    raise refused(self.uri, what, error) from error
+                raise
+
+    # -- finding runs --------------------------------------------------------------------------
+
+    def _enter_experiment(self, artifacts: str | None) -> str:
+        name = f"{PREFIX}{self._name}"
+        known = self._client.get_experiment_by_name(name)
+        if known is None:
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(self._client.create_experiment(name, artifacts, tags))
+        if known.lifecycle_stage == "deleted":
+            self._client.restore_experiment(known.experiment_id)
+        return str(known.experiment_id)
+
+    def _enter_parent(self) -> str:
+        own = f"tags.`{KIND_TAG}` = 'experiment' and tags.`{DIRECTORY_TAG}` = '{self._directory}'"
+        for run in self._search(own):
+            self._client.update_run(run.info.run_id, status="RUNNING")
+            return str(run.info.run_id)
+        tags = {
+            KIND_TAG: "experiment",
+            DIRECTORY_TAG: self._directory,
+            "dps.experiment": self._name,
+            "mlflow.source.name": "dps",
+        }
+        run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
+        return str(run.info.run_id)
+
+    def _children(self, outcome: Outcome) -> list[Any]:
+        # By name too: two labels may stand for the same configuration, to see what chance does.
+        wanted = {
+            "mlflow.parentRunId": self.parent_id,
+            DIGEST_TAG: outcome.identity.digest,
+            "dps.trial": outcome.identity.trial,
+        }
+        return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
+
+    def _has_its_runs(self) -> bool:
+        """Whether experiment and parent are still there, without which nothing is taken."""
+        experiment = self._client.get_experiment(self._experiment_id)
+        parent = self._client.get_run(self.parent_id).info
+        return bool(experiment.lifecycle_stage == parent.lifecycle_stage == "active")
+
+    def _delete(self, runs: Iterable[Any]) -> None:
+        for run in runs:
+            self._client.delete_run(run.info.run_id)
+
+    def _search(self, query: str) -> list[Any]:
+        return list(self._client.search_runs([self._experiment_id], query))
+
+    # -- writing runs --------------------------------------------------------------------------
+
+    def _start_child(self, record: Record, outcome: Outcome) -> str:
+        identity = outcome.identity
+        tags = {
+            "mlflow.parentRunId": self.parent_id,
+            "mlflow.source.name": "dps",
+            KIND_TAG: "trial",
+            DIRECTORY_TAG: self._directory,
+            DIGEST_TAG: identity.digest,
+            "dps.experiment": self._name,
+            "dps.trial": identity.trial,
+            "dps.strategy": identity.strategy,
+            "dps.condition": identity.condition,
+            "dps.seed": str(identity.seed),
+            "dps.status": outcome.status,
+            "dps.reason": outcome.reason,
+            **_circumstances(record),
+            **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
+        }
+        run = self._client.create_run(
+            self._experiment_id,
+            start_time=_milliseconds(record.events[0].t),
+            tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
+            run_name=identity.trial,
+        )
+        return str(run.info.run_id)
+
+    def _log_settings(
+        self, run_id: str, record: Record, identity: Identity, dataset_digest: str | None
+    ) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+
+        if record.started is None:
+            return
+        config = record.config
+        # The labels are params as well as tags: parallel coordinates show params only, and begin
+        # with the first ones by name.
+        labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
+        known = {**labels, **flat(config)}
+        named = {NO_NAME.sub("_", key): value for key, value in known.items()}
+        params = [Param(key, _shortened(value)) for key, value in named.items()]
+        versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
+        for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
+            self._client.log_batch(run_id, params=batch)
+        kind = config.get("dataset", {}).get("kind")
+        if kind:
+            dataset = Dataset(
+                name=kind,
+                digest=(dataset_digest or "unknown")[:DIGEST_LENGTH],
+                source_type="dps",
+                source=json.dumps(config["dataset"]),
+            )
+            context = InputTag("mlflow.data.context", "training")
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+
+    def _log_metrics(self, run_id: str, record: Record, outcome: Outcome) -> None:
+        steps = Steps(record)
+        end = _milliseconds(record.events[-1].t)
+        row = outcome.row()
+        finals = {c.metric: row[c.key] for c in COLUMNS if c.metric and row[c.key] is not None}
+        points = [
+            (point.name, point.value, _milliseconds(point.t), steps.at(point.t))
+            for point in _points(record)
+        ]
+        points += [(name, float(value), end, 0) for name, value in finals.items()]
+        dropped = self._log_points(run_id, points)
+        self._log_points(run_id, [("final/non_finite_values_dropped", float(dropped), end, 0)])
+
+    def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> int:
+        """Log (name, value, timestamp, step) in batches; return how many were not finite."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(*point) for point in points if math.isfinite(point[1])]
+        for batch in _batches(metrics, METRICS_PER_BATCH):
+            self._client.log_batch(run_id, metrics=batch)
+        return len(points) - len(metrics)
+
+    def _log_trial_files(
+        self, run_id: str, record: Record, outcome: Outcome, events_file: Path
+    ) -> None:
+        from flows.report.figures.alone import trial_figure
+
+        self._client.log_artifact(run_id, str(events_file))
+        self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
+
+    def _tag_experiment(self, outcomes: Sequence[Outcome]) -> None:
+        digests = sorted(outcome.identity.digest for outcome in outcomes)
+        digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_LENGTH]
+        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
+        children = [
+            run.info.run_id
+            for run in self._search(of_parent)
+            if run.data.tags.get(DIGEST_TAG) in digests
+            if run.data.tags.get(EXPERIMENT_DIGEST_TAG) != digest
+        ]
+        for run_id in (self.parent_id, *children):
+            self._client.set_tag(run_id, EXPERIMENT_DIGEST_TAG, digest)
+
+
+def tracked_experiments(uri: str) -> dict[str, str]:
+    """Return the ids of the experiments in a tracking store by their names.
+
+    Raises
+    ------
+    StoreUnavailable
+        The store cannot be read.
+    """
+    prepare_mlflow()
+    from mlflow import MlflowClient
+
+    with store_errors(uri):
+        found = MlflowClient(tracking_uri=uri).search_experiments(
+            filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
+        )
+        return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names; lists of mappings are numbered."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value):
+            value = {str(i): entry for i, entry in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{name}."))
+        else:
+            found[name] = value
+    return found
+
+
+def _points(record: Record) -> list[Point]:
+    """All series; what processes used goes by the names of MLflow's system metrics."""
+    own = [point for point in series(record) if not point.name.startswith(RESOURCES)]
+    return [*own, *system_metrics(record)]
+
+
+def _artifacts(folder: Path) -> str:
+    return (folder.resolve() / "mlruns" / "artifacts").as_uri()
+
+
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    statuses = [outcome.status for outcome in outcomes]
+    return {f"trials/{s}": float(statuses.count(s)) for s in ("valid", "invalid", "failed")}
+
+
+def _circumstances(record: Record) -> dict[str, str]:
+    """How the trial was run: as tags, for it is no part of what it depends on."""
+    settings = record.started.settings if record.started else {}
+    return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
+
+
+def _is_whole(run: Any) -> bool:
+    return RECORD_TAG in run.data.tags
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 1] + "…"
+
+
+def _batches(entries: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(entries), size):
+        yield entries[start : start + size]
