@@ -40,7 +40,7 @@ from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.sparse import Normal, SparseSpec, Uniform, Zeros
 from dps.core.staleness import StalenessAware
 from dps.errors import DpsError, TrainingStopped, UpdatesLost, UpdatesLostWarning
-from dps.protocol.losses import Loss
+from dps.protocol.messages import Loss
 
 if TYPE_CHECKING:
     from dps.cluster.server import ParameterServer

@@ -16,7 +16,7 @@ import psutil
 
 from dps.chaos.effect import Seen
 from dps.events import CheckpointFailed
-from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.transport import Clock
 
 EVENTS_SECONDS = 2.0  # until what a node has recorded has reached the driver

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from dps.core.faults import Phase
 from dps.core.recovery import Checkpoint
-from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.messages import Table
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
 
 if TYPE_CHECKING:
     from dps.cluster.server import ParameterServer

@@ -1,7 +1,7 @@
 """Owns the Dask actor that hosts shards, or the state store, on one node.
 
 Its methods are coroutines, so Dask runs them on the node's event loop; steps of the update rule on
-large shards go to a thread (`dps.protocol.replica`), so that heartbeats are not held up.
+large shards go to a thread (`dps.protocol.server.replica`), so that heartbeats are not held up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol import wire
 from dps.protocol.group import Group
-from dps.protocol.host import Host
+from dps.protocol.server.shard_server import Host
 from dps.protocol.transport import Endpoint
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from dps.core.rows import KEYS
 from dps.errors import DpsError, GroupClosed
-from dps.protocol.client import Client
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import Audit, AuditReply, Table
-from dps.protocol.router import Router
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
 from dps.core.recovery import Checkpoint, Recovery, WorkerCache, preset
 from dps.errors import ConfigurationError
-from dps.protocol.checkpoint import absolute, in_memory
+from dps.protocol.storage.checkpoint_files import absolute, in_memory
 
 _LABEL = re.compile(r"[a-z][a-z0-9_]*")
 ON_LOSS = ("warn", "raise", "ignore")

@@ -12,10 +12,9 @@ from dps.cluster.roles import Node
 from dps.cluster.worker import Worker
 from dps.core.rebalancing import as_servers
 from dps.errors import CapacityError, ConfigurationError, ShardUnavailable
+from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.messages import Table
-from dps.protocol.router import Router
-from dps.protocol.scaling import Dismiss, Drain, Scale
+from dps.protocol.messages import Dismiss, Drain, Scale, Table
 
 if TYPE_CHECKING:
     from collections.abc import MutableSet

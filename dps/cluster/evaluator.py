@@ -22,7 +22,7 @@ from dps.cluster.recorder import record_forever, recorder_of, sample
 from dps.cluster.transport import DaskTransport, Meter, SystemClock
 from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
-from dps.protocol.client import Client
+from dps.protocol.client.client import Client
 from dps.protocol.group import Group
 
 if TYPE_CHECKING:

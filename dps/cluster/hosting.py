@@ -13,9 +13,9 @@ from dps.cluster.evaluator import Score
 from dps.cluster.evaluators import Evaluators
 from dps.cluster.hosted import Hosted
 from dps.cluster.roles import Node
+from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts
-from dps.protocol.router import Router
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dps.errors import StoreUnavailable
 from dps.protocol import wire
-from dps.protocol.messages import Deposit, PutState
-from dps.protocol.store import PutSince
+from dps.protocol.messages import Deposit, PutSince, PutState
 
 if TYPE_CHECKING:
     import distributed
@@ -43,7 +42,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """What asks the process to keep something for others is refused (see `dps.protocol.store`)."""
+    """What asks the process to keep something for others is refused (see `dps.protocol.storage.state_store`)."""
 
 
 Condition = Closed | Late | Full

@@ -14,10 +14,9 @@ from typing import Any
 
 from dps.errors import DpsError, UpdatesLostWarning
 from dps.events import Event, LossReported, Sink
+from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.losses import GetLosses, Loss
-from dps.protocol.messages import Table
-from dps.protocol.router import Router
+from dps.protocol.messages import GetLosses, Loss, Table
 
 SILENT = "ignore"
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dps.protocol.figures import STALENESS_BOUNDS, Figures
+from dps.protocol.server.metrics import STALENESS_BOUNDS, Figures
 
 if TYPE_CHECKING:
     import distributed

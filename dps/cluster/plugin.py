@@ -22,7 +22,7 @@ from dps.cluster.transport import (
 )
 from dps.cluster.weak import weakly
 from dps.events import ResourceSampled
-from dps.protocol.coordinator import Coordinator
+from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.messages import CloseGroup
 

@@ -45,14 +45,12 @@ from dps.errors import (
     UpdatesLostWarning,
 )
 from dps.events import Sink
-from dps.protocol.client import Client as Caller
+from dps.protocol.client.bootstrap import Seeder
+from dps.protocol.client.client import Client as Caller
+from dps.protocol.client.routing_table import Router
+from dps.protocol.client.save_all import save_all
 from dps.protocol.group import Timings
-from dps.protocol.losses import Loss
-from dps.protocol.messages import CloseGroup
-from dps.protocol.router import Router
-from dps.protocol.saving_now import save_all
-from dps.protocol.seeder import Seeder
-from dps.protocol.stopping import StopTraining
+from dps.protocol.messages import CloseGroup, Loss, StopTraining
 
 if TYPE_CHECKING:
     import distributed

@@ -22,9 +22,16 @@ from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.sparse import SparseSpec
 from dps.errors import ConfigurationError
-from dps.protocol.codecs import checked_filters
+from dps.protocol.compression import checked_filters
 from dps.protocol.group import Group, Timings
-from dps.protocol.runs import Saved, about, describe, find_saved, must_be_known, write_run
+from dps.protocol.storage.manifest import (
+    Saved,
+    about,
+    describe,
+    find_saved,
+    must_be_known,
+    write_run,
+)
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:

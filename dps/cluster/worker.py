@@ -34,10 +34,10 @@ from dps.core.routing import Gradients
 from dps.core.rows import KEYS
 from dps.core.updates import UpdateId
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
-from dps.protocol.client import Client
+from dps.protocol.client.client import Client
+from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
-from dps.protocol.lane import Outcome
-from dps.protocol.losses import Loss
+from dps.protocol.messages import Loss
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")

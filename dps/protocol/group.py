@@ -9,7 +9,7 @@ from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filter_chain import FilterChain
 from dps.core.functions import Function
-from dps.core.recovery import Recovery
+from dps.core.recovery import Chain, Checkpoint, Recovery
 from dps.core.rules import UpdateRule
 from dps.protocol.transport import Endpoint
 
@@ -81,3 +81,15 @@ class Group:
     def replicas(self) -> int:
         """How many replicas each shard has."""
         return self.recovery.durability.replicas
+
+
+def applies(group: Group) -> bool:
+    """Whether the shards of a group go back together."""
+    durability = group.recovery.durability
+    return isinstance(durability, Checkpoint) and durability.scope == "all"
+
+
+def aggregate(group: Group) -> int:
+    """How many updates of the group are summed into one; 1: each is applied by itself."""
+    durability = group.recovery.durability
+    return durability.aggregate if isinstance(durability, Chain) else 1

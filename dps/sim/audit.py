@@ -33,13 +33,13 @@ from dps.events import (
     WorkerLeft,
 )
 from dps.protocol import wire
-from dps.protocol.calls import CALLS
-from dps.protocol.commits import Commits
-from dps.protocol.coordinator import Coordinator
-from dps.protocol.cuts import applies
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.functions import CALLS
+from dps.protocol.group import applies
 from dps.protocol.messages import Renewed, RenewLease, Table, View
-from dps.protocol.replica import Replica
-from dps.protocol.runs import Saved
+from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.replica import Replica
+from dps.protocol.storage.manifest import Saved
 from dps.sim.cases import JOINING, Case
 from dps.sim.counting import Tally, cells_in, cells_of, check_counts
 from dps.sim.counting_rows import RowKeys, digest

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dps.protocol.candidates import Candidates
+from dps.protocol.coordinator.placement import Candidates
 from dps.protocol.transport import Endpoint
 from dps.sim.violation import Violation, require
 

@@ -20,8 +20,8 @@ from dps.core.blocks import Layout
 from dps.core.functions import Changed, Part
 from dps.core.updates import UpdateId
 from dps.errors import Evicted
-from dps.protocol.cuts import applies
-from dps.protocol.lane import Outcome
+from dps.protocol.client.shard_client import Outcome
+from dps.protocol.group import applies
 from dps.protocol.messages import Table
 from dps.sim.counting_rows import TABLE, RowKeys, homes
 from dps.sim.filters import WITHHELD

@@ -12,13 +12,15 @@ from functools import partial
 from typing import Any
 
 from dps.core.shard import ShardState
-from dps.protocol import checkpoint as files
-from dps.protocol import rebuild, runs
-from dps.protocol.calls import CALLS
-from dps.protocol.candidates import Candidates
-from dps.protocol.coordinator import Coordinator
+from dps.protocol.client.client import copies as rebuild
+from dps.protocol.client.routing_table import Router
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.membership import Members, _Member
+from dps.protocol.coordinator.placement import Candidates
+from dps.protocol.coordinator.rebalancer import KEEPERS, Scaling
+from dps.protocol.coordinator.shard_controller import Tender
+from dps.protocol.functions import CALLS
 from dps.protocol.lease import Lease, Leases
-from dps.protocol.members import Members, _Member
 from dps.protocol.messages import (
     Done,
     Entered,
@@ -27,13 +29,12 @@ from dps.protocol.messages import (
     Install,
     Table,
 )
-from dps.protocol.replica import Replica
-from dps.protocol.rounds import Rounds, evicted, is_evicted
-from dps.protocol.router import Router
-from dps.protocol.runs import Saved
-from dps.protocol.saving import Checkpoints
-from dps.protocol.scaling import KEEPERS, Scaling
-from dps.protocol.tending import Tender
+from dps.protocol.server.batching import Rounds, evicted, is_evicted
+from dps.protocol.server.replica import Replica
+from dps.protocol.storage import checkpoint_files as files
+from dps.protocol.storage import manifest as runs
+from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.manifest import Saved
 from dps.protocol.transport import Clock, Endpoint
 from dps.sim import broken
 from dps.sim.broken import (

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from dps.core.names import role_of
-from dps.protocol.scaling import Dismiss, Scale
+from dps.protocol.messages import Dismiss, Scale
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SimDisk
 from dps.sim.faults import Fault, Kind, Schedule, Trigger, Whom

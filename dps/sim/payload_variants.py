@@ -11,18 +11,18 @@ from dps.core.filter_chain import FilterChain
 from dps.core.outbox import Outbox, Prepared
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
-from dps.protocol import checkpoint as files
-from dps.protocol.client import Client
-from dps.protocol.host import Host
-from dps.protocol.keys import KeyLists
+from dps.protocol.client.client import Client
+from dps.protocol.client.encoder import Outgoing
 from dps.protocol.messages import (
     Done,
     Install,
     PutState,
 )
-from dps.protocol.outgoing import Outgoing
-from dps.protocol.replica import Replica
-from dps.protocol.store import StateStore
+from dps.protocol.server.key_cache import KeyLists
+from dps.protocol.server.replica import Replica
+from dps.protocol.server.shard_server import Host
+from dps.protocol.storage import checkpoint_files as files
+from dps.protocol.storage.state_store import StateStore
 from dps.sim.broken import (
     chains,
     checkpoints,

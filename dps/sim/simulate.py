@@ -10,9 +10,10 @@ from random import Random
 from dps.core.filter_chain import EVERY, checked
 from dps.core.recovery import with_checkpoint_path
 from dps.core.rules import SGD, UpdateRule
-from dps.protocol import keys, offload
+from dps.protocol import executor as offload
+from dps.protocol import key_cache as keys
 from dps.protocol.group import Group
-from dps.protocol.runs import describe, find_saved, write_run
+from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.sim.audit import Auditor, accepting, publishing, settled
 from dps.sim.cases import JOINING, TIMINGS
 from dps.sim.choices import choosing

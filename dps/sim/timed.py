@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dps.core.shard import ShardState
-from dps.protocol.commits import Commits
+from dps.protocol.server.commit_log import Commits
 from dps.sim.violation import require
 
 SLOWEST_CLOCK = 0.95  # the promise is kept by the server's own clock

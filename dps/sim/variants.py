@@ -12,16 +12,15 @@ from dps.core.consistency import Consistency
 from dps.core.shard import ShardState, Step
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, TransportError
-from dps.protocol import checkpoint as files
-from dps.protocol import lease, replica
-from dps.protocol.checkpoint import CheckpointFiles
-from dps.protocol.commits import Commits
-from dps.protocol.coordinator import Coordinator
-from dps.protocol.host import Host
-from dps.protocol.lane import Lane
+from dps.protocol import lease
+from dps.protocol.client.receipts import Receipts
+from dps.protocol.client.shard_client import Lane
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.losses import Losses
+from dps.protocol.coordinator.membership import Members
+from dps.protocol.coordinator.rebalancer import Scaling
+from dps.protocol.coordinator.shard_controller import Tender
 from dps.protocol.lease import Lease
-from dps.protocol.losses import Loss, Losses, Receipts
-from dps.protocol.members import Members
 from dps.protocol.messages import (
     ClearMail,
     Configure,
@@ -30,6 +29,7 @@ from dps.protocol.messages import (
     Extend,
     GetState,
     Install,
+    Loss,
     Pull,
     Push,
     Pushed,
@@ -38,11 +38,14 @@ from dps.protocol.messages import (
     View,
     Weights,
 )
-from dps.protocol.replica import Replica
-from dps.protocol.saving import Checkpoints
-from dps.protocol.scaling import Scaling
-from dps.protocol.store import Mailboxes, StateStore
-from dps.protocol.tending import Tender
+from dps.protocol.server import replica
+from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.replica import Replica
+from dps.protocol.server.shard_server import Host
+from dps.protocol.storage import checkpoint_files as files
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.transport import Endpoint
 from dps.sim.broken import (
     VARIANTS,

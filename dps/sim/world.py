@@ -19,16 +19,16 @@ import numpy as np
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, NotServing
 from dps.events import Event
-from dps.protocol.client import Client
-from dps.protocol.coordinator import Coordinator
+from dps.protocol.client.bootstrap import Seeder
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
+from dps.protocol.client.shard_client import OnAck
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.losses import Losses
+from dps.protocol.coordinator.rebalancer import Scaling
 from dps.protocol.group import Group
-from dps.protocol.host import Host
-from dps.protocol.lane import OnAck
-from dps.protocol.losses import Losses
-from dps.protocol.messages import AddHosts, HostInfo, Table, View
-from dps.protocol.router import Router
-from dps.protocol.scaling import Drain, Scaling
-from dps.protocol.seeder import Seeder
+from dps.protocol.messages import AddHosts, Drain, HostInfo, Table, View
+from dps.protocol.server.shard_server import Host
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Network, SimTransport
 from dps.sim.process import Process, SimClock

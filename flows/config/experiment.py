@@ -32,7 +32,7 @@ from dps.core.rebalancing import as_servers
 from dps.core.recovery import Recovery
 from dps.core.rules import UpdateRule
 from dps.errors import ConfigurationError
-from dps.protocol.codecs import checked_filters
+from dps.protocol.compression import checked_filters
 from flows.config.axes import (
     OF_THE_GRID,
     Combinations,

@@ -1,7 +1,7 @@
 """Owns going on with a trial that was interrupted, from its checkpoints alone.
 
-What the trial was is kept beside its checkpoints (`dps.protocol.runs`), so the path is enough: also
-on another machine, and when the driver, the scheduler and every node are gone.
+What the trial was is kept beside its checkpoints (`dps.protocol.storage.manifest`), so the path is
+enough: also on another machine, and when the driver, the scheduler and every node are gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from dps.core.faults import AtUpdates
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.protocol.runs import Saved, about, find_saved
+from dps.protocol.storage.manifest import Saved, about, find_saved
 from flows.analysis.finished import RESULTS
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial

@@ -31,7 +31,7 @@ from dps.cluster.inbox import Inbox
 from dps.cluster.recorder import topic
 from dps.errors import CapacityError, GroupClosed
 from dps.events import Evaluated, Event, WorkerLeft, to_dict
-from dps.protocol.coordinator import Coordinator
+from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Timings
 from tests.cluster.test_facade import STEPS, first_weight
 from tests.cluster.training import (

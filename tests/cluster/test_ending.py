@@ -29,7 +29,7 @@ from dps import (
 from dps.cluster.local import LocalCluster
 from dps.errors import ConfigurationError, ShardUnavailable, StoreUnavailable
 from dps.protocol.group import Timings
-from dps.protocol.runs import find_saved
+from dps.protocol.storage.manifest import find_saved
 from tests.cluster.training import (
     COUNTING,
     PRELOAD,

@@ -13,8 +13,7 @@ from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import StoreUnavailable
 from dps.protocol import wire
-from dps.protocol.messages import Deposit, GetState, PutState, TakeMail
-from dps.protocol.store import PutSince
+from dps.protocol.messages import Deposit, GetState, PutSince, PutState, TakeMail
 
 STATE = ShardState(2, 2, 2, np.zeros(8, np.uint8), {})
 UPDATE = Operation("gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(8, np.uint8))

@@ -8,8 +8,8 @@ import warnings
 import numpy as np
 
 from dps.cluster.losses import LossWatch
-from dps.protocol.losses import GetLosses
-from dps.protocol.router import Router
+from dps.protocol.client.routing_table import Router
+from dps.protocol.messages import GetLosses
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, in_world, until

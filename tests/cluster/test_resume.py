@@ -14,7 +14,7 @@ import pytest
 from dps import Checkpoint, ParameterServer, Recovery
 from dps.cluster.local import LocalCluster
 from dps.errors import StoreUnavailable
-from dps.protocol.runs import find_saved
+from dps.protocol.storage.manifest import find_saved
 from tests.cluster.training import (
     COUNTING,
     PRELOAD,

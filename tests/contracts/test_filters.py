@@ -18,7 +18,7 @@ from dps.core.filters import Filter
 from dps.core.recovery import Chain, Checkpoint, Continue, Outage, Recovery, SharedStore, Wait
 from dps.core.rules import UpdateRule
 from dps.protocol.group import Group
-from dps.protocol.runs import describe
+from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode
 from tests.protocol.worlds import Setting, in_world

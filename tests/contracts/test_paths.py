@@ -17,9 +17,9 @@ from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import SGD
 from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
-from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.group import Group
-from dps.protocol.runs import Saved, describe, find_saved, write_run
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.manifest import Saved, describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SCHEME
 from tests.core.builders import same_state

@@ -18,9 +18,9 @@ from dps.core.recovery import Chain, Checkpoint, Recovery, SharedStore
 from dps.core.rules import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.checkpoint import CheckpointFiles
 from dps.protocol.group import Group, Timings
-from dps.protocol.runs import describe, find_saved, write_run
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode
 from tests.core.builders import same_state

@@ -18,7 +18,7 @@ from dps.core.filters import Filter, Sending
 from dps.core.outbox import Counts, Outbox
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
-from dps.protocol.codecs import dense, packed
+from dps.protocol.compression import dense, packed
 from dps.protocol.wire import decode, encode
 from tests.core.builders import Model
 

@@ -26,7 +26,7 @@ import yaml
 
 from dps.core.checksum import sealed, unsealed
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
-from dps.protocol.runs import find_saved
+from dps.protocol.storage.manifest import find_saved
 from flows.analysis.finished import is_recorded
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import expand

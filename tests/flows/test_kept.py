@@ -15,7 +15,7 @@ from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import SGD
 from dps.errors import ConfigurationError
 from dps.events import TrialStarted
-from dps.protocol.runs import Run, Saved
+from dps.protocol.storage.manifest import Run, Saved
 from flows.config.trials import Trial
 from flows.execution.replay import replay_of
 from flows.execution.resume import trial_of

@@ -14,7 +14,7 @@ import pytest
 
 from dps.errors import StoreUnavailable
 from dps.events import Event, TrialEnded
-from dps.protocol.runs import find_saved
+from dps.protocol.storage.manifest import find_saved
 from flows.cli import main
 from flows.config.trials import Trial
 from flows.execution import resume

@@ -18,7 +18,7 @@ import yaml
 
 from dps.errors import StoreUnavailable
 from dps.events import Audited, TrialResumed
-from dps.protocol.runs import find_saved
+from dps.protocol.storage.manifest import find_saved
 from flows.records.record import read_record
 from flows.tracking.store import default_uri
 from tests.support import eventually

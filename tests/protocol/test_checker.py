@@ -16,9 +16,8 @@ from dps.core.recovery import Chain, Recovery, SharedStore, WorkerCache
 from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
-from dps.protocol.messages import Configure, Deposit, Install, ReplayBuffered
-from dps.protocol.rounds import Rounds
-from dps.protocol.scaling import Drain
+from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
+from dps.protocol.server.batching import Rounds
 from dps.sim.audit import Auditor, publishing
 from dps.sim.cases import CASES
 from dps.sim.counting import Tally

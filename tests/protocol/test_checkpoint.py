@@ -24,8 +24,8 @@ from safetensors.numpy import load_file
 
 from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
-from dps.protocol import checkpoint
-from dps.protocol.checkpoint import CheckpointFiles, absolute, in_memory
+from dps.protocol.storage import checkpoint_files as checkpoint
+from dps.protocol.storage.checkpoint_files import CheckpointFiles, absolute, in_memory
 from tests.core.builders import same_state
 from tests.strategies import records
 

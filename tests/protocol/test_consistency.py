@@ -22,10 +22,9 @@ from dps.core.rules import Momentum
 from dps.core.sparse import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted
-from dps.protocol import offload
-from dps.protocol.client import Client
-from dps.protocol.messages import Evict, Push
-from dps.protocol.row_reads import PullRows
+from dps.protocol import executor as offload
+from dps.protocol.client.client import Client
+from dps.protocol.messages import Evict, PullRows, Push
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world, until
 

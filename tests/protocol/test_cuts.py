@@ -18,10 +18,9 @@ from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, StaleEpoch
 from dps.events import CheckpointRefused, CutTaken, Event, Restored, RolledBack
-from dps.protocol.client import Client
-from dps.protocol.cut_files import CutCheckpoints, WantCut
-from dps.protocol.cuts import EndCut, HoldCut, TakeCut
-from dps.protocol.messages import Evict, Pull, Push
+from dps.protocol.client.client import Client
+from dps.protocol.messages import EndCut, Evict, HoldCut, Pull, Push, TakeCut, WantCut
+from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.sim.network import Weather
 from tests.protocol.worlds import TIMINGS, Setting, in_world
 

@@ -15,9 +15,8 @@ from dps.core.shard import ShardState, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Detected, Restored
-from dps.protocol import offload, saving
-from dps.protocol.host import Host
-from dps.protocol.lane import Outcome
+from dps.protocol import executor as offload
+from dps.protocol.client.shard_client import Outcome
 from dps.protocol.lease import Leases
 from dps.protocol.messages import (
     AddHosts,
@@ -28,13 +27,15 @@ from dps.protocol.messages import (
     Install,
     Pull,
     Push,
+    Release,
     RenewLease,
     ReplayBuffered,
     ReportFailure,
     ReportLink,
     Waiting,
 )
-from dps.protocol.scaling import Release
+from dps.protocol.server.shard_server import Host
+from dps.protocol.storage import checkpoints as saving
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock, here

@@ -9,7 +9,7 @@ import numpy as np
 from dps.core.recovery import Chain, Recovery
 from dps.core.shard import AppliedUpdate
 from dps.core.updates import UpdateId
-from dps.protocol.figures import STALENESS_BOUNDS, Figures, Tally
+from dps.protocol.server.metrics import STALENESS_BOUNDS, Figures, Tally
 from tests.protocol.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}

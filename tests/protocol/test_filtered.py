@@ -13,7 +13,7 @@ from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery, SharedStore
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.events import RolledBack, WorkerLeft
-from dps.protocol.lane import Outcome
+from dps.protocol.client.shard_client import Outcome
 from dps.sim.process import Process
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until
 

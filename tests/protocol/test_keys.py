@@ -16,11 +16,12 @@ from dps.core.outbox import Outbox
 from dps.core.recovery import Chain, Continue, Recovery
 from dps.core.updates import Operation
 from dps.errors import KeysUnknown, ShapeMismatch
-from dps.protocol import keys
-from dps.protocol.codecs import dense
-from dps.protocol.host import Host
-from dps.protocol.keys import KeyLists, KnownKeys
+from dps.protocol import key_cache as keys
+from dps.protocol.client.key_cache import KnownKeys
+from dps.protocol.compression import dense
 from dps.protocol.messages import Push
+from dps.protocol.server.key_cache import KeyLists
+from dps.protocol.server.shard_server import Host
 from dps.protocol.transport import Endpoint
 from tests.core.builders import Model
 from tests.protocol.worlds import Setting, in_world

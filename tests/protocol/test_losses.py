@@ -20,10 +20,21 @@ from dps.core.recovery import (
 )
 from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerJoined, WorkerLeft
-from dps.protocol.client import Client
-from dps.protocol.losses import Account, Brought, Losses, Receipts, Restoration, Statement
-from dps.protocol.messages import EnterWorker, Evict, ExitWorker, Push, RenewWorker
-from dps.protocol.stopping import StopTraining
+from dps.protocol.client.client import Client
+from dps.protocol.client.receipts import Receipts
+from dps.protocol.coordinator.losses import Losses
+from dps.protocol.messages import (
+    Account,
+    Brought,
+    EnterWorker,
+    Evict,
+    ExitWorker,
+    Push,
+    RenewWorker,
+    Restoration,
+    Statement,
+    StopTraining,
+)
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until

@@ -27,9 +27,9 @@ from dps.core.recovery import (
 from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Decided, Detected, Event, Restored, WorkerJoined, WorkerLeft
-from dps.protocol.client import Client
-from dps.protocol.lane import Outcome
-from dps.protocol.losses import Statement
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
+from dps.protocol.client.shard_client import Outcome
 from dps.protocol.messages import (
     AddHosts,
     Configure,
@@ -44,9 +44,9 @@ from dps.protocol.messages import (
     Replicate,
     ReportLink,
     Restore,
+    Statement,
     View,
 )
-from dps.protocol.router import Router
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process

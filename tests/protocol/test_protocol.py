@@ -16,9 +16,9 @@ from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DeadlineExceeded, NonFiniteGradient, ShardUnavailable, StaleEpoch
 from dps.events import Applied, Detected, Promoted, Replayed, Restored, WorkerLeft
-from dps.protocol.lane import Outcome
-from dps.protocol.losses import Brought
+from dps.protocol.client.shard_client import Outcome
 from dps.protocol.messages import (
+    Brought,
     Evict,
     Extend,
     Install,

@@ -14,11 +14,11 @@ from dps.core.recovery import Continue, Recovery, WorkerCache
 from dps.core.rules import SGD, Adam, UpdateRule
 from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
-from dps.protocol import rebuild
-from dps.protocol.client import Client
-from dps.protocol.commits import Commits
-from dps.protocol.messages import Install, Weights
-from dps.protocol.rebuild import Offer, Offers
+from dps.protocol.client.client import Client
+from dps.protocol.client.client import copies as rebuild
+from dps.protocol.coordinator.copy_offers import Offers
+from dps.protocol.messages import Install, Offer, Weights
+from dps.protocol.server.commit_log import Commits
 from dps.sim.network import Process, Weather
 from tests.core.builders import same_state
 from tests.protocol.worlds import TIMINGS, Setting, happened, in_world, until

@@ -14,9 +14,9 @@ import pytest
 from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import StoreUnavailable
 from dps.events import CheckpointFailed, CheckpointWritten, Event, Moved, Restored
-from dps.protocol import saving
-from dps.protocol.checkpoint import CheckpointFiles
-from dps.protocol.scaling import Drain
+from dps.protocol.messages import Drain
+from dps.protocol.storage import checkpoints as saving
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.process import Process, SimClock
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, happened, in_world, until

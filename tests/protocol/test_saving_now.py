@@ -13,11 +13,11 @@ import pytest
 from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import ConfigurationError, GroupClosed, ShardUnavailable, StoreUnavailable
 from dps.events import CheckpointWritten
-from dps.protocol import saving
-from dps.protocol.checkpoint import CheckpointFiles
+from dps.protocol.client.routing_table import Router
+from dps.protocol.client.save_all import save_all
 from dps.protocol.messages import CloseGroup
-from dps.protocol.router import Router
-from dps.protocol.saving_now import save_all
+from dps.protocol.storage import checkpoints as saving
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
 from tests.protocol.worlds import Setting, happened, in_world

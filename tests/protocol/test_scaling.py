@@ -21,9 +21,8 @@ from dps.core.recovery import (
 )
 from dps.errors import CapacityError, ConfigurationError
 from dps.events import Event, Moved, Promoted, ReplicaAdded, Restored
-from dps.protocol.client import Client
-from dps.protocol.messages import Install, ReportLink, Table
-from dps.protocol.scaling import Dismiss, Drain, Scale
+from dps.protocol.client.client import Client
+from dps.protocol.messages import Dismiss, Drain, Install, ReportLink, Scale, Table
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR

@@ -12,8 +12,8 @@ from dps.core.shard import ShardState
 from dps.core.tables import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable
-from dps.protocol.messages import ClearMail, Deposit, GetState, PutState, TakeMail
-from dps.protocol.store import Mailboxes, PutSince, StateStore, without
+from dps.protocol.messages import ClearMail, Deposit, GetState, PutSince, PutState, TakeMail
+from dps.protocol.storage.state_store import Mailboxes, StateStore, without
 
 
 def state(index: int) -> ShardState:

@@ -21,9 +21,8 @@ from dps.core.sparse import Normal, SparseSpec
 from dps.core.staleness import StalenessAware
 from dps.core.updates import UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch, StaleEpoch
-from dps.protocol.checkpoint import CheckpointFiles
-from dps.protocol.messages import Configure, Evict, Pull
-from dps.protocol.row_reads import PullRange, PullRows
+from dps.protocol.messages import Configure, Evict, Pull, PullRange, PullRows
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, in_world
 
@@ -348,8 +347,8 @@ def test_rows_come_back_from_a_checkpoint_with_their_optimizer_state() -> None:
 
 
 def test_checkpoints_of_before_there_were_tables_are_read() -> None:
-    from dps.protocol import checkpoint
-    from dps.protocol.checkpoint import _sealed
+    from dps.protocol.storage import checkpoint_files as checkpoint
+    from dps.protocol.storage.checkpoint_files import _sealed
 
     states: list[Any] = []
 

@@ -21,9 +21,9 @@ from dps.core.rules import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.sparse import SparseSpec
 from dps.events import Event
-from dps.protocol.client import Client
+from dps.protocol.client.client import Client
+from dps.protocol.client.shard_client import OnAck
 from dps.protocol.group import Group
-from dps.protocol.lane import OnAck
 from dps.protocol.messages import Table
 from dps.protocol.transport import Endpoint
 from dps.sim.cases import TIMINGS

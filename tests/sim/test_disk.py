@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dps.protocol.checkpoint import make_folder, publish
+from dps.protocol.storage.checkpoint_files import make_folder, publish
 from dps.sim.disk import SimDisk, disk
 from dps.sim.loop import run
 from dps.sim.network import Network, Weather

@@ -1,0 +1,1 @@
+"""A client of the shards: routing, one client per shard, encoding of gradients, offered copies."""

@@ -1,0 +1,60 @@
+"""Sending an update to all shards while a checkpoint of all of them may be taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from dps.protocol.client.routing_table import Router
+
+
+async def together(
+    jobs: Mapping[int, Callable[[], Awaitable[None]]],
+    router: Router,
+    acked_in: Callable[[int], int],
+    refused: Callable[[], bool],
+    complete: Callable[[], None],
+) -> None:
+    """Send something to all shards, again to those that go back before all of them have it.
+
+    Else a shard that had it before all went back would miss what the others get afterwards, and
+    no cut could ever be taken. Who has it already refuses it as a duplicate. Once a shard has
+    refused it, because the worker has to enter again, there is nothing more to send; nor is there
+    when it could not be sent to one of them.
+    """
+    missing, all_have_it = set(jobs), asyncio.Event()
+
+    async def send(shard: int, job: Callable[[], Awaitable[None]]) -> None:
+        while shard in missing:
+            try:
+                await job()
+            except BaseException:
+                missing.clear()
+                all_have_it.set()  # not all will have it: those that do are not to wait for that
+                raise
+            missing.discard(shard)
+            if refused():
+                missing.clear()
+            if not missing and not all_have_it.is_set():
+                all_have_it.set()
+                complete()
+            while not all_have_it.is_set():
+                table = await router.table()
+                if table.views[shard].epoch > acked_in(shard):
+                    missing.add(shard)
+                    break
+                await _either(all_have_it.wait(), router.newer(table.version))
+
+    await asyncio.gather(*(send(shard, job) for shard, job in jobs.items()))
+
+
+async def _either(*works: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them is done, and give the others up."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,98 @@
+"""Owns the driver's part in recovery: the initial values, which nobody else has.
+
+The coordinator says in its table which host needs the initial values of which shard: every first
+head at the start, and later a shard of which nothing survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from dps.core.shard import ShardState, initial_state
+from dps.errors import DpsError
+from dps.protocol.client.routing_table import Router
+from dps.protocol.group import Group
+from dps.protocol.messages import Install, Seed, Seeded, brought
+from dps.protocol.transport import Transport
+
+
+class Seeder:
+    """Installs initial values wherever the coordinator asks for them.
+
+    Parameters
+    ----------
+    initial
+        Each shard's buffer of initial values.
+    saved
+        Each shard's state to go on from instead, if it is from a run before.
+
+    Attributes
+    ----------
+    error
+        Why the last installation failed; None if it did not.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        initial: Sequence[np.ndarray],
+        transport: Transport,
+        router: Router,
+        saved: Sequence[ShardState] = (),
+    ) -> None:
+        self._group = group
+        self._initial = initial
+        self._saved = saved
+        self._transport = transport
+        self._router = router
+        self.error: DpsError | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled. A host that does not answer holds up its own shard only."""
+        under_way: dict[Seed, asyncio.Task[None]] = {}
+        try:
+            await self._follow(under_way)
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    async def _follow(self, under_way: dict[Seed, asyncio.Task[None]]) -> None:
+        version = -1
+        while True:
+            try:
+                table = await self._router.newer(version)
+            except DpsError as error:
+                self.error = error
+                await asyncio.sleep(self._group.timings.retry)
+                continue
+            version = table.version
+            for seed in under_way.keys() - set(table.seeds):
+                under_way.pop(seed).cancel()
+            for seed in table.seeds:
+                if not seed.donor and seed not in under_way:
+                    under_way[seed] = asyncio.create_task(self._install_in_the_end(seed))
+
+    async def _install_in_the_end(self, seed: Seed) -> None:
+        """Install, again and again: what the host depends on may not be there yet."""
+        while True:
+            try:
+                await self._install(seed)
+                self.error = None
+                return
+            except DpsError as error:
+                self.error = error
+                await asyncio.sleep(self._group.timings.retry)
+
+    async def _install(self, seed: Seed) -> None:
+        if self._saved:
+            state, source = self._saved[seed.shard], "checkpoint"
+        else:
+            state = initial_state(self._initial[seed.shard], self._group.rule)
+            source = "initial"
+        request = Install(seed.shard, seed.epoch, (seed.host,), state, source)
+        await self._transport.call(seed.host, request, self._group.timings.copy)
+        await self._router.ask(Seeded(seed.shard, seed.epoch, brought(source, state)))

@@ -1,0 +1,583 @@
+"""Owns the client: how a worker, an evaluator or a driver pushes to and pulls from the shards.
+
+It has one lane for each shard (`dps.protocol.client.shard_client`), numbers a worker's updates, and
+keeps the worker a member of the group: it renews its lease, and enters again if it was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from dps.core.blocks import Arrays
+from dps.core.consistency import ASP
+from dps.core.functions import pack, unpack
+from dps.core.outbox import Counts
+from dps.core.recovery import WorkerCache
+from dps.core.routing import Gradients, as_range, asked, dealt
+from dps.core.updates import Call, Operation, UpdateId
+from dps.errors import (
+    DpsError,
+    NotServing,
+    TrainingStopped,
+    TransportError,
+    UpdatesLost,
+)
+from dps.protocol.client.barrier import together
+from dps.protocol.client.copies import Copies
+from dps.protocol.client.encoder import FilterState, Outgoing, basis
+from dps.protocol.client.receipts import Receipts
+from dps.protocol.client.routing_table import Router
+from dps.protocol.client.shard_client import Lane, OnAck, Outcome
+from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
+from dps.protocol.group import Group, applies
+from dps.protocol.lease import RENEWALS, repeat_forever
+from dps.protocol.messages import (
+    STOPPED,
+    EnterWorker,
+    ExitWorker,
+    Loss,
+    PullRange,
+    PullRows,
+    RenewWorker,
+    RowsAsked,
+    RowsRead,
+    Statement,
+    Table,
+    donor_name,
+)
+from dps.protocol.transport import Transport
+
+
+class Client:
+    """Pushes to and pulls from all shards. Used from one event loop.
+
+    Parameters
+    ----------
+    worker
+        The name under which updates are pushed; "" for a client that pushes none.
+    incarnation
+        That of a client which is no worker, and calls functions.
+    on_loss
+        Called with each loss of updates of this client, and again if it turns out to be larger.
+    stops
+        How often the training had been stopped when this worker was started.
+    is_cancelled
+        Tells whether whoever started this worker does not want it any more.
+
+    Attributes
+    ----------
+    leaving
+        Whether the worker has been asked to leave.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        transport: Transport,
+        worker: str = "",
+        on_ack: OnAck | None = None,
+        incarnation: int = 0,
+        *,
+        on_loss: Callable[[Loss], None] | None = None,
+        stops: int = 0,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self._incarnations: tuple[int, ...] = (incarnation,)
+        self._stops = stops
+        self._is_cancelled = is_cancelled or _never
+        self._on_loss = on_loss or _ignore_loss
+        self._known = -1
+        self._ended: DpsError | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._receipts = Receipts(applies(group), self._lost)
+        self.router = Router(group, transport)
+        self._group = group
+        self._transport = transport
+        self._copies: Copies | None = None
+        self._seq = 0
+        self._calls = 0
+        self._home = ("", "")
+        self._entered = asyncio.Event()
+        self._entered.set()
+        self._given_up = False
+        self.leaving = False
+        self._renewing: asyncio.Task[None] | None = None
+        self._dropped: set[tuple[int, UpdateId]] = set()
+        self._rows_read_as: set[int] = set()  # incarnations, since the last push
+        self._on_ack = on_ack or _ignore
+        self._lanes = [
+            Lane(
+                *(shard, group, transport, self.router, self._acked, self._receipts),
+                self.may_go_on,
+            )
+            for shard in range(len(group.layout.shards))
+        ]
+        self._outgoing = Outgoing(group, self._base)
+        self.router.listen(self._heard)
+
+    async def enter(self, address: str, node: str) -> None:
+        """Take part in the training under this client's name."""
+        await self.router.table()
+        self.may_go_on()
+        self._home = (address, node)
+        await self._enter()
+
+    async def _enter(self) -> None:
+        """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
+        self.may_go_on()  # else others would wait for one that pushes no more
+        self._entered.clear()
+        try:
+            request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
+            reply = await self.router.ask(request)
+            self.incarnation, self._given_up = reply.incarnation, False
+            self._incarnations = (*self._incarnations, self.incarnation)
+            await self._offer_copies()
+            if self._renewing is None:
+                every = self._group.timings.lease / RENEWALS
+                self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
+            join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
+            for lane in self._lanes:
+                lane.incarnation = self.incarnation
+            await self._to_all({s: partial(lane.push, join, False) for s, lane in self._numbered})
+            self._seq = max(lane.clock for lane in self._lanes)
+            await self._catch_up()
+        finally:
+            self._entered.set()
+
+    async def _catch_up(self) -> None:
+        """Begin with the same clock on all shards: some may be a round behind the others."""
+        tick = Operation("tick", UpdateId(self.worker, self.incarnation, self._seq))
+        behind = [lane for lane in self._lanes if self._ticks and lane.clock < self._seq]
+        await asyncio.gather(*(lane.push(tick, pull=False) for lane in behind))
+
+    async def _entered_again(self) -> bool:
+        """Enter again if the worker was given up meanwhile; return whether it was."""
+        if not self._given_up and not any(lane.evicted for lane in self._lanes):
+            return False
+        if self._entered.is_set():
+            await self._enter()
+        return True
+
+    async def _renew(self) -> None:
+        statement = self._statement
+        request = RenewWorker(self.worker, self.incarnation, statement)
+        incarnation, deadline = self.incarnation, self._group.timings.lease
+        try:
+            reply = await self.router.ask_once(request, deadline)
+        except (TransportError, NotServing):
+            return  # the next one is on its way
+        self._receipts.sent(statement.accounts)
+        self.leaving = reply.leaving or self.leaving
+        if self.worker and not reply.granted and incarnation == self.incarnation:
+            self._given_up = True
+
+    async def leave(self, reason: str) -> None:
+        """Take part no longer; what is still buffered or withheld here is applied first."""
+        try:
+            if reason == "finished" and self._ended is None:
+                await self._push_withheld()
+                await self._drain()
+        finally:
+            if self._ending is not None:
+                reason = self._end_reason
+                await self._ending
+            await self._exit(reason)
+
+    async def _exit(self, reason: str) -> None:
+        """Have nobody wait for this worker any more."""
+        called = self._calls > 0
+        statement = self._statement
+        request = ExitWorker(self.worker, self.incarnation, reason, called, statement)
+        await self.router.ask(request)
+
+    async def close(self) -> None:
+        """End the client's tasks; it is of no use afterwards."""
+        self.router.unlisten(self._heard)
+        tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._copies is not None:
+            await self._copies.close()
+        await self._all_lanes(lambda lane: lane.close())
+        await self.router.close()
+
+    async def push(
+        self,
+        gradients: Arrays,
+        pull: bool = False,
+        rows: Gradients = MappingProxyType({}),
+    ) -> None:
+        """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
+
+        `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
+        repeated are summed. With `pull`, the weights are read in the same round trip and then found
+        by `weights`. A worker that was not heard of for a lease or more may find its gradients
+        refused as too stale; they are dropped and counted, and it takes part again. So are those
+        that it computed from what it read before it entered again.
+
+        Raises
+        ------
+        ShapeMismatch, NonFiniteGradient
+            The gradients do not fit, or hold NaN or infinity. No shard has been sent anything.
+        ShardUnavailable
+            A shard stayed down for too long.
+        TrainingStopped, UpdatesLost
+            The training has ended; what was sent may have been applied.
+        """
+        self.may_go_on()
+        layout = self._group.layout
+        # What one shard refuses must not be applied by another; a single one checks for itself.
+        looked_at = len(layout.shards) > 1 or self._outgoing.filters
+        layout.check(gradients, values=looked_at)
+        rows_of = dealt(layout, rows, values=looked_at)
+        dense = layout.shards_of(gradients)
+        touched = {*dense, *rows_of}
+        based = {shard: self._basis(shard) for shard in touched}
+        read_as = self._bases_read_as()
+        await self._entered.wait()
+        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
+        if self._is_gated and read_as - {self.incarnation}:
+            await self._push_nothing(operation.id, touched, pull)
+            return
+        filtered = self._outgoing.operations(operation, gradients, dense)
+
+        def made(shard: int) -> Operation:
+            op = based[shard](filtered(shard) if shard in dense else operation)
+            return replace(op, rows=rows_of[shard]) if shard in rows_of else op
+
+        self._seq += 1
+        await self._send(operation, made, touched, pull)
+        self.may_go_on()
+        await self._read_if_entered_again(pull)
+
+    def _bases_read_as(self) -> set[int]:
+        """The incarnations as which that was read which the next update is computed from."""
+        rows, self._rows_read_as = self._rows_read_as, set()
+        return rows | {lane.read_as for lane in self._lanes if lane.read_as is not None}
+
+    async def _push_nothing(self, update: UpdateId, touched: Collection[int], pull: bool) -> None:
+        """Drop an update that was computed from what another incarnation read, which was evicted.
+
+        Others may be any number of updates further by now. The round goes on without its gradients.
+        """
+        self._seq += 1
+        for shard in touched:
+            self._acked(shard, update, 0, "dropped")
+        nothing: dict[int, Operation] = {}
+        await self._send(Operation("gradient", update), nothing.__getitem__, nothing, pull)
+        self.may_go_on()
+        await self._read_if_entered_again(pull)
+
+    async def _read_if_entered_again(self, wanted: bool) -> None:
+        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and wanted:
+            await self.pull()
+
+    async def _send(
+        self,
+        operation: Operation,
+        made: Callable[[int], Operation],
+        touched: Collection[int],
+        pull: bool,
+    ) -> None:
+        """Send an update to the shards that it touches, and to the others what goes with it."""
+
+        async def send(shard: int) -> None:
+            await self._lanes[shard].push(made(shard), pull)
+
+        jobs: dict[int, Callable[[], Awaitable[None]]] = {}
+        for shard, lane in self._numbered:
+            if shard in touched:
+                jobs[shard] = partial(send, shard)
+            elif self._ticks:
+                jobs[shard] = partial(lane.push, replace(operation, kind="tick"), pull)
+            elif pull:
+                jobs[shard] = partial(lane.pull, self._reader)
+        await self._to_all(jobs)
+
+    async def _push_withheld(self) -> None:
+        """Send all that filters have withheld as one last update, again where it is refused."""
+        left = self._outgoing.remainders(Operation("gradient", self._reader))
+        left = {shard: self._basis(shard)(op) for shard, op in left.items()}
+        while left:
+            await self._entered_again()
+            await self._entered.wait()
+            self._seq += 1
+            last = UpdateId(self.worker, self.incarnation, self._seq)
+            left = {shard: replace(op, id=last) for shard, op in left.items()}
+            await self._send(Operation("gradient", last), left.__getitem__, left, False)
+            await self._drain()  # what is buffered here may be refused yet
+            left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
+
+    async def _drain(self) -> None:
+        await self._all_lanes(lambda lane: lane.drain())
+
+    @property
+    def filtered(self) -> FilterState:
+        """What the filters have done to this client's gradients so far."""
+        state, saved = self._outgoing.state, sum(lane.keys.saved_bytes for lane in self._lanes)
+        return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
+
+    def withheld(self, shard: int) -> dict[str, np.ndarray]:
+        """What the filters withhold from a shard now, by array; for reading only."""
+        return self._outgoing.withheld(shard)
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What was lost of this client's acknowledged updates."""
+        return self._receipts.losses
+
+    @property
+    def dropped(self) -> int:
+        """How many of this client's updates were refused as too stale, on one shard or more."""
+        return len({update for _, update in self._dropped})
+
+    @property
+    def next_seq(self) -> int:
+        """The number that the next update will have, if the worker need not enter again."""
+        return self._seq + 1
+
+    async def pull(self) -> None:
+        """Read all weights; they are then found by `weights`. Errors are those of `push`."""
+        await self._entered_again()
+        await self._entered.wait()
+        await self._all_lanes(lambda lane: lane.pull(self._reader))
+        self.may_go_on()
+        if await self._entered_again():
+            await self.pull()
+
+    async def pull_rows(self, table: str, keys: object) -> np.ndarray:
+        """Read the rows of these keys, in the order in which they are given.
+
+        Each shard's are those of one version, not older than what this client has seen of it.
+
+        Raises
+        ------
+        ShapeMismatch
+            An unknown table, or keys that are no whole numbers from 0 to 2⁶³ - 1.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        question = asked(self._group.layout, table, keys)
+
+        def of(shard: int) -> PullRows:
+            reader = (self.worker, self.incarnation)
+            return PullRows(shard, 0, *reader, 0, 0.0, table, question.keys[shard])
+
+        read = await self._rows(list(question.keys), of)
+        return question.answer({shard: rows.values for shard, rows in read.items()})
+
+    async def pull_range(self, table: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Read the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
+
+        Returns
+        -------
+        keys
+            int64, sorted.
+        rows
+            One for each key.
+        """
+        layout = self._group.layout
+        layout.shards[0].table(table)
+        start, stop = as_range(start, stop)
+
+        def of(shard: int) -> PullRange:
+            reader = (self.worker, self.incarnation)
+            return PullRange(shard, 0, *reader, 0, 0.0, table, start, stop)
+
+        read = (await self._rows(range(len(layout.shards)), of)).values()
+        keys = np.concatenate([rows.keys for rows in read if rows.keys is not None])
+        order = keys.argsort()
+        return keys[order], np.concatenate([rows.values for rows in read])[order]
+
+    async def _rows(
+        self, shards: Sequence[int], of: Callable[[int], RowsAsked]
+    ) -> dict[int, RowsRead]:
+        """Ask shards for rows, again as another incarnation if this one was evicted."""
+        while True:
+            await self._entered_again()
+            await self._entered.wait()
+            incarnation = self.incarnation
+            read = await asyncio.gather(*(self._lanes[s].pull_rows(of(s)) for s in shards))
+            whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
+            self.may_go_on()
+            if len(whole) == len(shards):
+                self._rows_read_as.add(incarnation)
+                return whole
+
+    async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        """Have a function run on every shard, once on each; return the results, shard by shard.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such function, or an argument cannot be sent. No shard has been asked.
+        FunctionFailed
+            It failed on some shards, which it left as they were.
+        Evicted
+            A later incarnation of this worker has called functions.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        call = Call(known_function(self._group.functions, function), pack(arguments))
+        await self._entered.wait()
+        self._calls += 1
+        # Calls have numbers of their own: under BSP they are part of no round.
+        number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
+        op = Operation("apply", number, call=call)
+        came = await asyncio.gather(*(ln.call(op) for ln in self._lanes), return_exceptions=True)
+        self.may_go_on()
+        return [unpack(result) for result in all_succeeded(came)]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights that were read last, as read-only arrays."""
+        return self._group.layout.scatter(
+            {s: lane.base.values for s, lane in enumerate(self._lanes) if lane.base is not None}
+        )
+
+    def versions(self) -> tuple[int, ...]:
+        """The version of each shard's weights that were read last; -1 where none were."""
+        return tuple(lane.base.version if lane.base else -1 for lane in self._lanes)
+
+    def _base(self, shard: int) -> np.ndarray | None:
+        base = self._lanes[shard].base
+        return base.values if base is not None else None
+
+    def _basis(self, shard: int) -> Callable[[Operation], Operation]:
+        return basis(self._group, self._lanes[shard], shard)
+
+    async def _offer_copies(self) -> None:
+        """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""
+        if self._copies is not None:
+            await self._copies.close()
+        if isinstance(self._group.recovery.durability, WorkerCache):
+            donor = donor_name(self.worker, self.incarnation)
+            lanes = self._lanes
+            self._copies = Copies(
+                self._group, self._transport, self.router, donor, lambda s: lanes[s].base
+            )
+
+    @property
+    def _reader(self) -> UpdateId:
+        return UpdateId(self.worker, self.incarnation, 0)
+
+    @property
+    def _is_gated(self) -> bool:
+        return not isinstance(self._group.consistency, ASP)
+
+    @property
+    def _ticks(self) -> bool:
+        """Whether a worker's clock must be the same on all shards, whatever its updates touch."""
+        return self._is_gated or applies(self._group)
+
+    @property
+    def _numbered(self) -> Iterable[tuple[int, Lane]]:
+        return enumerate(self._lanes)
+
+    async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
+        """Send something to several shards, and wait until all have it."""
+        if applies(self._group):
+            await together(
+                jobs,
+                self.router,
+                acked_in=lambda shard: self._lanes[shard].acked_in,
+                refused=lambda: any(lane.evicted for lane in self._lanes),
+                complete=self._receipts.all_acked,
+            )
+        else:
+            await asyncio.gather(*(job() for job in jobs.values()))
+
+    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        if outcome == "dropped":
+            self._dropped.add((shard, update))
+        self._on_ack(shard, update, version, outcome)
+
+    # -- the end of a training -------------------------------------------------------------------
+
+    def _heard(self, table: Table) -> None:
+        """Take note of what the table says of losses, and of the end."""
+        self._known = table.version
+        entered = self.worker and self.incarnation
+        if self._receipts.heard(table.restorations) and (entered or self._receipts.accounts):
+            self._start(self._renew())  # the coordinator waits for what this client was told
+        if table.stops > self._stops:
+            self._end(TrainingStopped(STOPPED))
+        elif table.losses:
+            self._end_if_wanted("a shard has lost acknowledged updates")
+
+    def _lost(self, loss: Loss) -> None:
+        self._on_loss(loss)
+        self._end_if_wanted(f"of the updates of {self.worker}, {loss}")
+
+    def _end_if_wanted(self, why: str) -> None:
+        if self._group.on_loss == "raise":
+            self._end(UpdatesLost(f"{why}. The training ends, as on_loss='raise' says"))
+
+    def _end(self, error: DpsError) -> None:
+        """Push and pull no more; have nobody wait for this worker as soon as that is certain.
+
+        A client that is no worker goes on.
+        """
+        if self.worker and self._ended is None:
+            self._ended = error
+            self._ending = self._start(self._end_in_order())
+
+    async def _end_in_order(self) -> None:
+        await self._all_lanes(lambda lane: lane.at_rest())
+        if self.incarnation:
+            await self._exit(self._end_reason)
+
+    @property
+    def _end_reason(self) -> str:
+        return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
+
+    def may_go_on(self) -> None:
+        """Raise `TrainingStopped` or `UpdatesLost` if this worker is to push and pull no more."""
+        if self._is_cancelled():
+            self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @property
+    def _statement(self) -> Statement:
+        return Statement(self._known, self._incarnations, self._receipts.accounts)
+
+    async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
+        await asyncio.gather(*(request(lane) for lane in self._lanes))
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore_loss(loss: Loss) -> None:
+    pass
+
+
+def _ignore(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+    pass

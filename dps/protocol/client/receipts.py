@@ -1,0 +1,92 @@
+"""A client's count of the acknowledgements that it got, by shard and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from dps.protocol.messages import Account, Loss, Restoration, _loss
+
+
+class Receipts:
+    """What one client was told is durable, and what of it was lost since. Used from one event loop.
+
+    Parameters
+    ----------
+    together
+        Whether shards go back together. An update that one of them has acknowledged is sent to it
+        again if it goes back before all have, and is not lost: it counts when all have.
+    on_loss
+        Called with each loss, and again if it turns out to be larger.
+    """
+
+    def __init__(self, together: bool, on_loss: Callable[[Loss], None]) -> None:
+        self._together = together
+        self._on_loss = on_loss
+        self._counts: dict[tuple[int, str], Account] = {}
+        self._staged: dict[tuple[int, str], Account] = {}
+        self._kept: dict[Account, None] = {}  # of before a restoration, until they are sent
+        self._last: dict[int, Restoration] = {}
+        self._losses: dict[tuple[int, int], Loss] = {}
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """This client's updates that were lost, one entry for each restoration that cost any."""
+        return tuple(self._losses.values())
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """What the coordinator is to be told."""
+        return (*self._kept, *self._counts.values())
+
+    def sent(self, accounts: Iterable[Account]) -> None:
+        """Take note that the coordinator has these."""
+        for account in accounts:
+            self._kept.pop(account, None)
+
+    def acked(self, account: Account) -> None:
+        """Take note of an acknowledgement."""
+        if self._together:
+            self._staged[account.shard, account.name] = account
+        else:
+            self._enter([account])
+
+    def all_acked(self) -> None:
+        """Take note that every shard has acknowledged what was sent to all of them."""
+        staged, self._staged = self._staged, {}
+        self._enter(staged.values())
+
+    def heard(self, restorations: Iterable[Restoration]) -> bool:
+        """Compare with what shards were restored with; return whether any is new."""
+        new = [r for r in restorations if r.number > self._number(r.shard)]
+        for restoration in new:
+            # Of one that was not heard of, only what is left of it by now is known here.
+            next_one = restoration.number == self._number(restoration.shard) + 1
+            certain = restoration.certain and next_one
+            self._last[restoration.shard] = replace(restoration, certain=certain)
+        concerned = {restoration.shard for restoration in new}
+        self._enter([a for a in self._counts.values() if a.shard in concerned])
+        return bool(new)
+
+    def _number(self, shard: int) -> int:
+        return self._last[shard].number if shard in self._last else 0
+
+    def _enter(self, accounts: Iterable[Account]) -> None:
+        """Take how many updates under a name a shard has acknowledged in an epoch."""
+        found: dict[tuple[int, int], Loss] = {}
+        for account in accounts:
+            at, last = (account.shard, account.name), self._last.get(account.shard)
+            if last is None or account.epoch >= last.epoch:
+                self._counts[at] = account
+                continue
+            there = last.applied.get(account.name, 0)
+            self._kept[account] = None
+            left = min(account.count, there)
+            self._counts[at] = replace(account, epoch=last.epoch, count=left)
+            if account.count > there:
+                known = self._losses.get((account.shard, last.epoch))
+                workers = {**(known.workers if known else {}), account.name: account.count - there}
+                loss = _loss(last, workers, last.certain)
+                found[account.shard, last.epoch] = self._losses[account.shard, last.epoch] = loss
+        for loss in found.values():
+            self._on_loss(loss)

@@ -1,0 +1,1 @@
+"""The coordinator: membership, epochs, placement, rebalancing, checkpoints of all shards."""

@@ -1,0 +1,543 @@
+"""Owns membership: which host holds which replica of which shard, in which epoch.
+
+The coordinator is asked for the routing table, told of hosts, workers and failures, and grants
+leases. What follows for a shard is its tender's business
+(`dps.protocol.coordinator.shard_controller`); which hosts can be counted on is decided in
+`dps.protocol.coordinator.membership`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dps.core.consistency import ASP
+from dps.core.rebalancing import Move
+from dps.core.updates import Operation, UpdateId
+from dps.errors import DpsError, TrainingStopped
+from dps.events import (
+    Decided,
+    Detected,
+    LossReported,
+    Moved,
+    Rebuilt,
+    Sink,
+    WorkerJoined,
+    WorkerLeft,
+)
+from dps.protocol.coordinator.copy_offers import Offers
+from dps.protocol.coordinator.losses import Losses
+from dps.protocol.coordinator.membership import Members
+from dps.protocol.coordinator.rebalancer import KEEPERS, Scaling
+from dps.protocol.coordinator.shard_controller import Tender
+from dps.protocol.coordinator.snapshots import Cuts
+from dps.protocol.functions import CALLS, names_of
+from dps.protocol.group import Group, applies
+from dps.protocol.lease import Leases
+from dps.protocol.messages import (
+    STOPPED,
+    AddHosts,
+    Brought,
+    CloseGroup,
+    Dismiss,
+    Done,
+    Drain,
+    Durable,
+    Ending,
+    Entered,
+    EnterWorker,
+    Evict,
+    ExitWorker,
+    GetLosses,
+    GetTable,
+    HostInfo,
+    Loss,
+    LossList,
+    Offer,
+    Push,
+    Renewed,
+    RenewLease,
+    RenewWorker,
+    ReportFailure,
+    ReportLink,
+    Scale,
+    Seed,
+    Seeded,
+    StopTraining,
+    Table,
+    View,
+    WantCut,
+    donor_name,
+)
+from dps.protocol.transport import Clock, Endpoint, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    incarnation: int
+    address: str
+    token: str
+    active: bool
+    stops: int = 0
+
+
+class Coordinator:
+    """Decides who serves what. All calls come from one event loop."""
+
+    def __init__(self, group: Group, transport: Transport, clock: Clock, emit: Sink) -> None:
+        self._group = group
+        self._transport = transport
+        self._clock = clock
+        self._emit = emit
+        self.members = Members(
+            group,
+            transport,
+            clock,
+            holds_only_copy=self._holds_only_copy,
+            on_lost=self._lose_host,
+            on_silent=self._suspend_host,
+            on_found=self._use_hosts,
+        )
+        self.store: Endpoint | None = None
+        self.mailbox: Endpoint | None = None
+        self.seeds: dict[int, Seed] = {}
+        self.offers = Offers(self._donors)
+        self._workers = {
+            name: _Worker(incarnation, "", "", active=False)
+            for name, incarnation in group.incarnations.items()
+        }
+        self._worker_leases = Leases[str](group.timings, clock)
+        self._tenders = [
+            Tender(shard, group, transport, self) for shard in range(len(group.layout.shards))
+        ]
+        self.scaling = Scaling(
+            group, self.members, self._tenders, lambda: (self.store, self.mailbox)
+        )
+        self._dismissed: set[str] = set()
+        self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
+        self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
+        self._stops = 0
+        self._departed = asyncio.Condition()
+        self._version = 0
+        self._closed = False
+        self._published = asyncio.Condition()
+        self._evictions: set[asyncio.Task[None]] = set()
+        self._watching = asyncio.create_task(self._worker_leases.watch(self._worker_is_silent))
+        self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            GetTable: self._get_table,
+            ReportFailure: self._report_failure,
+            ReportLink: self._report_link,
+            RenewLease: self._renew_lease,
+            RenewWorker: self._renew_worker,
+            AddHosts: self._add_hosts,
+            Seeded: self._seeded,
+            Offer: self._offer,
+            WantCut: self._want_cut,
+            Scale: self._scale,
+            Drain: self._drain,
+            Dismiss: self._dismiss,
+            StopTraining: self._stop_training,
+            GetLosses: self._get_losses,
+            CloseGroup: self._close_group,
+            EnterWorker: self._enter_worker,
+            ExitWorker: self._exit_worker,
+        }
+
+    async def handle(self, message: Any) -> Any:
+        """Carry out one message and return its reply; raises `DpsError` to be sent back."""
+        return await self._services[type(message)](message)
+
+    async def close(self) -> None:
+        """Stop deciding."""
+        for tender in self._tenders:
+            await tender.close()
+        if self.cuts is not None:
+            await self.cuts.close()
+        for task in (self._watching, *self._evictions):
+            task.cancel()
+        await asyncio.gather(self._watching, *self._evictions, return_exceptions=True)
+        await self.members.close()
+
+    async def lose(self, address: str, by: str) -> None:
+        """Take note that the process at `address` seems to be gone, whatever it was.
+
+        A worker is not waited for any more. A host may live on and serve, so it is given up only
+        when its end is proven, or when its lease is over.
+        """
+        self.members.suspect(address, by)
+        for name, worker in list(self._workers.items()):
+            if worker.address == address and worker.active:
+                await self._remove_worker(name, worker.incarnation, "lost")
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _get_table(self, m: GetTable) -> Table:
+        try:
+            async with asyncio.timeout(m.patience), self._published:
+                await self._published.wait_for(lambda: self._version > m.after)
+        except TimeoutError:
+            pass
+        return self._table()
+
+    async def _report_failure(self, m: ReportFailure) -> Table:
+        self.members.suspect(m.host.address, "client")
+        return self._table()
+
+    async def _report_link(self, m: ReportLink) -> Done:
+        view = self._tenders[m.shard].view
+        if m.epoch == view.epoch and m.successor in view.chain[1:]:
+            self.members.exclude(m.successor)
+        return Done()
+
+    async def _renew_lease(self, m: RenewLease) -> Renewed:
+        return Renewed(await self.members.renew(m.host, m.life))
+
+    async def _renew_worker(self, m: RenewWorker) -> Renewed:
+        await self._tell_of(self.losses.stated(m.worker, m.incarnation, m.statement))
+        worker = self._workers.get(m.worker)
+        if worker is None or worker.incarnation != m.incarnation or not worker.active:
+            return Renewed(granted=False)
+        self._worker_leases.grant(m.worker)
+        return Renewed(granted=True, leaving=m.worker in self._dismissed)
+
+    async def _add_hosts(self, m: AddHosts) -> Done:
+        await self.members.add(m.hosts)
+        return Done()
+
+    async def _seeded(self, m: Seeded) -> Done:
+        self._tenders[m.shard].seeded(m.epoch, m.brought)
+        return Done()
+
+    async def _offer(self, m: Offer) -> Done:
+        await self.offers.take(m)
+        return Done()
+
+    async def _want_cut(self, m: WantCut) -> Done:
+        if self.cuts is not None:
+            self.cuts.want(m.shard, m.version)
+        return Done()
+
+    async def _scale(self, m: Scale) -> Done:
+        self.scaling.scale(m.servers)
+        self.scaling.consider()
+        await self.publish()
+        return Done()
+
+    async def _drain(self, m: Drain) -> Done:
+        self.scaling.drain(m.host)
+        await self._use_hosts()
+        return Done()
+
+    async def _dismiss(self, m: Dismiss) -> Done:
+        worker = self._workers.get(m.worker)
+        if worker is None or worker.active:
+            self._dismissed.add(m.worker)
+        return Done()
+
+    async def _stop_training(self, m: StopTraining) -> Ending:
+        self._stops = max(self._stops, m.number)
+        await self.publish()
+
+        def left() -> tuple[str, ...]:
+            return tuple(
+                name for name, w in self._workers.items() if w.active and w.stops < m.number
+            )
+
+        try:
+            async with asyncio.timeout(m.patience), self._departed:
+                await self._departed.wait_for(lambda: not left())
+        except TimeoutError:
+            pass
+        return Ending(left())
+
+    async def _get_losses(self, m: GetLosses) -> LossList:
+        return LossList(self.losses.found)
+
+    async def _close_group(self, m: CloseGroup) -> Done:
+        self._closed = True
+        await self.publish()
+        return Done()
+
+    async def _enter_worker(self, m: EnterWorker) -> Entered:
+        before = self._workers.get(m.worker)
+        if before is not None and before.token == m.token:
+            return Entered(before.incarnation)
+        if m.stops < self._stops:  # it was under way when the training was stopped
+            raise TrainingStopped(STOPPED)
+        incarnation = before.incarnation + 1 if before else 1
+        self._workers[m.worker] = _Worker(incarnation, m.address, m.token, True, m.stops)
+        self._worker_leases.grant(m.worker)
+        self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
+        if before is not None and before.active:  # another process has taken the name
+            await self._tell_of(self.losses.left(m.worker, before.incarnation))
+        return Entered(incarnation)
+
+    async def _exit_worker(self, m: ExitWorker) -> Done:
+        self._dismissed.discard(m.worker)
+        stated = self.losses.stated(m.worker, m.incarnation, m.statement, final=True)
+        await self._tell_of(stated)
+        await self._remove_worker(m.worker, m.incarnation, m.reason)
+        if m.called:  # it asks for no result again, as one might that is only silent
+            await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
+        return Done()
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    def _views(self) -> list[View]:
+        return [tender.view for tender in self._tenders]
+
+    def _table(self) -> Table:
+        views = tuple(self._views())
+        complete = all(v.serving and len(v.chain) >= self._group.replicas for v in views)
+        seeds, wanted = tuple(self.seeds.values()), tuple(self.offers.wanted.values())
+        keepers, leaving = (self.store, self.mailbox), self.scaling.leaving
+        closed = self._closed
+        lost = self.losses.restorations, self.losses.revision
+        return Table(
+            *(self._version, views, *keepers, seeds, complete, closed, wanted, leaving),
+            *(*lost, self._stops),
+        )
+
+    async def publish(self) -> None:
+        """Let everybody who waits for a new table have it."""
+        self.scaling.look()
+        async with self._published:
+            self._version += 1
+            self._published.notify_all()
+
+    def decided(self, view: View, head: Endpoint, how: str) -> None:
+        """Record how a shard is to go on after a change of its members."""
+        node = self.members.node(head)
+        self._emit(Decided(self._clock.now(), view.shard, view.epoch, node, how))
+
+    def restored(self, view: View, brought: Brought, *, certain: bool) -> None:
+        """Find out what was lost with a shard's last state: every worker is asked.
+
+        What is found at once is published with the view.
+        """
+        active = {name: w.incarnation for name, w in self._workers.items() if w.active}
+        found = self.losses.restored(
+            *(view.shard, view.epoch, brought, self._clock.now()),
+            certain=certain,
+            after=self._version,
+            active=active,
+        )
+        self._report(found)
+
+    def _report(self, losses: Sequence[Loss]) -> None:
+        """Record losses of acknowledged updates."""
+        now = self._clock.now()
+        for loss in losses:
+            what = loss.updates, loss.exact, loss.source, loss.version
+            self._emit(LossReported(now, loss.shard, loss.epoch, *what))
+
+    async def _tell_of(self, losses: Sequence[Loss]) -> None:
+        """Record losses, and let everybody know."""
+        if losses:
+            self._report(losses)
+            await self.publish()
+
+    def load(self, host: Endpoint) -> int:
+        """How many replicas a host has, or is about to have."""
+        return sum(host in (*tender.view.chain, tender.reserved) for tender in self._tenders)
+
+    def may_hold(self, info: HostInfo, shard: int) -> bool:
+        """Whether a host may have a replica of a shard."""
+        return self.scaling.may_hold(info, shard)
+
+    def is_reserve(self, host: Endpoint) -> bool:
+        """Whether a host is more than the wanted number of servers."""
+        return self.scaling.is_reserve(host)
+
+    def moved(self, view: View, move: Move[Endpoint], seconds: float, pause: float) -> None:
+        """Record that a replica has moved."""
+        source, target = (self.members.node(host) for host in (move.source, move.target))
+        nbytes = self._group.layout.shards[view.shard].nbytes
+        now, epoch = self._clock.now(), view.epoch
+        self._emit(Moved(now, view.shard, epoch, source, target, nbytes, seconds, pause))
+
+    async def came_to_rest(self) -> None:
+        """Begin the next move, if there is one."""
+        self.scaling.consider()
+        if self.scaling.look():
+            await self.publish()
+
+    # -- hosts that come and go --------------------------------------------------------------------
+
+    async def _use_hosts(self) -> None:
+        """There are other hosts to be used than before."""
+        self._appoint_keepers()
+        for tender in self._tenders:
+            tender.wake()
+        await self.publish()
+
+    async def _lose_host(self, info: HostInfo, by: str) -> None:
+        """Go on without a host, which serves nobody any more."""
+        theirs = [tender for tender in self._tenders if info.host in tender.view.chain]
+        for tender in self._tenders:
+            if tender in theirs:
+                tender.unsettle(without=info.host)
+                tender.interrupt()
+                self._detected(tender, info, by)
+            if info.host in (tender.reserved, self.store, self.mailbox):
+                tender.interrupt()
+            if info.host == tender.reserved:
+                tender.reserved = None  # it may be counted on again at once, but has nothing
+            if info.host == self.store:
+                tender.store_lost()
+            tender.wake()
+        gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
+        if gone and self.cuts is not None:
+            self._roll_back(gone[0])
+        if info.host == self.store:
+            self.store = None
+        if info.host == self.mailbox:
+            self.mailbox = None
+        self._appoint_keepers()
+        await self.publish()
+
+    async def _suspend_host(self, info: HostInfo) -> None:
+        """Have the shards wait whose last replica is on a host that is not heard of."""
+        for tender in self._tenders:
+            if tender.view.chain == (info.host,):
+                tender.unsettle()
+                tender.interrupt()
+                self._detected(tender, info, "lease")
+        await self.publish()
+
+    def _detected(self, tender: Tender, info: HostInfo, by: str) -> None:
+        view = tender.view
+        serving = any(not self.members.is_silent(member) for member in view.chain)
+        now = self._clock.now()
+        self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
+
+    def _appoint_keepers(self) -> None:
+        """Choose who keeps states and mail.
+
+        When that changes, the shards enter a new epoch: their servers fill a new store, and close a
+        new mailbox. A mailbox that is in use is not changed: nobody would look into it again.
+        """
+        hosts, before = self.scaling.usable, (self.store, self.mailbox)
+        if self.store not in hosts:
+            self.store = _first(hosts, "store")
+        with_store = self.mailbox == before[0] and not self._any_down
+        if self.mailbox not in hosts or with_store:
+            self.mailbox = _first(hosts, "mailbox") or self.store
+        after = (self.store, self.mailbox)
+        if after != before and None not in after and self._group.recovery.needs_store:
+            for tender in self._tenders:
+                if tender.view.chain:
+                    tender.unsettle()
+                tender.interrupt()
+
+    @property
+    def _any_down(self) -> bool:
+        """Whether a shard is down, so that it may need what the store and the mailbox have."""
+        return any(tender.begun and not tender.view.serving for tender in self._tenders)
+
+    def _holds_only_copy(self, host: Endpoint) -> bool:
+        """Whether what a host holds is lost if it is given up, though it should not be."""
+        if host in (self.store, self.mailbox):
+            keepers = (info for info in self.scaling.usable.values() if info.role in KEEPERS)
+            nobody_else = all(info.host == host for info in keepers)
+            return self._any_down or nobody_else
+        return any(tender.is_last_copy(host) for tender in self._tenders)
+
+    def refuse_cut(self, shard: int, cut: int) -> None:
+        """Have all shards go back to the cut before this one, which is damaged."""
+        if self.cuts is not None and self.cuts.newest == cut and self.cuts.refuse(cut):
+            self._roll_back(shard)
+
+    def _roll_back(self, shard: int) -> None:
+        """Have all shards go back to the newest cut."""
+        assert self.cuts is not None
+        self.cuts.roll_back(shard)
+        for tender in self._tenders:
+            if tender.begun:
+                tender.forsake()
+
+    def rebuilt(self, offer: Offer) -> None:
+        """Record that a shard was rebuilt from the copy that was offered."""
+        now = self._clock.now()
+        age = now - offer.at
+        self._emit(Rebuilt(now, offer.shard, offer.epoch, offer.donor, offer.version, age))
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def _donors(self) -> set[str]:
+        """The workers that take part."""
+        active = {name: worker for name, worker in self._workers.items() if worker.active}
+        return {donor_name(name, worker.incarnation) for name, worker in active.items()}
+
+    async def admit_present(self, view: View, host: Endpoint) -> None:
+        """Enter every worker in the clock table of a shard before it is served again.
+
+        What was restored may be older than a worker's own join, and nobody would wait for it.
+        """
+        if isinstance(self._group.consistency, ASP):
+            return
+        timings = self._group.timings
+        ids = [UpdateId(name, w.incarnation, 0) for name, w in self._workers.items() if w.active]
+        joins = [
+            Push(view.shard, view.epoch, Operation("join", id), False, timings.patience)
+            for id in ids
+        ]
+        calls = (self._transport.call(host, join, timings.call) for join in joins)
+        await asyncio.gather(*calls)
+
+    async def evict_absent(self, shard: int) -> None:
+        """Take workers that are gone out of the shard's clock table, wherever that comes from."""
+        absent = [
+            UpdateId(name, worker.incarnation, 0)
+            for name, worker in self._workers.items()
+            if not worker.active
+        ]
+        if absent:
+            await self._evict(self._tenders[shard], absent)
+
+    async def _worker_is_silent(self, name: str) -> None:
+        self._worker_leases.end(name)
+        incarnation = self._workers[name].incarnation
+        eviction = asyncio.create_task(self._remove_worker(name, incarnation, "silent"))
+        self._evictions.add(eviction)
+        eviction.add_done_callback(self._evictions.discard)
+
+    async def _remove_worker(self, name: str, incarnation: int, reason: str) -> None:
+        worker = self._workers.get(name)
+        if worker is None or worker.incarnation != incarnation or not worker.active:
+            return
+        self._workers[name] = replace(worker, active=False)
+        self._worker_leases.end(name)
+        left = WorkerLeft(self._clock.now(), name, incarnation, reason)
+        self._emit(left)
+        if left.was_lost:
+            await self._tell_of(self.losses.left(name, incarnation))
+        await self._evict_from_all(UpdateId(name, incarnation, 0))
+        async with self._departed:
+            self._departed.notify_all()
+
+    async def _evict_from_all(self, gone: UpdateId) -> None:
+        await asyncio.gather(*(self._evict(tender, [gone]) for tender in self._tenders))
+
+    async def _evict(self, tender: Tender, workers: Sequence[UpdateId]) -> None:
+        view = tender.view
+        if view.serving:
+            request = Evict(view.shard, view.epoch, tuple(workers))
+            try:
+                call = self._transport.call(view.chain[0], request, self._group.timings.call)
+                durable: Durable = await call
+            except DpsError:
+                tender.wake()  # the shard is changing; it evicts again when it is settled
+            else:
+                # What it has of workers that are gone is what they were told, or would have been.
+                for gone in workers:
+                    known = durable.applied
+                    counts = {name: known[name] for name in names_of(gone.worker) if name in known}
+                    found = self.losses.has(view.shard, view.epoch, gone.incarnation, counts)
+                    await self._tell_of(found)
+
+
+def _first(hosts: dict[Endpoint, HostInfo], role: str) -> Endpoint | None:
+    return next((host for host, info in hosts.items() if info.role == role), None)

@@ -1,0 +1,203 @@
+"""Owns how many hosts hold shards, and which replica is moved next.
+
+As long as nobody has asked for a number of servers, hosts are meant for certain shards (their home)
+and nothing is moved. From then on replicas are kept evenly spread over that many hosts, whichever
+have come and gone, by one move at a time (`dps.core.rebalancing`,
+`dps.protocol.coordinator.shard_controller`). A host that is drained is emptied, and is made no more
+use of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dps.core.rebalancing import Move, as_servers, check_movable, moves
+from dps.errors import CapacityError, NotServing
+from dps.protocol.coordinator.membership import Members
+from dps.protocol.group import Group
+from dps.protocol.messages import HostInfo
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.shard_controller import Tender
+
+
+KEEPERS = ("store", "mailbox")
+
+
+class Scaling:
+    """Which hosts hold shards. All calls come from one event loop.
+
+    Parameters
+    ----------
+    tenders
+        The shards' tenders.
+    keepers
+        Returns who keeps states and mail now.
+
+    Attributes
+    ----------
+    servers
+        How many hosts are wanted; None: it does not matter.
+    leaving
+        The hosts from which something is still to be moved away.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        members: Members,
+        tenders: Sequence[Tender],
+        keepers: Callable[[], tuple[Endpoint | None, Endpoint | None]],
+    ) -> None:
+        self.servers = group.servers
+        self.leaving: tuple[Endpoint, ...] = ()
+        self._group = group
+        self._members = members
+        self._tenders = tenders
+        self._keepers = keepers
+        self._drained: dict[Endpoint, int] = {}
+
+    # -- what is asked for -----------------------------------------------------------------------
+
+    def scale(self, servers: int) -> None:
+        """Keep the shards on this many hosts from now on.
+
+        Raises
+        ------
+        ConfigurationError
+            So many can never be used.
+        CapacityError
+            There are fewer.
+        """
+        servers = as_servers(servers, len(self._tenders), self._group.recovery)
+        able = self._able()
+        if len(able) < servers:
+            raise CapacityError(
+                f"servers={servers}, but there are {len(able)} nodes that can hold shards; start "
+                "more Dask workers for servers, or ask for fewer"
+            )
+        self.servers = servers
+
+    def drain(self, host: Endpoint) -> None:
+        """Empty a host, unless it has ended, and make no more use of it.
+
+        Raises
+        ------
+        ConfigurationError
+            Shards cannot move under this recovery.
+        CapacityError
+            The others cannot do without it.
+        NotServing
+            It keeps what a shard needs that is down now.
+        """
+        check_movable(self._group.recovery)
+        info = self._members.info(host)
+        if info is None or host in self._drained:
+            return
+        if info.role in KEEPERS:
+            self._check_keeper(info)
+        else:
+            self._check_server(info)
+            if self.servers is None:
+                self.servers = sum(load > 0 for load in self._loads().values())
+        self._drained[host] = len(self._drained)
+
+    def _check_server(self, info: HostInfo) -> None:
+        others = [other for other in self._able() if other.host != info.host]
+        if len(others) < self._group.replicas:
+            raise CapacityError(
+                f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
+                f"shards, and {self._group.replicas} are needed; start another one for servers "
+                "before"
+            )
+
+    def _check_keeper(self, info: HostInfo) -> None:
+        if info.host not in self._keepers():
+            return
+        rest = self.usable
+        stores = [other for other in rest.values() if other.role == "store"]
+        if info.role == "store" and all(other.host == info.host for other in stores):
+            raise CapacityError(
+                f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
+                "other node for a store; start one with the Dask resource 'store' before"
+            )
+        if any(tender.begun and not tender.view.serving for tender in self._tenders):
+            raise NotServing(
+                f"{info.node} cannot be drained now: a shard is down that needs what it keeps; "
+                "try again when every shard is served"
+            )
+
+    # -- who may hold what -----------------------------------------------------------------------
+
+    @property
+    def usable(self) -> dict[Endpoint, HostInfo]:
+        """The hosts that are not to be emptied."""
+        return {h: i for h, i in self._members.hosts.items() if h not in self._drained}
+
+    def may_hold(self, info: HostInfo, shard: int) -> bool:
+        """Whether a host may have a replica of a shard."""
+        if info.role in KEEPERS or info.host in self._drained:
+            return False
+        return self.servers is not None or info.home in (-1, shard)
+
+    def is_reserve(self, host: Endpoint) -> bool:
+        """Whether a host is more than the wanted number of servers."""
+        return self.servers is not None and host not in self._in_use()
+
+    def _able(self) -> list[HostInfo]:
+        """The hosts that can hold any shard."""
+        infos = self.usable.values()
+        return [i for i in infos if i.role not in KEEPERS and not self._members.is_silent(i.host)]
+
+    def _in_use(self) -> list[Endpoint]:
+        """The hosts that are to hold shards: those that hold most already."""
+        loads = self._loads()
+        able = sorted(self._able(), key=lambda info: (-loads[info.host], info.node))
+        return [info.host for info in able][: self.servers]
+
+    def _loads(self) -> Counter[Endpoint]:
+        loads: Counter[Endpoint] = Counter()
+        for tender in self._tenders:
+            loads.update(tender.view.chain)
+            if tender.reserved is not None and tender.reserved not in tender.view.chain:
+                loads[tender.reserved] += 1
+        return loads
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def consider(self) -> None:
+        """Begin the next move, if it is time for one."""
+        if all(tender.view.serving and tender.moving is None for tender in self._tenders):
+            ready = (m for m in self._plan() if self._tenders[m.shard].can_move_to(m.target))
+            for move in islice(ready, 1):
+                self._tenders[move.shard].move(move)
+
+    def look(self) -> bool:
+        """Find out who is leaving now; return whether others were before."""
+        loads, keepers = self._loads(), self._keepers()
+        left = {
+            host
+            for host in self._drained
+            if loads[host] or host in keepers or any(t.keeps_state_at(host) for t in self._tenders)
+        }
+        under_way = [tender.moving for tender in self._tenders if tender.moving is not None]
+        left |= {m.source for m in (*under_way, *self._plan()) if m.source is not None}
+        before, self.leaving = self.leaving, tuple(sorted(left, key=str))
+        return self.leaving != before
+
+    def _plan(self) -> list[Move[Endpoint]]:
+        if self.servers is None:
+            return []
+        chains = [tender.view.chain for tender in self._tenders]
+        found = moves(chains, self._in_use(), self._group.replicas)
+        ready = [move for move in found if move.source is not None]
+        return sorted(ready, key=self._urgency)
+
+    def _urgency(self, move: Move[Endpoint]) -> int:
+        """Whom to empty first: who was asked to leave first has the least time left."""
+        last = len(self._drained)
+        return last if move.source is None else self._drained.get(move.source, last)

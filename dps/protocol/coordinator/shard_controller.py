@@ -1,0 +1,524 @@
+"""Owns how one shard is brought to what is wanted: served by a chain of the wanted length.
+
+A task takes one step after another: have what is left of a chain enter a new epoch, else restore
+the shard on a free host, else lengthen its chain, else go on with a move: the newcomer is added at
+the tail, then the old holder leaves. Whatever fails is tried again with what is known then. Every
+change of a shard's members begins a new epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dps.core.rebalancing import Move
+from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, WorkerCache
+from dps.errors import CheckpointCorrupt, DpsError, NotServing, StaleEpoch, TransportError
+from dps.protocol.coordinator.placement import Candidates
+from dps.protocol.coordinator.port import Surroundings
+from dps.protocol.group import Group
+from dps.protocol.messages import (
+    Brought,
+    ClearMail,
+    Configure,
+    Extend,
+    Offer,
+    Release,
+    Restore,
+    Seed,
+    View,
+    Wanted,
+)
+from dps.protocol.transport import Endpoint, Transport
+
+DONOR_SECONDS = 0.05  # how often to look whether a donor still takes part
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    """The old holder of a replica that is moved, which has left the epoch: `fence`, at `at`."""
+
+    move: Move[Endpoint]
+    holder: Endpoint
+    fence: int
+    at: float
+
+
+class Tender:
+    """One shard's members, and the task that looks after them. Used from one event loop.
+
+    Attributes
+    ----------
+    view
+        Who serves the shard.
+    begun
+        Whether the shard has ever been served: its state is more than the initial values.
+    reserved
+        A host that is about to become a replica.
+    moving
+        The move that is under way, if one is.
+    """
+
+    def __init__(
+        self, shard: int, group: Group, transport: Transport, surroundings: Surroundings
+    ) -> None:
+        self.view = View(shard, 0, (), serving=False)
+        self.begun = False
+        self.reserved: Endpoint | None = None
+        self.moving: Move[Endpoint] | None = None
+        self._group = group
+        self._transport = transport
+        self._around = surroundings
+        self._last_epoch = 0
+        self._last_host: Endpoint | None = None
+        self._forsaken: tuple[Endpoint, ...] = ()
+        self._stored: Endpoint | None = None
+        # Who was to get the state from the store since the shard was lost, and from which epoch on.
+        self._tried: dict[Endpoint, int] = {}
+        self._candidates = Candidates(shard, surroundings, group.timings.lease, self.wake)
+        self._awake = asyncio.Event()
+        self._step: asyncio.Timeout | None = None
+        self._seeded: asyncio.Event | None = None
+        self._brought: Brought | None = None
+        self._failed_attempts = 0
+        self._began_moving = 0.0
+        self._stopped: _Stopped | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+        self._task = asyncio.create_task(self._tend())
+
+    async def close(self) -> None:
+        """Stop looking after the shard."""
+        tasks = (self._task, *self._errands)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Look whether there is something to do."""
+        self._awake.set()
+
+    def interrupt(self) -> None:
+        """Have the step given up that is under way: it counts on what is no longer so."""
+        if self._step is not None and not self._step.expired():
+            self._step.reschedule(asyncio.get_running_loop().time())
+
+    def unsettle(self, without: Endpoint | None = None, also: Endpoint | None = None) -> None:
+        """Let nobody use the shard until what is left of its chain has entered a new epoch.
+
+        `also` is a newcomer that is to be its tail.
+        """
+        chain = tuple(member for member in self.view.chain if member != without)
+        chain += (also,) if also is not None else ()
+        self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
+
+    def forsake(self) -> None:
+        """Give the shard's present state up, though its replicas live."""
+        if self.view.chain:
+            self._last_host, self._forsaken = self.view.chain[0], self.view.chain
+        self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
+        self.interrupt()
+        self.wake()
+
+    def seeded(self, epoch: int, brought: Brought) -> None:
+        """Take note that the initial values are installed, or a worker's copy."""
+        if self._seeded is not None and epoch == self.view.epoch:
+            self._brought = brought
+            self._seeded.set()
+
+    def store_lost(self) -> None:
+        """Take note that no state is kept: the store may come back, but empty."""
+        self._stored = None
+
+    def is_last_copy(self, host: Endpoint) -> bool:
+        """Whether a host has the only copy of a state that must not be lost with one host."""
+        alone = self.view.chain == (host,)
+        durability = self._group.recovery.durability
+        if isinstance(durability, SharedStore):
+            return (alone or host in self._tried) and self.begun and not self._is_kept
+        return alone and isinstance(durability, Chain)
+
+    def keeps_state_at(self, host: Endpoint) -> bool:
+        """Whether the shard's state may be restored from what a host keeps."""
+        return self._stored == host
+
+    def can_move_to(self, host: Endpoint) -> bool:
+        """Whether a replica may be moved now: nothing is wrong with the shard, nor was with it."""
+        whole = self.view.serving and len(self.view.chain) == self._group.replicas
+        return whole and not self._lacks_store and not self._candidates.is_avoided(host)
+
+    def move(self, move: Move[Endpoint]) -> None:
+        """Move a replica, unless something that this needs is lost meanwhile."""
+        self.moving, self._began_moving = move, asyncio.get_running_loop().time()
+        self.wake()
+
+    def _next_epoch(self) -> int:
+        """A number that no configuration of this shard has had."""
+        self._last_epoch += 1
+        return self._last_epoch
+
+    # -- step by step ----------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            try:
+                await self._advance_far()
+            except TimeoutError:
+                self.wake()
+            except DpsError:
+                # A host did not do as asked: it is going, or is not ready. Look again soon.
+                await asyncio.sleep(self._group.timings.retry)
+                self.wake()
+
+    async def _advance_far(self) -> None:
+        """Take every step there is to take; raises `TimeoutError` when it is interrupted."""
+        try:
+            async with asyncio.timeout(None) as self._step:
+                while await self._advance():
+                    pass
+                await self._around.evict_absent(self.view.shard)
+                await self._around.came_to_rest()
+        finally:
+            self._step = None
+
+    async def _advance(self) -> bool:
+        """Take one step towards what is wanted; return whether there may be another to take."""
+        view = self.view
+        if view.chain and not view.serving:
+            return await self._reconfigure(view)
+        if not view.chain:
+            return await self._restore()
+        if len(view.chain) < self._group.replicas:
+            host = self._free_host
+            return host is not None and await self._extend(view, host)
+        return await self._move_on(view)
+
+    async def _reconfigure(self, view: View) -> bool:
+        """Have what is left of a chain enter the new epoch, then serve."""
+        served = replace(view, chain=self._going_on, serving=True)
+        silent = any(self._around.members.is_silent(member) for member in served.chain)
+        if silent or self._lacks_store:
+            return False
+        store = self._around.store
+        self._around.decided(view, served.chain[0], "reconfigure")
+        await self._configure(served)
+        if self.view == view:
+            self._stored = store
+            self._serve(served)
+            await self._around.publish()
+            self._end_move()
+        return True
+
+    @property
+    def _going_on(self) -> tuple[Endpoint, ...]:
+        """Who of the chain is to serve on.
+
+        Whoever stopped for a move may lack what the others have committed since: it comes back only
+        if they are all lost.
+        """
+        stopped = self._stopped.holder if self._stopped is not None else None
+        others = tuple(member for member in self.view.chain if member != stopped)
+        return others or self.view.chain
+
+    async def _restore(self) -> bool:
+        """Bring a shard without any replica back on a free host."""
+        host = self._holder or self._free_host
+        if host is None or self._lacks_store:
+            return False
+        self.reserved = host
+        try:
+            await self._fence_forsaken(host)
+            await self._restore_on(host)
+        finally:
+            self.reserved = None
+        return True
+
+    async def _restore_on(self, host: Endpoint) -> None:
+        self.unsettle()
+        view, store = self.view, self._around.store
+        self._around.decided(view, host, "restore")
+        served = False
+        try:
+            brought = await self._bring_back(view, host)
+            await self._around.admit_present(view, host)
+            served = self.view == view and self._is_coming(host)
+        except DpsError:
+            self._candidates.avoid(host)
+            raise
+        finally:
+            if served:
+                self._serve(View(view.shard, view.epoch, (host,), serving=True))
+                if self.begun:
+                    # An earlier attempt may have applied mail to what is now taken for what it was.
+                    mail = self._failed_attempts and self._group.recovery.needs_store
+                    self._around.restored(self.view, brought, certain=not mail)
+                self.begun, self._stored, self._forsaken = True, store, ()
+                self._stopped = None
+                self._failed_attempts = 0
+                self._tried = {}
+            else:
+                self.unsettle()  # the host may have closed the mailbox for its epoch
+                self._failed_attempts += 1
+            await self._around.publish()
+
+    def _serve(self, view: View) -> None:
+        """Let everybody use the shard, with what was in its mailbox: nobody needs that any more."""
+        self.view = view
+        if self._group.recovery.needs_store:
+            clear = ClearMail(view.shard, view.epoch)
+            self._send(clear, lambda: self._around.mailbox if self.view == view else None)
+
+    @property
+    def _free_host(self) -> Endpoint | None:
+        return self._candidates.best(self.view.chain, self._last_host)
+
+    @property
+    def _holder(self) -> Endpoint | None:
+        """Who may have got the state from a store that was lost before the shard was served."""
+        there = [host for host in self._tried if host in self._around.members]
+        return min(there, key=self._candidates.is_avoided) if there and not self._is_kept else None
+
+    async def _fence_forsaken(self, host: Endpoint) -> None:
+        """Before another host has the shard, take others out of the epoch in which clients know it.
+
+        They live, and their leases are not over: but for this they would go on to answer. What the
+        host itself has is out when it restores the shard; if it does not, the next one is to know.
+        """
+        for forsaken in self._forsaken:
+            if forsaken != host and forsaken in self._around.members:
+                alone = (forsaken,)
+                request = Configure(self.view.shard, self._next_epoch(), alone, forsaken)
+                with suppress(NotServing):  # then it has nothing of the shard
+                    await self._call(forsaken, request)
+        self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
+
+    async def _bring_back(self, view: View, host: Endpoint) -> Brought:
+        if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
+            return await self._rebuild(view, host)
+        if self.begun and self._around.cuts is not None:
+            return await self._restore_cut(view, host, self._around.cuts.newest)
+        if self._is_kept:
+            self._tried.setdefault(host, view.epoch)
+            return await self._restored(host, Restore(view.shard, view.epoch, host))
+        if host in self._tried:
+            return await self._restore_got(view, host)
+        return await self._have_seeded(Seed(view.shard, view.epoch, host))
+
+    async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:
+        """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
+        try:
+            return await self._restored(host, Restore(view.shard, view.epoch, host, cut))
+        except CheckpointCorrupt:
+            self._around.refuse_cut(view.shard, cut)
+            raise
+
+    async def _restore_got(self, view: View, host: Endpoint) -> Brought:
+        """Go on from what an earlier attempt has brought to a host, if it has come that far."""
+        since = self._tried[host]
+        try:
+            return await self._restored(host, Restore(view.shard, view.epoch, host, since=since))
+        except StaleEpoch:
+            del self._tried[host]
+            raise
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the shard's state can be restored from where its durability keeps it."""
+        match self._group.recovery.durability:
+            case NoDurability() | Chain() | WorkerCache():
+                return False
+            case SharedStore():
+                return (
+                    self.begun and self._stored is not None and self._stored == self._around.store
+                )
+            case _:
+                return self.begun
+
+    @property
+    def _stays_durable(self) -> bool:
+        """Whether a new tail can go on where the old one is, without anything being written."""
+        durability = self._group.recovery.durability
+        timed = isinstance(durability, Checkpoint) and durability.seconds is not None
+        return self._stored == self._around.store and not timed
+
+    @property
+    def _lacks_store(self) -> bool:
+        kept = isinstance(self._group.recovery.durability, SharedStore)
+        return kept and self._around.store is None
+
+    async def _restored(self, host: Endpoint, request: Restore) -> Brought:
+        brought: Brought = await self._call(host, request)
+        return brought
+
+    async def _rebuild(self, view: View, host: Endpoint) -> Brought:
+        """Have the worker with the freshest copy install it; without any, start from the first."""
+        offers = self._around.offers
+        offers.ask(Wanted(view.shard, view.epoch, host))
+        try:
+            await self._around.publish()
+            offer = await offers.best(view.shard)
+            seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
+            brought = await self._have_seeded(seed, offer)
+        finally:
+            offers.close(view.shard)
+        if offer is not None:
+            self._around.rebuilt(offer)
+        return brought
+
+    async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> Brought:
+        """Ask whoever has the state to install it, and wait until that is done.
+
+        Raises
+        ------
+        NotServing
+            It was a worker's, which left, or does not offer it any more.
+        """
+        self._seeded = asyncio.Event()
+        self._around.seeds[seed.shard] = seed
+        await self._around.publish()
+        try:
+            patience = self._group.timings.call if offer is None else DONOR_SECONDS
+            while not await _is_set(self._seeded, patience):
+                stands = offer is None or self._around.offers.stands(offer)
+                if offer is None or not stands:
+                    self._around.members.suspect(seed.host.address, "coordinator")
+                if not stands:
+                    raise NotServing(f"shard {seed.shard}: {seed.donor} cannot give its copy")
+        finally:
+            self._seeded = None
+            del self._around.seeds[seed.shard]
+        assert self._brought is not None
+        return self._brought
+
+    async def _extend(self, view: View, host: Endpoint) -> bool:
+        """Add a replica at the tail of a chain."""
+        longer = View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
+        self.reserved = host
+        has_all, joined = False, False
+        try:
+            await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
+            has_all = True
+            await self._configure(longer, kept=self._stays_durable)
+            joined = self.view == view and self._is_coming(host)
+        except DpsError:
+            self._around.members.suspect(host.address, "coordinator")
+            self._candidates.avoid(host)
+            raise
+        finally:
+            there = has_all and self._is_coming(host)
+            self.reserved = None
+            if joined:
+                self._serve(longer)
+            else:
+                # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
+                # more that it does not have: it may be the last one that has it.
+                self.unsettle(also=host if there else None)
+            await self._around.publish()
+        return True
+
+    def _is_coming(self, host: Endpoint) -> bool:
+        """Whether a host has not been lost since it was reserved."""
+        return self.reserved == host and host in self._around.members
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    async def _move_on(self, view: View) -> bool:
+        """Take the next step of a move, if there is one and nothing was lost that it needs."""
+        move = self.moving
+        if move is None:
+            return False
+        source, target = move.source, move.target
+        if target in view.chain and source is not None and len(view.chain) > self._group.replicas:
+            return await self._switch(view, move, source)
+        info = self._around.members.hosts.get(target)
+        able = info is not None and self._around.may_hold(info, view.shard)
+        if able and target not in view.chain and source in view.chain and self.can_move_to(target):
+            return await self._extend(view, target)
+        self.moving = None
+        return True
+
+    async def _switch(self, view: View, move: Move[Endpoint], source: Endpoint) -> bool:
+        """Have the old holder leave: whoever is left has acknowledged all that it has.
+
+        It stops before they go on, so that nobody is answered by both, but has to come back if they
+        are lost before they serve: so it is let go only then. Once it has stopped there is no other
+        way than on, since the others may commit something without it at any time.
+        """
+        left = tuple(member for member in view.chain if member != source)
+        fence = self._next_epoch()  # nothing that it still passes on is of their epoch
+        stopped = _Stopped(move, source, fence, asyncio.get_running_loop().time())
+        switched = False
+        try:
+            await self._call(source, Configure(view.shard, fence, left, source))
+            if source in self.view.chain:
+                self._stopped = stopped
+            shorter = View(view.shard, self._next_epoch(), left, serving=True)
+            await self._configure(shorter, kept=self._stays_durable)
+            switched = self.view == view
+        finally:
+            if switched:
+                self._serve(shorter)
+            else:
+                self.unsettle()
+            await self._around.publish()
+        self._end_move()
+        return True
+
+    def _end_move(self) -> None:
+        """Let whoever stopped for a move go, now that others serve."""
+        stopped, self._stopped = self._stopped, None
+        if stopped is None or stopped.holder in self.view.chain:
+            return
+        self.moving = None
+        if stopped.move.target in self.view.chain:
+            now = asyncio.get_running_loop().time()
+            took = now - self._began_moving, now - stopped.at
+            self._around.moved(self.view, stopped.move, *took)
+        self._let_go(stopped.holder, stopped.fence)
+
+    def _let_go(self, host: Endpoint, fence: int) -> None:
+        """Have a host forget a replica; until it does, that only costs memory."""
+        release = Release(self.view.shard, fence)
+        self._send(release, lambda: host if host in self._around.members else None)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _configure(self, view: View, kept: bool = False) -> None:
+        """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
+        for member in reversed(view.chain):
+            await self._call(member, Configure(view.shard, view.epoch, view.chain, member, kept))
+
+    def _send(self, request: Any, whom: Callable[[], Endpoint | None]) -> None:
+        """Have a request carried out that nobody waits for, while there is somebody to do it."""
+
+        async def send() -> None:
+            while (host := whom()) is not None:
+                with suppress(DpsError):
+                    await self._transport.call(host, request, self._group.timings.call)
+                    return
+                await asyncio.sleep(self._group.timings.retry)
+
+        task = asyncio.create_task(send())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def _call(self, host: Endpoint, request: Any) -> Any:
+        try:
+            return await self._transport.call(host, request, self._group.timings.copy)
+        except TransportError:
+            # It may have been lost before it was added, so that nobody will tell of it again.
+            self._around.members.suspect(host.address, "coordinator")
+            raise
+
+
+async def _is_set(event: asyncio.Event, patience: float) -> bool:
+    """Wait until an event happens, for so many seconds at most."""
+    try:
+        async with asyncio.timeout(patience):
+            return await event.wait()
+    except TimeoutError:
+        return False

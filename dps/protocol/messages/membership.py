@@ -1,0 +1,181 @@
+"""Messages between the coordinator and those who come, stay and leave: hosts and workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dps.protocol.messages.losses import Brought, Statement
+from dps.protocol.transport import Endpoint
+from dps.protocol.wire import message
+
+# -- to the coordinator ------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetTable:
+    """Ask for the table as soon as it is newer than version `after`, or after `patience` s."""
+
+    after: int
+    patience: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Tell that a call to `host` failed; it is checked before anything follows. Reply: Table."""
+
+    host: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReportLink:
+    """A replica cannot reach its successor, and has not for longer than a lease. Reply: Done."""
+
+    shard: int
+    epoch: int
+    successor: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """A host asks to be counted on for another while; `life` is how often it has started over."""
+
+    host: Endpoint
+    life: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RenewWorker:
+    """A worker asks to be waited for, and says what it was told is durable. Reply: Renewed.
+
+    A client that is no worker, and calls functions, only says what it was told.
+    """
+
+    worker: str
+    incarnation: int
+    statement: Statement
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Whether the lease goes on, or whoever asked was given up; a worker may be asked to leave."""
+
+    granted: bool
+    leaving: bool = False
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """A server, replica, spare, store or mailbox; `home` is the shard it is meant for, or -1."""
+
+    host: Endpoint
+    node: str
+    role: str
+    home: int
+    machine: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AddHosts:
+    """Make use of these hosts. Those that are up at the start come together. Reply: Done."""
+
+    hosts: tuple[HostInfo, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """A seed was carried out."""
+
+    shard: int
+    epoch: int
+    brought: Brought
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class CloseGroup:
+    """Let every client know that the group is being taken down. Reply: Done."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class EnterWorker:
+    """A worker loop starts, in the process at `address`. Reply: Entered.
+
+    `token` is the same when the request is sent again, which is no second start. It was started
+    after the training had been stopped for `stops` times.
+    """
+
+    worker: str
+    address: str
+    node: str
+    token: str
+    stops: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The worker's incarnation: how often a worker of that name has entered."""
+
+    incarnation: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ExitWorker:
+    """A worker that `called` functions, or not, ended; `reason` is as in `WorkerLeft`."""
+
+    worker: str
+    incarnation: int
+    reason: str
+    called: bool
+    statement: Statement
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """How many updates of workers that are gone a shard has durably, by the names of names_of.
+
+    There is no entry for a name under which a later incarnation has pushed: it is told itself.
+    """
+
+    applied: dict[str, int]
+
+
+# Workers are asked at once, but the freshest copy may be one that is told of a little later.
+OFFER_SECONDS = 0.2
+
+NOTHING = -1  # the version that a worker offers that holds no copy
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
+
+    The version is -1 if the worker holds none; `failures` is how often it was to give one to this
+    host and could not. Reply: Done.
+    """
+
+    shard: int
+    epoch: int
+    donor: str
+    based_on: int
+    version: int
+    at: float
+    failures: int
+
+
+def donor_name(worker: str, incarnation: int) -> str:
+    """What a worker is called as the holder of a copy."""
+    return f"{worker}/{incarnation}"

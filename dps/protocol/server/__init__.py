@@ -1,0 +1,1 @@
+"""A server node: its replicas of shards, their commit logs, batching and reads."""

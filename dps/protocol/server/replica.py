@@ -1,0 +1,472 @@
+"""Owns one replica of a shard: gates, applies, replicates and acknowledges operations.
+
+An operation is applied under a lock, which gives it its place in the order, and is then committed
+(`dps.protocol.server.commit_log`). Weights are served only once everything in them is committed, so what a
+client has seen is never taken back by the loss of a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dps.core.consistency import BSP, slack
+from dps.core.recovery import Chain
+from dps.core.replay import plan
+from dps.core.row_steps import written_bytes
+from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
+from dps.core.updates import Operation, UpdateId
+from dps.errors import ConfigurationError, NonFiniteGradient, NotServing, StaleEpoch
+from dps.events import Promoted, Replayed, ReplicaAdded, Sink
+from dps.protocol.compression import applied, dense, summable
+from dps.protocol.executor import offload
+from dps.protocol.functions import names_of
+from dps.protocol.group import Group, aggregate
+from dps.protocol.messages import (
+    Configure,
+    Done,
+    Durable,
+    Extend,
+    Install,
+    Pull,
+    Push,
+    Pushed,
+    Replicate,
+    RowsAsked,
+    RowsRead,
+    Waiting,
+    Weights,
+)
+from dps.protocol.server.batching import Rounds, evicted, is_refused
+from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.metrics import Ledger
+from dps.protocol.server.row_reads import read_rows, weights
+from dps.protocol.server.snapshot_barrier import Cutter
+from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.durability import Durability
+from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
+from dps.protocol.transport import Clock, Endpoint, Transport
+
+
+class Replica:
+    """A replica of one shard. All calls come from one event loop.
+
+    What it was asked in one epoch may be done in another, after a wait: the host answers only what
+    is of the present one.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        group: Group,
+        node: str,
+        me: Endpoint,
+        state: ShardState,
+        epoch: int,
+        chain: tuple[Endpoint, ...],
+        durability: Durability,
+        transport: Transport,
+        clock: Clock,
+        emit: Sink,
+    ) -> None:
+        self.shard = shard
+        self.node = node
+        self.state = state
+        self.epoch = epoch
+        self.chain = chain
+        self.duplicates = 0
+        self.ledger = Ledger(node, shard, clock, emit, group.recorded)
+        self._me = me
+        self._group = group
+        self._layout = group.layout.shards[shard]
+        self._durability = durability
+        self._transport = transport
+        self._clock = clock
+        self._emit = emit
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Condition()
+        self._commits = Commits(
+            shard,
+            group,
+            epoch,
+            self._next,
+            state,
+            durability,
+            transport,
+            self._notify,
+        )
+        self.cutter = (
+            Cutter(group, self._lock, lambda: self.state, self._settle, durability)
+            if isinstance(durability, CutCheckpoints)
+            else None
+        )
+        self._rounds = Rounds(
+            self._layout,
+            aggregate(self._group),
+            lambda: self.state,
+            self._apply_now,
+            self._admits,
+            self._summable,
+        )
+        self._lingering: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def close(self) -> None:
+        """Refuse everything from now on and stop the tasks."""
+        self._closed = True
+        await self._commits.close()
+        await self._durability.close()
+        if self.cutter is not None:
+            await self.cutter.close()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        await self._notify()
+        self.ledger.flush()
+
+    # -- requests of clients -------------------------------------------------------------------
+
+    async def push(self, m: Push) -> Pushed | Waiting:
+        """Apply an update once, and reply when it is durable; with weights if asked for."""
+        self._must_be_head(m.epoch)
+        until, op = _now() + m.patience, m.operation
+        together = op.kind in ("gradient", "tick") and self._applies_together
+        if not together and not await self._until(lambda: self._has_room(op), until):
+            return Waiting()
+        step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
+        if step is None:
+            return Waiting()
+        # A cut may need what others send only when this worker has come, so it is not kept waiting
+        # for one. Workers that are present enter again when the shards go back.
+        target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
+        if not await self._until(lambda: self._commits.index >= target, until):
+            return Waiting(self._commits.failure)
+        if step.outcome == "duplicate" and op.kind == "gradient":
+            self.duplicates += 1
+        versions = (update.version for update in step.updates if update.id == op.id)
+        version = next(versions, step.state.version)
+        read = await self._readable(op.id.worker, until) if m.pull else None
+        if self._is_refused(op.id._replace(seq=0)):
+            read = None  # it is told when it reads
+        known = step.state.workers[op.id.worker]
+        result = result_of(step.state, op)
+        return Pushed(step.outcome, version, known.clock, read, result, known.applied)
+
+    async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
+        """Return committed weights or rows, when the consistency model lets this worker read them.
+
+        Any replica can: what another one has committed, it has applied. So it never shows less
+        than the client has seen, but for what was lost since.
+        """
+        self.must_be_in(m.epoch)
+        reader = UpdateId(m.worker, m.incarnation, 0)
+        self._must_be_active(reader)
+        until = _now() + m.patience
+        seen = min(m.seen, self.state.version)
+        if not await self._until(lambda: self._commits.visible.version >= seen, until):
+            return Waiting()
+        read: Weights | RowsRead | None = await self._readable(m.worker, until)
+        if read is not None and not isinstance(m, Pull):
+            read = await read_rows(self._layout, self._commits.visible, m, self._clock.now())
+        self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
+        return read if read is not None else Waiting()
+
+    async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
+        """Apply buffered gradients by the group's replay policy; return when they are durable.
+
+        `late` says that they come from a worker itself, perhaps long after the outage. What is new
+        among them is decided, merged and applied in one turn, so that a repeated request finds all
+        of them or none. A sum that is not finite is dropped: it could never be applied, and the
+        shard must come back.
+        """
+        policy = self._group.recovery.replay
+        async with self._lock:
+            self._must_be_head(epoch)
+            for op in buffered if late else ():
+                self._must_be_active(op.id)
+            gradients = [op for op in buffered if op.kind == "gradient"]
+            fresh = [op for op in buffered if not is_duplicate(self.state, op.id)]
+            new = sum(op.kind == "gradient" for op in fresh)
+            todo = plan(policy, self._layout, self.state.version, fresh, self._summable)
+            steps, dropped = 0, todo.dropped
+            for op in todo.operations:
+                try:
+                    await self._apply_now(op)
+                    steps += op.kind == "gradient"
+                except NonFiniteGradient:
+                    dropped += 1 + len(op.merged)
+            await self._rounds.finish()
+            target = self.state.index
+        await self._notify()
+        limit = _now() + self._group.timings.copy
+        if not await self._until(lambda: self._commits.index >= target, limit):
+            raise NotServing(f"shard {self.shard}: replayed gradients did not become durable")
+        now, same, version = self._clock.now(), len(gradients) - new, self.state.version
+        counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
+        self._emit(Replayed(now, self.shard, epoch, policy.policy, **counts, version=version))
+
+    async def evict(self, epoch: int, workers: Sequence[UpdateId]) -> Durable:
+        """Take lost workers out of the clock table, so that nobody waits for them."""
+        for worker in workers:
+            await self._apply(Operation("leave", worker), epoch)
+        known, counts = self._commits.visible.workers, dict[str, int]()
+        for worker in workers:
+            for name in names_of(worker.worker):
+                there = known.get(name)
+                if there is None:
+                    counts[name] = 0
+                elif there.incarnation <= worker.incarnation or not there.seq:
+                    counts[name] = there.applied
+        return Durable(counts)
+
+    async def save(self, epoch: int) -> int:
+        """Write what is acknowledged by now to the checkpoint; return its version."""
+        self.must_be_in(epoch)
+        if not isinstance(self._durability, Checkpoints):
+            raise ConfigurationError(f"shard {self.shard}: this recovery writes no checkpoints")
+        state = self._commits.visible
+        await self._durability.save(epoch, state)
+        return state.version
+
+    # -- requests of other replicas and of the coordinator ---------------------------------------
+
+    async def replicate(self, m: Replicate) -> Done:
+        """Apply the predecessor's operations; reply when they are committed from here on too."""
+        async with self._lock:
+            self.must_be_in(m.epoch)
+            for index, op in enumerate(m.operations, m.first):
+                if index == self.state.index + 1:
+                    await self._apply_now(op)
+                    if index <= m.committed:
+                        self._commits.set_committed(self.state)
+                elif index > self.state.index:
+                    raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
+        await self._notify()
+        if m.committed >= 0:
+            return Done()
+        last = m.first + len(m.operations) - 1
+        # In time for the predecessor to know that it has reached this one: what is stuck is behind.
+        limit, commits = _now() + self._group.timings.lease / 2, self._commits
+        if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
+            raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
+        return Done()
+
+    async def extend(self, m: Extend) -> Done:
+        """Copy the state to a newcomer while updates go on, then make it the successor.
+
+        It is given what is committed, and the rest under the lock: it is never behind.
+        """
+        self.must_be_in(m.epoch)
+        chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
+        with commits.keeping_later_than(state):
+            install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
+            copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
+            await commits.until_interrupted(copy)
+            async with self._lock:
+                self.must_be_in(m.epoch)
+                commits.successor = m.host  # from now on nothing is committed without it
+                await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
+        return Done()
+
+    async def configure(self, m: Configure) -> Done:
+        """Enter a new epoch with a new chain; a replica that becomes the head records it.
+
+        One that comes twice changes nothing: the chain may be about to be extended since. Who is
+        not in the chain serves nobody, and commits nothing more.
+        """
+        if not self._is_new(m.epoch):
+            return Done()
+        self._commits.interrupt()
+        async with self._lock:
+            if not self._is_new(m.epoch):  # another one may have been waiting for the lock
+                return Done()
+            was_head, was_tail = self.is_head, self._is_tail
+            self.ledger.flush()
+            self.epoch, self.chain = m.epoch, m.chain
+            out = self._me not in m.chain
+            self._commits.configure(m.epoch, self._commits.successor if out else self._next)
+        if self.is_head and not was_head:
+            now = self._clock.now()
+            self._emit(Promoted(now, self.shard, m.epoch, self.node, self.state.version))
+        elif not self.is_head and was_tail and self._is_tail:
+            now = self._clock.now()
+            self._emit(ReplicaAdded(now, self.shard, m.epoch, self.node, self.state.version))
+        await self._notify()
+        return Done()
+
+    async def make_durable(self, epoch: int) -> None:
+        """Have the state kept that this replica serves in a new epoch, if it is the last one."""
+        if self._is_tail:
+            await self._commits.until_interrupted(self._durability.begin(epoch, self.state))
+
+    def must_be_in(self, epoch: int) -> None:
+        """Raise `StaleEpoch` if this is not the replica's epoch."""
+        if epoch != self.epoch or self._closed:
+            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
+
+    @property
+    def uncommitted(self) -> int:
+        """How many operations are applied here, but not committed."""
+        return self._commits.in_flight
+
+    @property
+    def is_head(self) -> bool:
+        """Whether clients' requests come to this replica."""
+        return self.chain[0] == self._me
+
+    @property
+    def _next(self) -> Endpoint | None:
+        """The member of the chain that comes after this one, or None for the tail."""
+        return next(iter(self.chain[self.chain.index(self._me) + 1 :]), None)
+
+    @property
+    def _is_tail(self) -> bool:
+        return self._commits.successor is None
+
+    # -- applying ------------------------------------------------------------------------------
+
+    async def _apply(self, op: Operation, epoch: int) -> Step:
+        """Apply one operation in its turn; return what came of it, not yet durable."""
+        limit = _now() + self._group.timings.call
+        while await self._until(lambda: self._has_room(op), limit):
+            async with self._lock:
+                self._must_be_head(epoch)
+                if op.kind in ("gradient", "tick"):
+                    self._must_be_active(op.id)
+                if not self._has_room(op):  # others had waited for it too
+                    continue
+                step = await self._apply_now(op)
+                await self._rounds.finish()
+            await self._notify()
+            return step
+        raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
+
+    def _has_room(self, op: Operation) -> bool:
+        return self._commits.in_flight < self._durability.window and self._admits(op)
+
+    def _admits(self, op: Operation) -> bool:
+        """Whether no cut that is being taken makes the operation wait."""
+        return self.cutter is None or self.cutter.admits(op)
+
+    async def _settle(self, complete: bool = False) -> None:
+        """Apply what has nothing more to wait for, as more may be admitted, or waited long."""
+        async with self._lock:
+            if self.is_head and not self._closed:
+                await self._rounds.finish(complete)
+        await self._notify()
+
+    @property
+    def _applies_together(self) -> bool:
+        """Whether an update waits for others: for its whole round, or to be summed with them."""
+        return isinstance(self._group.consistency, BSP) or aggregate(self._group) > 1
+
+    async def _in_round(self, op: Operation, epoch: int, until: float) -> Step | None:
+        """Hold an update until those are here that it is applied with; None if that takes long."""
+        if op.id.worker not in self.state.clocks or is_duplicate(self.state, op.id):
+            return await self._apply(op, epoch)
+        if op.kind == "gradient":
+            check_gradient(self._layout, dense(self._layout, op))
+        held = self._rounds.hold(op)
+        async with self._lock:
+            self._must_be_head(epoch)
+            await self._rounds.finish()
+        await self._notify()
+        if self._rounds and aggregate(self._group) > 1:
+            self._begin_to_linger()
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(held)
+        except TimeoutError:
+            return None
+
+    def _begin_to_linger(self) -> None:
+        if self._lingering is None or self._lingering.done():
+            self._lingering = asyncio.create_task(self._linger())
+
+    async def _linger(self) -> None:
+        """Give other updates the time to come, then apply those that are here."""
+        durability = self._group.recovery.durability
+        assert isinstance(durability, Chain)
+        await asyncio.sleep(durability.linger)
+        await self._settle(complete=True)
+
+    async def _apply_now(self, op: Operation) -> Step:
+        """Apply an operation, make the step's state the current one, and have it committed.
+
+        The lock must be held.
+        """
+        step = await self._stepped(op)
+        if step.outcome == "applied":
+            self.state = step.state
+            self.ledger.add(self.epoch, self.is_head, step.updates)
+            self._commits.add(step.state, step.operation)
+        return step
+
+    async def _stepped(self, op: Operation) -> Step:
+        work = partial(applied, self._layout, self._group, self.state, op)
+        if op.kind == "apply":  # a function may take any time
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await offload(work, written_bytes(self._layout, self.state.tables, op))
+
+    def _summable(self, op: Operation) -> Operation:
+        """The operation as numbers that may be added to those of others, for the present state."""
+        return summable(self._layout, self._group.rule, self.state, op)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def _readable(self, worker: str, until: float) -> Weights | None:
+        if not await self._until(lambda: self._may_read(worker), until):
+            return None
+        left, now = self._slack(worker), self._clock.now()
+        slack_left = -1 if left is None else left
+        return weights(self._commits.visible, self.epoch, now, slack_left, self._group)
+
+    def _may_read(self, worker: str) -> bool:
+        left = self._slack(worker)
+        return left is None or left >= 0
+
+    def _slack(self, worker: str) -> int | None:
+        return slack(self._group.consistency, self._commits.visible.clocks, worker)
+
+    # -- waiting and refusing --------------------------------------------------------------------
+
+    async def _until(self, holds: Callable[[], bool], until: float) -> bool:
+        """Wait until `holds()`; return False if it does not by the loop's time `until`."""
+        if not holds():
+            try:
+                async with asyncio.timeout_at(until), self._changed:
+                    await self._changed.wait_for(lambda: self._closed or holds())
+            except TimeoutError:
+                return False
+        if self._closed:
+            raise NotServing(f"shard {self.shard}: this replica is closed")
+        return True
+
+    async def _notify(self) -> None:
+        if self.cutter is not None:
+            self.cutter.look()
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _must_be_head(self, epoch: int) -> None:
+        self.must_be_in(epoch)
+        if not self.is_head:
+            raise StaleEpoch(f"shard {self.shard}: {self.node} is not the head in epoch {epoch}")
+
+    def _is_new(self, epoch: int) -> bool:
+        """Whether an epoch is still to be entered; raises `StaleEpoch` if it is over."""
+        if epoch < self.epoch or self._closed:
+            raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
+        return epoch > self.epoch
+
+    def _must_be_active(self, update: UpdateId) -> None:
+        """Refuse a worker that nobody waits for, where what it computed may be too stale."""
+        if self._is_refused(update):
+            raise evicted(update)
+
+    def _is_refused(self, update: UpdateId) -> bool:
+        return is_refused(self._group.consistency, self.state, update)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

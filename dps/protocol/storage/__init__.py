@@ -1,0 +1,1 @@
+"""Where shard state survives: checkpoint files, the state store, and what restores from them."""

@@ -1,0 +1,212 @@
+"""Owns when a shard's state is written to files, so that the promise of checkpoints is kept.
+
+The promise is an interval, in updates or in seconds: whatever is acked beyond the last complete
+checkpoint stays within it. A write starts early enough to be done in time, with a reference to the
+state, so that updates go on meanwhile; when it is not done in time, acks wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from dps.core import recovery
+from dps.core.shard import ShardState
+from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
+from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, Sink
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.transport import Clock
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 0.05
+TICK_SECONDS = 0.001  # clocks may differ by less than the time can advance
+
+
+class Checkpoints:
+    """A shard's durability in files (see `dps.core.recovery.Checkpoint`)."""
+
+    source = "checkpoint"
+    immediate = False
+    window = 64
+    _save_attempts = 1  # the disk does not change its mind at once
+
+    def __init__(
+        self, shard: int, wanted: recovery.Checkpoint, group: str, clock: Clock, emit: Sink
+    ) -> None:
+        if wanted.path is None:
+            raise ConfigurationError("checkpoint: no path was given")
+        self._shard = shard
+        self._wanted = wanted
+        self._clock = clock
+        self._emit = emit
+        # A folder for each group: epochs start anew, and another run's must not be taken for ours.
+        path = f"{wanted.path.rstrip('/')}/{group}"
+        self._files = CheckpointFiles(path, shard, wanted.keep)
+        self._complete = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
+        self._latest: tuple[int, ShardState] | None = None
+        self._newest = 0  # the newest version that is acked, or about to be
+        self._unsaved = asyncio.Event()
+        self._since = 0.0  # whatever is acked and not saved was acked after this moment
+        self._failure = ""  # why the last write failed
+        self._refused = 0  # up to this epoch, the files belong to a server that came later
+        sync = wanted.mode == "sync"
+        # Half the interval is for the updates that come while a write is under way.
+        self._due, self._allowed = math.inf, math.inf
+        if wanted.every is not None:
+            self._due = wanted.every if sync else max(1, wanted.every // 2)
+            self._allowed = wanted.every - 1 if sync else wanted.every
+        seconds = math.inf if wanted.seconds is None else wanted.seconds
+        self._due_after = seconds / 2
+        self._allowed_for = seconds / 2 if sync else seconds
+
+    @property
+    def saved(self) -> int:
+        """The version of the newest checkpoint that is known to be complete."""
+        return self._complete
+
+    def take_over(self, saved: int, version: int) -> None:
+        """Go on where the keeper of another replica is, which has a state of this version.
+
+        It is not known here since when what is not saved has been acked. With a promise in seconds
+        nothing more is acked before a write, and a new tail therefore begins with one
+        (`dps.protocol.coordinator.shard_controller`).
+        """
+        self._complete, self._newest = saved, version
+        if self._wanted.seconds is not None:
+            self._since = self._clock.monotonic() - self._allowed_for
+
+    async def begin(self, epoch: int, state: ShardState) -> None:
+        """Write the state that the server starts with, so that there always is a checkpoint."""
+        await self._publish(epoch, state, self._clock.monotonic())
+
+    async def commit(self, epoch: int, state: ShardState) -> None:
+        """Start a write when one is due; wait for it only where the promise asks for it."""
+        self._must_not_be_refused(epoch)
+        self._note(epoch, state)
+        if self._timer is None and self._wanted.seconds is not None:
+            self._timer = asyncio.create_task(self._write_in_time())
+        if state.version - self._complete >= self._due:
+            self._start_writing(epoch, state)
+        while self._too_much_at_risk(state):
+            self._must_not_be_refused(epoch)
+            before = self._complete
+            await asyncio.shield(self._start_writing(epoch, state))
+            if self._complete == before:
+                raise StoreUnavailable(
+                    f"shard {self._shard}: checkpoints cannot be written ({self._failure})"
+                )
+
+    async def save(self, epoch: int, state: ShardState) -> None:
+        """Return when a checkpoint holds a state that was committed.
+
+        Raises
+        ------
+        StoreUnavailable
+            It cannot be written; the one before it is still there.
+        """
+        attempts = 0
+        while self._complete < state.version:
+            self._must_not_be_refused(epoch)
+            before = self._complete
+            await asyncio.shield(self._start_writing(epoch, state))
+            if self._complete == before and (attempts := attempts + 1) >= self._save_attempts:
+                raise StoreUnavailable(
+                    f"shard {self._shard}: version {state.version} cannot be written to "
+                    f"{self._wanted.path} ({self._failure}); version {before} is there"
+                )
+
+    async def restore(self, epoch: int) -> ShardState:
+        """Return the newest checkpoint that is whole, recording those that are not."""
+        for found in await in_thread(self._files.found):
+            try:
+                return await in_thread(partial(self._files.read, found))
+            except CheckpointCorrupt as error:
+                self._emit(
+                    CheckpointRefused(self._clock.now(), self._shard, found.manifest, str(error))
+                )
+        raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
+
+    async def close(self) -> None:
+        """Start no further write."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _must_not_be_refused(self, epoch: int) -> None:
+        if epoch <= self._refused:
+            raise StaleEpoch(f"shard {self._shard}: epoch {epoch} is over")
+
+    def _note(self, epoch: int, state: ShardState) -> None:
+        """Take note of a state that is about to be acked."""
+        if self._newest <= self._complete:
+            self._since = self._clock.monotonic()  # until now nothing was at risk
+        self._latest, self._newest = (epoch, state), state.version
+        if state.version > self._complete:
+            self._unsaved.set()
+
+    def _too_much_at_risk(self, state: ShardState) -> bool:
+        unsaved = state.version - self._complete
+        age = self._clock.monotonic() - self._since
+        return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
+
+    async def _write_in_time(self) -> None:
+        """Start a write in time for what is unsaved, though no further update may follow."""
+        while True:
+            await self._unsaved.wait()
+            left = self._since + self._due_after - self._clock.monotonic()
+            if left > 0:
+                await asyncio.sleep(max(left, TICK_SECONDS))
+                continue
+            assert self._latest is not None
+            epoch, state = self._latest
+            if epoch <= self._refused:
+                return
+            before = self._complete
+            await asyncio.shield(self._start_writing(epoch, state))
+            if self._complete == before:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _start_writing(self, epoch: int, state: ShardState) -> asyncio.Task[None]:
+        if self._writing is None or self._writing.done():
+            work = self._try_to_publish(epoch, state, self._clock.monotonic())
+            self._writing = asyncio.create_task(work)
+        return self._writing
+
+    async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
+        try:
+            await self._publish(epoch, state, noted)
+        except (StoreUnavailable, StaleEpoch) as error:
+            if isinstance(error, StaleEpoch):
+                self._refused = epoch
+            self._failed(epoch, str(error))
+
+    def _failed(self, epoch: int, reason: str) -> None:
+        self._failure = reason
+        self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
+
+    async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
+        """Write a state that held all that was acked up to the moment `noted`."""
+        await self._write(epoch, state)
+        self._saved(state.version, noted)
+
+    async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
+        began = self._clock.monotonic()
+        nbytes = await in_thread(partial(self._files.write, epoch, state, cut))
+        now, took = self._clock.now(), self._clock.monotonic() - began
+        self._emit(CheckpointWritten(now, self._shard, epoch, state.version, nbytes, took))
+
+    def _saved(self, version: int, noted: float) -> None:
+        self._complete = version
+        self._since = noted  # what is unsaved now came while the write was under way
+        if self._latest is not None and self._latest[1].version <= version:
+            self._unsaved.clear()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do work that blocks, without stopping the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)

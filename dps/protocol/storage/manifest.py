@@ -1,0 +1,302 @@
+"""Owns what lies beside a group's checkpoints, so that it can be brought up again from them alone.
+
+A small file says how the parameters lie, and what was chosen for the group. It is written before
+the first checkpoint, and has a checksum: what is computed from then on depends on it. A group that
+goes on from another one's checkpoints writes into a folder of its own, as a later generation: what
+may still live of the earlier one changes nothing there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import fsspec
+import numpy as np
+
+from dps.core import (
+    blocks,
+    compensation,
+    consistency,
+    filters,
+    ftrl,
+    penalties,
+    proximal,
+    recovery,
+    rules,
+    sparse,
+    staleness,
+)
+from dps.core.blocks import Layout, ShardLayout, wrong_in
+from dps.core.checksum import sealed, unsealed
+from dps.core.consistency import Consistency
+from dps.core.filter_chain import FilterChain
+from dps.core.recovery import Checkpoint, Recovery
+from dps.core.rules import UpdateRule
+from dps.core.shard import ShardState
+from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
+from dps.events.reading import in_a_line
+from dps.protocol.functions import CALLS
+from dps.protocol.group import Group
+from dps.protocol.storage.checkpoint_files import CheckpointFiles, make_folder, publish
+from dps.protocol.storage.typed import misfit
+from dps.protocol.wire import decode, encode, message
+
+FILE = "run.json"
+_KEYS = {"@", "v"}  # of a value of a registered type, on the wire
+
+for _cls in (
+    *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
+    *(sparse.SparseSpec, sparse.Zeros, sparse.Uniform, sparse.Normal),
+    *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, ftrl.FTRL),
+    *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
+    *(compensation.DelayCompensated, FilterChain),
+    *(filters.SignificantlyModified, filters.KKT, filters.RandomSkip, filters.TopK),
+    *(filters.Quantise, filters.Lossless),
+    *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
+    *(consistency.BSP, consistency.SSP, consistency.ASP),
+    *(recovery.Recovery, recovery.Checkpoint, recovery.Wait, recovery.Continue, recovery.Replay),
+):
+    message(_cls)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A group whose checkpoints can be gone on from.
+
+    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one;
+    `servers` is as in `Group`.
+    """
+
+    name: str
+    generation: int
+    started: float
+    layout: Layout
+    rule: UpdateRule
+    consistency: Consistency
+    recovery: Recovery
+    about: str
+    filters: dict[str, FilterChain] = field(default_factory=dict)
+    servers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A damaged checkpoint of a shard, which an older one had to stand in for."""
+
+    shard: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a group goes on from: the run that saved it, each shard's state, what was damaged."""
+
+    run: Run
+    states: tuple[ShardState, ...]
+    refused: tuple[Refused, ...] = ()
+
+    @property
+    def updates(self) -> int:
+        """How many updates the shard that lost most still has."""
+        return min(state.version for state in self.states)
+
+    @property
+    def incarnations(self) -> dict[str, int]:
+        """The last incarnation of each worker that any shard knows; callers are none."""
+        known: dict[str, int] = {}
+        for state in self.states:
+            for name, progress in state.workers.items():
+                if not name.endswith(CALLS):
+                    known[name] = max(progress.incarnation, known.get(name, 0))
+        return known
+
+
+def describe(group: Group, generation: int, started: float, about: str) -> Run:
+    """What is to be known of a group to go on from its checkpoints."""
+    return Run(
+        group.name,
+        generation,
+        started,
+        group.layout,
+        group.rule,
+        group.consistency,
+        group.recovery,
+        about,
+        group.filters,
+        group.servers,
+    )
+
+
+def must_be_known(what: str, choice: object) -> None:
+    """Make sure that an update rule or filters can be written beside checkpoints.
+
+    Raises
+    ------
+    ConfigurationError
+        There is one of the user's own that is not registered.
+    """
+    try:
+        encode(choice)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what}={choice!r} cannot be kept beside checkpoints: {error}. Make it a frozen "
+            "dataclass of plain values and decorate it with dps.protocol.wire.message"
+        ) from error
+
+
+def write_run(run: Run) -> None:
+    """Put a run's description beside its checkpoints.
+
+    Raises
+    ------
+    StoreUnavailable
+        The path cannot be written.
+    """
+    durability = run.recovery.durability
+    assert isinstance(durability, Checkpoint)
+    path = f"{str(durability.path).rstrip('/')}/{run.name}"
+    try:
+        fs, folder = fsspec.url_to_fs(path)
+        make_folder(fs, folder)
+        publish(fs, folder, FILE, sealed(encode(run)[0].tobytes().decode()).encode())
+    except Exception as error:
+        raise StoreUnavailable(f"checkpoints to {path}: {error}") from error
+
+
+def find_saved(path: str) -> Saved:
+    """Return what there is to go on from below a path: a group's folder, or the one above.
+
+    Of several groups the last generation counts that has a whole checkpoint of every shard.
+
+    Raises
+    ------
+    StoreUnavailable
+        There is nothing, or nothing whole.
+    CheckpointCorrupt
+        The description of a group is damaged: what else is there may be older than its checkpoints.
+    ConfigurationError
+        It names what is not known here, such as an update rule of the user's own.
+    """
+    runs = sorted(_runs(path), key=lambda run: (run.generation, run.started), reverse=True)
+    refused: list[Refused] = []
+    for run in runs:
+        states = _states(run, refused)
+        if states is not None:
+            return Saved(run, states, tuple(refused))
+    if not runs:
+        raise StoreUnavailable(
+            f"{path}: no checkpoints of a parameter server ({FILE} is neither there nor in a "
+            "folder there)"
+        )
+    raise StoreUnavailable(f"{path}: there is no whole checkpoint of every shard")
+
+
+def _runs(path: str) -> Iterator[Run]:
+    try:
+        fs, folder = fsspec.url_to_fs(path)
+        here = fs.ls(folder, detail=False) if fs.isdir(folder) else []
+    except Exception as error:
+        raise StoreUnavailable(f"{path}: {error}") from error
+    for place in [folder, *here]:
+        file = posixpath.join(place, FILE)
+        try:
+            data = fs.cat_file(file)
+        except OSError:
+            continue  # there is none
+        # The folder may have been moved, or be reached by another path than it was then.
+        root = path.rstrip("/")
+        yield _at(_read(data, file), posixpath.dirname(root) if place == folder else root)
+
+
+def _read(data: bytes, file: str) -> Run:
+    """Return what a file describes, of which every value is of its type."""
+    try:
+        text = unsealed(data)[0]
+        run: Run = decode([np.frombuffer(text, np.uint8)])
+        wrong = misfit(run, Run, "it") or _wrong_in(run)
+        # Such as what is left of a checksum whose own key was damaged.
+        if not wrong and (unknown := json.loads(text).keys() - _KEYS):
+            wrong = f"it has an unknown key {min(unknown)!r}"
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: {in_a_line(str(error))}") from error
+    except RecursionError:
+        wrong = "it is nested too deeply"
+    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
+        wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    if wrong:
+        raise CheckpointCorrupt(
+            f"{file} is damaged: {in_a_line(wrong)}. Nothing can be gone on from in its folder; "
+            "remove that folder to go on from what there is beside it"
+        )
+    return run
+
+
+def _wrong_in(run: Run) -> str | None:
+    """Say what cannot be in the description of a group whose checkpoints can be gone on from."""
+    if not isinstance(run.recovery.durability, Checkpoint):
+        return f"its recovery is {run.recovery.durability!r}, expected checkpoints"
+    if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
+        return f"its name is {run.name!r}, expected that of a folder"
+    if not isinstance(json.loads(run.about), dict):
+        return "what it is about is no JSON object"
+    if not 0 <= run.started < math.inf or not 0 <= run.generation < 1 << 31:
+        return f"it is generation {run.generation} of {run.started}"
+    return wrong_in(run.layout)
+
+
+def _at(run: Run, path: str) -> Run:
+    durability = run.recovery.durability
+    assert isinstance(durability, Checkpoint)
+    return replace(run, recovery=replace(run.recovery, durability=replace(durability, path=path)))
+
+
+def _states(run: Run, refused: list[Refused]) -> tuple[ShardState, ...] | None:
+    """A whole state for each shard, of one cut if the shards go back together.
+
+    What is found damaged on the way is added to `refused`.
+    """
+    durability = run.recovery.durability
+    assert isinstance(durability, Checkpoint)
+    path = f"{str(durability.path).rstrip('/')}/{run.name}"
+    files = [CheckpointFiles(path, shard, 1) for shard in range(len(run.layout.shards))]
+    shards = list(zip(files, run.layout.shards, strict=True))
+    if durability.scope == "shard":
+        return _all_whole([_newest(*shard, None, refused) for shard in shards])
+    numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
+    for cut in sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True):
+        states = _all_whole([_newest(*shard, cut, refused) for shard in shards])
+        if states is not None:
+            return states
+    return None
+
+
+def _newest(
+    files: CheckpointFiles, layout: ShardLayout, cut: int | None, refused: list[Refused]
+) -> ShardState | None:
+    for found in files.found():
+        if found.cut == cut:
+            try:
+                state = files.read(found)
+                if state.values.dtype != np.uint8 or state.values.size != layout.nbytes:
+                    raise CheckpointCorrupt(f"{found.manifest}: it is of other parameters")
+                return state
+            except CheckpointCorrupt as error:
+                refused.append(Refused(files.shard, found.manifest, str(error)))
+    return None
+
+
+def _all_whole(states: Sequence[ShardState | None]) -> tuple[ShardState, ...] | None:
+    whole = tuple(state for state in states if state is not None)
+    return whole if len(whole) == len(states) else None
+
+
+def about(run: Run) -> dict[str, object]:
+    """What the caller wanted to be kept."""
+    kept: dict[str, object] = json.loads(run.about)
+    return kept
