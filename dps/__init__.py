@@ -43,8 +43,8 @@ from dps.errors import DpsError, TrainingStopped, UpdatesLost, UpdatesLostWarnin
 from dps.protocol.messages import Loss
 
 if TYPE_CHECKING:
-    from dps.cluster.server import ParameterServer
-    from dps.cluster.worker import Worker
+    from dps.cluster.driver.parameter_server import ParameterServer
+    from dps.cluster.node.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -105,11 +105,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "ParameterServer":
-        from dps.cluster.server import ParameterServer
+        from dps.cluster.driver.parameter_server import ParameterServer
 
         return ParameterServer
     if name == "Worker":
-        from dps.cluster.worker import Worker
+        from dps.cluster.node.worker import Worker
 
         return Worker
     raise AttributeError(f"module 'dps' has no attribute {name!r}")

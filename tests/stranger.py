@@ -24,7 +24,7 @@ from distributed.core import connect, rpc
 from distributed.protocol.pickle import dumps
 from distributed.security import Security
 
-from dps.cluster.tls import temporary
+from dps.cluster.backends.tls import temporary
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[1]

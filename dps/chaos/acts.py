@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dps.chaos.disturb import Disturber
 from dps.chaos.strike import Striker
-from dps.cluster.kinds import Cluster
+from dps.cluster.backends.base import Cluster
 from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
 from dps.core.names import replacement
 from dps.errors import DpsError
@@ -20,7 +20,7 @@ from dps.events import CapacityRestored, Event, NodeJoined, Sink
 from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
-    from dps.cluster.server import ParameterServer
+    from dps.cluster.driver.parameter_server import ParameterServer
 
 HOLD_SECONDS = 0.5
 

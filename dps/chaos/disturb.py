@@ -14,8 +14,8 @@ from dps.chaos.effect import Effect, Seen
 from dps.chaos.files import Failures, FullDisk, damage
 from dps.chaos.network import FullStore, Interference, Remote
 from dps.chaos.slow import Slowdown
-from dps.cluster.links import BOTH, Closed, Late, Way
-from dps.cluster.roles import Node
+from dps.cluster.names import Node
+from dps.cluster.node.links import BOTH, Closed, Late, Way
 from dps.core.faults import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
 from dps.core.recovery import Checkpoint
 from dps.errors import DpsError
@@ -23,8 +23,8 @@ from dps.events import CheckpointFailed, Disturbed, Event, FaultMissed, Sink, Un
 from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
-    from dps.cluster.kinds import Cluster
-    from dps.cluster.server import ParameterServer
+    from dps.cluster.backends.base import Cluster
+    from dps.cluster.driver.parameter_server import ParameterServer
 
 Lasting = Slow | Cut | Delay | DiskFull
 KEEPERS = ("store", "mailbox")

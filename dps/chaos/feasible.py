@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dps.cluster.kinds import Act, Cluster
+from dps.cluster.backends.base import Act, Cluster
 from dps.core.faults import (
     Among,
     Corrupt,

@@ -17,7 +17,7 @@ from dps.chaos.acts import Acts
 from dps.chaos.phases import Phases, Sight, recovering
 from dps.chaos.progress import LONGEST_WAIT, SHORTEST_WAIT, Progress
 from dps.chaos.targets import Targets
-from dps.cluster.kinds import Cluster
+from dps.cluster.backends.base import Cluster
 from dps.core.faults import (
     After,
     AtSeconds,
@@ -38,7 +38,7 @@ from dps.protocol.messages import Table
 from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
-    from dps.cluster.server import ParameterServer
+    from dps.cluster.driver.parameter_server import ParameterServer
 
 RECOVERY_WAIT = 0.005  # each look at it asks the coordinator
 AIM_SECONDS = (

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dps.chaos.effect import Seen
-from dps.cluster.links import Closed, Condition, Full, Late, links_of
-from dps.cluster.transport import DaskTransport, Meter
+from dps.cluster.node.links import Closed, Condition, Full, Late, links_of
+from dps.cluster.node.transport import DaskTransport, Meter
 from dps.errors import DeadlineExceeded, DpsError
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Endpoint

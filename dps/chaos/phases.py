@@ -15,7 +15,7 @@ from dps.protocol.messages import Table
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 
 if TYPE_CHECKING:
-    from dps.cluster.server import ParameterServer
+    from dps.cluster.driver.parameter_server import ParameterServer
 
 
 @dataclass(frozen=True, slots=True)

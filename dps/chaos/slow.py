@@ -13,7 +13,7 @@ import psutil
 
 from dps.chaos.effect import Seen
 from dps.chaos.strike import PROOF_SECONDS
-from dps.cluster.kinds import Cluster
+from dps.cluster.backends.base import Cluster
 
 TURN = 0.05
 SHORTEST_RUN = 0.002

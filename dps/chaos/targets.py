@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dps.cluster.kinds import Cluster
+from dps.cluster.backends.base import Cluster
 from dps.core.faults import Among, Corrupt, Fault, InChain, Seat
 from dps.core.names import replacement
 from dps.protocol.messages import Table
 
 if TYPE_CHECKING:
-    from dps.cluster.server import ParameterServer
+    from dps.cluster.driver.parameter_server import ParameterServer
 
 NOT_A_NODE = "scheduler"
 

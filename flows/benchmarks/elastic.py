@@ -17,10 +17,10 @@ from statistics import median
 
 import numpy as np
 
-from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.roles import resource_of
-from dps.cluster.server import ParameterServer
-from dps.cluster.worker import Worker
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import NodeSpec, resource_of
+from dps.cluster.node.worker import Worker
 from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules import SGD
 from dps.events import Applied, Moved
@@ -36,7 +36,7 @@ AFTERWARDS = 0.25  # seconds after a move that still belong to it
 PATIENCE = 30.0
 TARGET = 0.2  # seconds that a training may be held up, 99 times of 100
 STRATEGIES = ("none", "checkpoint", "chain", "stateless")
-PRELOAD = ("dps.cluster.server", __name__)
+PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
 
 Tell = Callable[[str], None]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dps.cluster.local import LocalCluster
-from dps.cluster.server import ParameterServer
-from dps.cluster.worker import Worker
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.node.worker import Worker
 from dps.events import Sink
 from flows.analysis.statistics import Interval, interval
 from flows.config.experiment import TrialConfig, load_experiment
@@ -32,7 +32,7 @@ UPDATES = 400
 WARM_UP = 1
 TARGET = 0.98
 PATIENCE = 120.0
-PRELOAD = ("dps.cluster.server", "flows.execution.trial", __name__)
+PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.trial", __name__)
 
 Tell = Callable[[str], None]
 

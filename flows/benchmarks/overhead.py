@@ -16,10 +16,10 @@ from statistics import median
 
 import numpy as np
 
-from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.roles import resource_of
-from dps.cluster.server import ParameterServer
-from dps.cluster.worker import Worker
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import NodeSpec, resource_of
+from dps.cluster.node.worker import Worker
 from dps.core.recovery import (
     Chain,
     Checkpoint,
@@ -37,7 +37,7 @@ ROUNDS = 5
 WARM_UP = 30
 GRADIENTS = 150
 MEGABYTE = 1e6
-PRELOAD = ("dps.cluster.server", __name__)
+PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
 
 
 @dataclass(frozen=True, slots=True)

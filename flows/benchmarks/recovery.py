@@ -21,11 +21,11 @@ from statistics import median
 import numpy as np
 
 from dps.chaos.strike import Striker
-from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.roles import resource_of
-from dps.cluster.server import ParameterServer
-from dps.cluster.transport import SystemClock
-from dps.cluster.worker import Worker
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import NodeSpec, resource_of
+from dps.cluster.node.transport import SystemClock
+from dps.cluster.node.worker import Worker
 from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules import SGD
 from dps.events import NodeJoined
@@ -41,7 +41,7 @@ WORKERS = 2
 PATIENCE = 30.0
 STRATEGIES = ("chain", "checkpoint", "stateless")
 SIGNALS = {"kill": "SIGKILL", "pause": "SIGSTOP"}
-PRELOAD = ("dps.cluster.server", __name__)
+PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
 
 Tell = Callable[[str], None]
 

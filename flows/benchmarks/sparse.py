@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.server import ParameterServer
-from dps.cluster.worker import Worker
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.worker import Worker
 from dps.core.rules import SGD
 from dps.core.sparse import SparseSpec
 from flows.analysis.ranks import nearest_rank
@@ -143,7 +144,7 @@ def _dps(rows: int) -> Iterator[Timed]:
     nodes.append(NodeSpec("worker-0", "worker"))
     spec = SparseSpec(TABLE, WIDTH)
     with (
-        LocalCluster(nodes, ("dps.cluster.server", __name__)) as cluster,
+        LocalCluster(nodes, ("dps.cluster.driver.parameter_server", __name__)) as cluster,
         ParameterServer(
             cluster.client, {}, tables=[spec], shards=SHARDS, optimizer=SGD(LEARNING_RATE)
         ) as ps,

@@ -21,10 +21,11 @@ from typing import Any, Literal
 import distributed
 import numpy as np
 
-from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.server import ParameterServer
-from dps.cluster.tls import LOOPBACK
-from dps.cluster.worker import Worker
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.tls import LOOPBACK
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.worker import Worker
 from dps.core.rules import SGD
 
 LEARNING_RATE = 0.1
@@ -123,7 +124,7 @@ def _dps(nbytes: int, security: Literal["off"] | None) -> Iterator[Timed]:
     nodes = [NodeSpec("server-0", "server"), NodeSpec("worker-0", "worker")]
     with (
         LocalCluster(
-            nodes, ("dps.cluster.server", __name__), security=security, tell=_warn
+            nodes, ("dps.cluster.driver.parameter_server", __name__), security=security, tell=_warn
         ) as cluster,
         ParameterServer(cluster.client, params, optimizer=SGD(LEARNING_RATE)) as ps,
     ):

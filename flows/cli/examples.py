@@ -128,7 +128,8 @@ def write_page(outcomes: dict[str, Outcome], folder: Path) -> None:
 
 def solve(name: str, task: Task) -> Outcome:
     """Start a cluster on this machine, and solve a problem on it."""
-    from dps.cluster.local import LocalCluster, NodeSpec
+    from dps.cluster.backends.local import LocalCluster
+    from dps.cluster.names import NodeSpec
 
     nodes = [NodeSpec(f"server-{i}", "server") for i in range(task.shards)]
     if task.recovery == "chain":
@@ -136,7 +137,7 @@ def solve(name: str, task: Task) -> Outcome:
     nodes += [NodeSpec(f"worker-{i}", "worker") for i in range(task.workers)]
     module = f"flows.problems.{name}"
     solver: Callable[[Client, Task], Outcome] = import_module(module).solve
-    with LocalCluster(nodes, ("dps.cluster.server", module)) as cluster:
+    with LocalCluster(nodes, ("dps.cluster.driver.parameter_server", module)) as cluster:
         return solver(cluster.client, task)
 
 

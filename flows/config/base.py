@@ -199,7 +199,7 @@ class CheckpointSection(Section):
     @field_validator("path")
     @classmethod
     def _all_nodes_see_it(cls, path: str | None) -> str | None:
-        from dps.cluster.choices import shared_path  # brings in fsspec
+        from dps.cluster.driver.setup import shared_path
 
         try:
             if path is not None:

@@ -19,9 +19,9 @@ from flows.config.tls import CertificateSection, Tls, security_of
 from flows.quoting import quoted
 
 if TYPE_CHECKING:
-    from dps.cluster.kinds import Cluster
-    from dps.cluster.local import NodeSpec
-    from dps.cluster.queues import JobGroup, Queue
+    from dps.cluster.backends.base import Cluster
+    from dps.cluster.backends.jobqueue import JobGroup, Queue
+    from dps.cluster.names import NodeSpec
 
 Tell = Callable[[str], None]
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)? ?[kKMGT]i?B")
@@ -60,7 +60,7 @@ class LocalSection(_AnyCluster):
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Start the nodes; `preload` are the modules that they need."""
-        from dps.cluster.local import LocalCluster
+        from dps.cluster.backends.local import LocalCluster
 
         return LocalCluster(
             nodes,
@@ -105,7 +105,7 @@ class ExistingSection(_AnyCluster):
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Find a Dask worker for each node; they import what they need when they need it."""
-        from dps.cluster.existing import ExistingCluster
+        from dps.cluster.backends.existing import ExistingCluster
 
         return ExistingCluster(self.address, nodes, security_of(self.tls), self.patience, tell)
 
@@ -151,8 +151,8 @@ class QueueSection(JobSection, _AnyCluster):
 
     def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
         """Submit a job for each node, and wait until all have joined."""
-        from dps.cluster.jobs import JobCluster
-        from dps.cluster.slurm_jobs import SlurmCluster
+        from dps.cluster.backends.jobs import JobCluster
+        from dps.cluster.backends.slurm_jobs import SlurmCluster
 
         groups = {node.resource: self.group(node.resource) for node in nodes}
         rest = groups, nodes, self.interface, security_of(self.tls), self.patience, tell
@@ -160,7 +160,7 @@ class QueueSection(JobSection, _AnyCluster):
 
     def check(self, nodes: Sequence[NodeSpec]) -> None:
         """Refuse jobs that could not even be submitted; raises `ConfigurationError`."""
-        from dps.cluster.queues import address_on, check_submits, interface_of
+        from dps.cluster.backends.jobqueue import address_on, check_submits, interface_of
 
         self.scripts(nodes)
         check_submits(self.queueing)
@@ -175,20 +175,20 @@ class QueueSection(JobSection, _AnyCluster):
     @property
     def queueing(self) -> Queue:
         """The queueing system."""
-        from dps.cluster.queues import QUEUES
+        from dps.cluster.backends.jobqueue import QUEUES
 
         return QUEUES[self.kind]
 
     def group(self, role: str) -> JobGroup:
         """Return what the jobs of a role ask for."""
-        from dps.cluster.queues import JobGroup
+        from dps.cluster.backends.jobqueue import JobGroup
 
         own = {str(name): section for name, section in self.groups.items()}.get(role)
         return JobGroup(**{**self.asked(), **(own.asked() if own is not None else {})})
 
     def scripts(self, nodes: Sequence[NodeSpec]) -> dict[str, str]:
         """Return a job script for each role, with the first node of it for an example."""
-        from dps.cluster.queues import script_of
+        from dps.cluster.backends.jobqueue import script_of
 
         encrypted = self.tls != "off"
         firsts = {node.resource: node for node in reversed(nodes)}

@@ -38,7 +38,7 @@ class CertificateSection(Section):
 
     def build(self) -> Security:
         """Return the certificate for all processes of a cluster."""
-        from dps.cluster.tls import from_files  # brings in distributed
+        from dps.cluster.backends.tls import from_files
 
         return from_files(self.ca_file, self.cert, self.key)
 
@@ -68,6 +68,6 @@ def security_of(tls: Tls) -> Security | None:
         return tls.build()
     if tls == "off":
         return None
-    from dps.cluster.tls import temporary  # brings in distributed
+    from dps.cluster.backends.tls import temporary
 
     return temporary()

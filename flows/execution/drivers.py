@@ -22,7 +22,7 @@ from multiprocessing.util import get_temp_dir
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from dps.cluster.lifetime import end_with_parent, without_interrupts
+from dps.cluster.backends.lifetime import end_with_parent, without_interrupts
 from dps.errors import StoreUnavailable
 from flows.execution.attempt import Attempt, end_unfinished
 from flows.monitor.progress import Follower, PlainView

@@ -15,8 +15,8 @@ from contextlib import suppress
 from distributed import Client, Future, KilledWorker, wait
 
 from dps.chaos.progress import Progress
-from dps.cluster.server import ParameterServer
-from dps.cluster.worker import Worker
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.node.worker import Worker
 from dps.errors import CapacityError, DpsError
 from dps.events import Event, Rescaled, Sink
 from dps.protocol.transport import Clock

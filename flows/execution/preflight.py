@@ -48,7 +48,7 @@ def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
 def _check(trials: Sequence[Trial]) -> int:
     """Check trials that need the same nodes of the same cluster; return how many fit on it."""
     from dps.chaos.feasible import obstacles
-    from dps.cluster.existing import ExistingCluster
+    from dps.cluster.backends.existing import ExistingCluster
     from flows.execution.trial import nodes
 
     config = trials[0].config

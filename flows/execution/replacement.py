@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
-from dps.cluster.kinds import Cluster
+from dps.cluster.backends.base import Cluster
 from dps.core.names import NODE_ROLES, replacement, role_of
 from dps.errors import DpsError
 from dps.events import Event, Killed, NodeLeaving

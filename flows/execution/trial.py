@@ -27,12 +27,11 @@ from distributed import Client
 
 from dps.chaos.feasible import obstacles
 from dps.chaos.injector import Injector
-from dps.cluster.kinds import Cluster
-from dps.cluster.local import NodeSpec
-from dps.cluster.roles import resource_of
-from dps.cluster.server import ParameterServer
-from dps.cluster.transport import SystemClock
-from dps.cluster.worker import Worker
+from dps.cluster.backends.base import Cluster
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import NodeSpec, resource_of
+from dps.cluster.node.transport import SystemClock
+from dps.cluster.node.worker import Worker
 from dps.core.credentials import masked
 from dps.core.faults import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
@@ -72,7 +71,7 @@ from flows.workloads import (
 
 TRACEBACK_FILE = "traceback.txt"
 ON_LOSS = "ignore"  # what is lost is what is measured: it is in the record
-PRELOAD = ("dps.cluster.server", "flows.execution.trial")
+PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.trial")
 
 
 def run_trial(

@@ -16,8 +16,8 @@ from functools import partial
 
 from distributed import Client, Future, KilledWorker, wait
 
-from dps.cluster.server import ParameterServer
-from dps.cluster.worker import Worker
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.node.worker import Worker
 from dps.events import Event, WorkerJoined
 
 LOOK_SECONDS = 0.05

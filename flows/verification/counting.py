@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 
-from dps.cluster.worker import Worker
+from dps.cluster.node.worker import Worker
 from dps.core.blocks import Layout
 from dps.core.shard import ShardState
 from dps.errors import DpsError

@@ -16,14 +16,14 @@ from types import TracebackType
 
 import psutil
 
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone
-from dps.cluster.roles import resource_of
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.names import NodeSpec, resource_of
 from dps.core.names import role_of
 from flows.records.live import eventually
 from flows.verification.counting import require
 
 NODES = {"spare": 8, "store": 2, "mailbox": 2, "worker": 3}
-PRELOAD = ("dps.cluster.server", "flows.verification.counting")
+PRELOAD = ("dps.cluster.driver.parameter_server", "flows.verification.counting")
 START_SECONDS = 60.0
 FEWEST_SAMPLES = 9
 MEBIBYTE = 1 << 20

@@ -18,10 +18,10 @@ from typing import Any
 from distributed import wait
 
 from dps.chaos.strike import Striker
-from dps.cluster.actor import HostActor
-from dps.cluster.roles import SERVING
-from dps.cluster.server import ParameterServer
-from dps.cluster.transport import SystemClock
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.names import SERVING
+from dps.cluster.node.actor import HostActor
+from dps.cluster.node.transport import SystemClock
 from dps.core.names import role_of
 from dps.core.recovery import (
     with_checkpoint_path,

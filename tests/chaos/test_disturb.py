@@ -15,8 +15,9 @@ import pytest
 
 from dps import Chain, Checkpoint, ParameterServer, Recovery
 from dps.chaos.disturb import Disturber
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone, is_running
-from dps.cluster.transport import SystemClock
+from dps.cluster.backends.local import LocalCluster, is_gone, is_running
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.transport import SystemClock
 from dps.core.faults import (
     AtUpdates,
     Corrupt,

@@ -11,8 +11,9 @@ import pytest
 
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
-from dps.cluster.local import LocalCluster, NodeSpec, is_running, is_stopped
-from dps.cluster.transport import SystemClock
+from dps.cluster.backends.local import LocalCluster, is_running, is_stopped
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.transport import SystemClock
 from dps.core.faults import AtUpdates, FaultPlan, Kill, Pause
 from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
 from tests.cluster.training import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from distributed import Client
 
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from tests.cluster.training import PRELOAD, nodes
 
 

@@ -13,8 +13,8 @@ from functools import partial
 from distributed import Worker as DaskWorker
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.existing import ExistingCluster
-from dps.cluster.links import Late, links_of
+from dps.cluster.backends.existing import ExistingCluster
+from dps.cluster.node.links import Late, links_of
 from tests.cluster.training import COUNTING, count_until, nodes, params
 
 MEMBERS = nodes(1, replicas=1, workers=1)

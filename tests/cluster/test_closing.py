@@ -27,8 +27,8 @@ from dps import (
     UpdatesLostWarning,
     Worker,
 )
-from dps.cluster.inbox import Inbox
-from dps.cluster.recorder import topic
+from dps.cluster.driver.inbox import Inbox
+from dps.cluster.node.recorder import topic
 from dps.errors import CapacityError, GroupClosed
 from dps.events import Evaluated, Event, WorkerLeft, to_dict
 from dps.protocol.coordinator.coordinator import Coordinator
@@ -187,7 +187,7 @@ def hold(flag: Path, _: int) -> None:
 def test_a_cluster_that_is_busy_is_not_waited_for_forever(
     plain: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dps.cluster.server.START_SECONDS", 0.3)
+    monkeypatch.setattr("dps.cluster.driver.parameter_server.START_SECONDS", 0.3)
     flag = tmp_path / "go on"
     busy = plain.map(partial(hold, flag), range(4), pure=False)
     eventually(lambda: sum(map(len, plain.processing().values())) == 4, SECONDS)

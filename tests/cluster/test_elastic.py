@@ -16,7 +16,8 @@ import pytest
 from distributed import Client
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, ConfigurationError
 from dps.events import Moved, Sink
 from tests.cluster.training import (

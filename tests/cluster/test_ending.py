@@ -26,7 +26,7 @@ from dps import (
     UpdatesLostWarning,
     Worker,
 )
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from dps.errors import ConfigurationError, ShardUnavailable, StoreUnavailable
 from dps.protocol.group import Timings
 from dps.protocol.storage.manifest import find_saved
@@ -116,7 +116,7 @@ DRIVER = """
 import sys
 from functools import partial
 from dps import Checkpoint, ParameterServer, Recovery
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from tests.cluster.training import COUNTING, PRELOAD, count, nodes, params, results
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import dask
 import pytest
 from distributed import Client
 
-from dps.cluster import existing
-from dps.cluster.existing import ExistingCluster
-from dps.cluster.local import NodeSpec, is_running
-from dps.cluster.tls import from_files, temporary
+from dps.cluster.backends import existing
+from dps.cluster.backends.existing import ExistingCluster
+from dps.cluster.backends.local import is_running
+from dps.cluster.backends.tls import from_files, temporary
+from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, ConfigurationError
 from tests.cluster.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
 from tests.cluster.tls import files_of

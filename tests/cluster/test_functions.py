@@ -14,7 +14,7 @@ import pytest
 from distributed import Client
 
 from dps import BSP, SGD, Changed, Checkpoint, ParameterServer, Part, Recovery, Worker
-from dps.cluster.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError, FunctionFailed
 from tests.cluster.training import COUNTING, PRELOAD, SECONDS, audited, nodes, results
 from tests.support import eventually

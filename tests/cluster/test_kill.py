@@ -28,7 +28,8 @@ from dps import (
     Recovery,
     SharedStore,
 )
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from dps.events import (
     Detected,

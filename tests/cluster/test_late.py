@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 from distributed.core import ConnectionPool, Server
 
-from dps.cluster import transport as module
-from dps.cluster.transport import COORDINATOR_PREFIX, DaskTransport, Meter, answer, frozen, thawed
+from dps.cluster.node import transport as module
+from dps.cluster.node.transport import (
+    COORDINATOR_PREFIX,
+    DaskTransport,
+    Meter,
+    answer,
+    frozen,
+    thawed,
+)
 from dps.errors import DeadlineExceeded
 from dps.protocol.messages import Flush
 from dps.protocol.transport import Endpoint

@@ -13,8 +13,9 @@ import pytest
 from distributed import Client
 
 from dps import Checkpoint, ParameterServer, Recovery
-from dps.cluster.leaving import margin
-from dps.cluster.local import LocalCluster, NodeSpec
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.shutdown import margin
 from dps.events import Evaluated, NodeDrained, NodeJoined, NodeLeaving, NodeLeft
 from tests.cluster.deployment import deployed, workers
 from tests.cluster.training import (

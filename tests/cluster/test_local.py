@@ -17,7 +17,8 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from tests.cluster.training import PRELOAD, SECONDS, nodes
 from tests.support import eventually
@@ -130,7 +131,7 @@ DRIVER = """
     from functools import partial
 
     from dps import ParameterServer
-    from dps.cluster.local import LocalCluster
+    from dps.cluster.backends.local import LocalCluster
     from tests.cluster.training import PRELOAD, count_until, nodes, params, versions
     from tests.support import eventually
 
@@ -174,7 +175,7 @@ def test_a_name_that_is_too_long_for_sockets_is_told(tmp_path: Path) -> None:
     scratch.mkdir()
     script = tmp_path / "script.py"
     script.write_text(
-        "from dps.cluster.local import LocalCluster\n"
+        "from dps.cluster.backends.local import LocalCluster\n"
         "if __name__ == '__main__':\n"
         "    LocalCluster([]).close()\n"
     )

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-from dps.cluster.losses import LossWatch
+from dps.cluster.driver.losses import LossWatch
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetLosses
 from dps.sim.network import SimTransport

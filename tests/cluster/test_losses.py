@@ -23,7 +23,7 @@ from dps import (
     UpdatesLostWarning,
     Worker,
 )
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from dps.errors import ConfigurationError
 from dps.events import LossReported
 from tests.cluster.training import (

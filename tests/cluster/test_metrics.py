@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from dps.errors import ConfigurationError
 from dps.events import Promoted
 from tests.cluster.training import (

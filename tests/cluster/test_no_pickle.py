@@ -18,7 +18,7 @@ from distributed import Worker
 from distributed.protocol import pickle as dask_pickle
 
 from dps import Chain, Continue, Recovery, SharedStore
-from dps.cluster.local import NodeSpec
+from dps.cluster.names import NodeSpec
 from dps.core.shard import ShardState
 from tests.cluster.test_kill import SECONDS, audited, nodes, training
 from tests.support import eventually

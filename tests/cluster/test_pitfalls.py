@@ -21,9 +21,9 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from dps import BSP, SGD, Adam, ParameterServer, Worker
-from dps.cluster.local import LocalCluster
-from dps.cluster.malloc import keep_memory
-from dps.cluster.transport import DaskTransport, Meter
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.node.malloc import keep_memory
+from dps.cluster.node.transport import DaskTransport, Meter
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Unreachable
 from dps.protocol.messages import Push

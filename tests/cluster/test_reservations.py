@@ -15,10 +15,12 @@ import pytest
 from distributed import Client
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster import existing, reservations
-from dps.cluster.existing import ExistingCluster
-from dps.cluster.links import links_of
-from dps.cluster.local import NodeSpec, is_running
+from dps.cluster.backends import existing
+from dps.cluster.backends.existing import ExistingCluster
+from dps.cluster.backends.local import is_running
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.links import links_of
+from dps.cluster.scheduler import reservations
 from dps.errors import CapacityError
 from tests.cluster.deployment import ROOT, deployed, wait_for, workers
 from tests.cluster.driver import MEMBERS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dps import Checkpoint, ParameterServer, Recovery
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from dps.errors import StoreUnavailable
 from dps.protocol.storage.manifest import find_saved
 from tests.cluster.training import (
@@ -35,7 +35,7 @@ DRIVER = """
 import sys
 from functools import partial
 from dps import Checkpoint, ParameterServer, Recovery
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from tests.cluster.training import COUNTING, PRELOAD, count_until, nodes, params
 
 if __name__ == "__main__":

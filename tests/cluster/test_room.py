@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.cluster.slurm import Hosts
+from dps.cluster.backends.slurm import Hosts
 
 ROWS = """\
 ps idle idle 0/8/0/8 16000 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dps.cluster.local import NodeSpec
-from dps.cluster.roles import resource_of
-from dps.cluster.seats import Offer, best, failing_together, seated
+from dps.cluster.backends.assignment import best, failing_together, seated
+from dps.cluster.names import NodeSpec, Offer, resource_of
 from dps.errors import CapacityError
 
 

@@ -24,7 +24,7 @@ from dps import (
     Worker,
     WorkerCache,
 )
-from dps.cluster.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 from tests.cluster.training import COUNTING, PRELOAD, SECONDS, audited, nodes, results, versions
 from tests.support import eventually

@@ -21,9 +21,9 @@ from distributed.security import Security
 from tornado.iostream import IOStream
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.local import LocalCluster, is_gone
-from dps.cluster.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
-from dps.cluster.transport import DaskTransport, Meter
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
+from dps.cluster.node.transport import DaskTransport, Meter
 from dps.errors import ConfigurationError, Unreachable
 from dps.events import Promoted
 from dps.protocol.messages import GetTable
@@ -164,8 +164,8 @@ def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
 def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path, scratch: Path) -> None:
     script = (
         "import sys\n"
-        "from dps.cluster.local import LocalCluster\n"
-        "from dps.cluster.tls import temporary\n"
+        "from dps.cluster.backends.local import LocalCluster\n"
+        "from dps.cluster.backends.tls import temporary\n"
         "from tests.cluster.training import nodes\n"
         "if __name__ == '__main__':\n"
         "    with LocalCluster(nodes(1, workers=1), security=temporary()):\n"
@@ -252,7 +252,7 @@ def test_certificates_of_dasks_own_configuration_are_used(tmp_path: Path) -> Non
         **{f"TLS__{role.upper()}__KEY": own["key"] for role in roles},
     }
     script = (
-        "from dps.cluster.local import LocalCluster\n"
+        "from dps.cluster.backends.local import LocalCluster\n"
         "from tests.cluster.training import nodes\n"
         "if __name__ == '__main__':\n"
         "    with LocalCluster(nodes(1, workers=1)) as cluster:\n"

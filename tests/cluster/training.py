@@ -16,14 +16,14 @@ import numpy as np
 from distributed import Future
 
 from dps import SGD, ParameterServer, Worker
-from dps.cluster.local import NodeSpec
+from dps.cluster.names import NodeSpec
 from dps.events import Acked, Applied, Event
 from dps.protocol.messages import AuditReply
 from tests.support import eventually
 
 COUNTING = SGD(1.0)
 SECONDS = 30.0  # until something that happens for sure counts as not happening
-PRELOAD = ("dps.cluster.server", "tests.cluster.training")
+PRELOAD = ("dps.cluster.driver.parameter_server", "tests.cluster.training")
 
 E = TypeVar("E", bound=Event)
 Update = tuple[str, int, int]

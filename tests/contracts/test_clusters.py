@@ -12,12 +12,13 @@ import pytest
 
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
-from dps.cluster.existing import ExistingCluster
-from dps.cluster.kinds import Act, Cluster
-from dps.cluster.local import LocalCluster, NodeSpec
-from dps.cluster.queues import JobGroup
-from dps.cluster.slurm_jobs import SlurmCluster
-from dps.cluster.transport import SystemClock
+from dps.cluster.backends.base import Act, Cluster
+from dps.cluster.backends.existing import ExistingCluster
+from dps.cluster.backends.jobqueue import JobGroup
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.slurm_jobs import SlurmCluster
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.transport import SystemClock
 from dps.core.faults import AtUpdates, InChain, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed

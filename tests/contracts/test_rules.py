@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.cluster.starting import afresh
+from dps.cluster.driver.setup import afresh
 from dps.core.blocks import Block, Layout
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Checkpoint, Recovery, SharedStore

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from distributed.core import ConnectionPool
 
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone
-from dps.cluster.tls import temporary
-from dps.cluster.transport import DaskTransport, Meter
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.tls import temporary
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.transport import DaskTransport, Meter
 from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
 from dps.protocol.messages import Audit, Flush, GetTable, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport
@@ -84,7 +85,7 @@ def carry_out(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], None
         return
     with LocalCluster(
         [NodeSpec("server-0", "server")],
-        ["dps.cluster.server", "tests.contracts.echo"],
+        ["dps.cluster.driver.parameter_server", "tests.contracts.echo"],
         security=temporary() if request.param == "dask over tls" else None,
     ) as cluster:
         yield lambda check: on_dask(cluster, check)

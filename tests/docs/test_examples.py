@@ -17,7 +17,7 @@ from distributed import Client
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from dps.cluster.local import LocalCluster
+from dps.cluster.backends.local import LocalCluster
 from flows.cli import app
 from flows.config.experiment import load_experiment
 from flows.config.fault_trace import read_trace

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.cluster.tls import temporary
+from dps.cluster.backends.tls import temporary
 from dps.errors import ConfigurationError
 from dps.events import NodeJoined, TrialEnded, TrialStarted
 from flows.analysis.finished import read_finished

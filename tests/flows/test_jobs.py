@@ -13,8 +13,8 @@ import pytest
 import yaml
 from distributed.security import Security
 
-from dps.cluster.local import NodeSpec
-from dps.cluster.queues import QUEUES, JobGroup, job_of
+from dps.cluster.backends.jobqueue import QUEUES, JobGroup, job_of
+from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand

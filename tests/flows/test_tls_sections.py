@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.cluster.tls import temporary
+from dps.cluster.backends.tls import temporary
 from dps.errors import ConfigurationError
 from dps.events import TrialEnded, TrialStarted
 from flows.analysis.finished import whole_record

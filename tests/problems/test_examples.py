@@ -15,7 +15,7 @@ from scipy.sparse import vstack
 from sklearn.datasets import dump_svmlight_file, load_digits
 
 from dps import SSP, ParameterServer
-from dps.cluster.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError
 from flows.cli import main
 from flows.cli.examples import PAGE, solve_each, told, verdict, write_page
@@ -28,7 +28,11 @@ from tests.cluster.training import nodes
 from tests.support import eventually
 
 SECONDS = 30.0
-PRELOAD = ("dps.cluster.server", "flows.problems.l1_logistic", "flows.problems.lda")
+PRELOAD = (
+    "dps.cluster.driver.parameter_server",
+    "flows.problems.l1_logistic",
+    "flows.problems.lda",
+)
 SYNTHETIC = Synthetic(examples=2000, features=200, seed=3, nonzeros=8, piece=250)
 
 

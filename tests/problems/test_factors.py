@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dps import ParameterServer
-from dps.cluster.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster, is_gone
 from dps.errors import ConfigurationError
 from flows.cli.examples import told
 from flows.problems import factors, ratings
@@ -21,7 +21,7 @@ from tests.cluster.training import nodes
 from tests.support import eventually
 
 SECONDS = 30.0
-PRELOAD = ("dps.cluster.server", "flows.problems.factors")
+PRELOAD = ("dps.cluster.driver.parameter_server", "flows.problems.factors")
 NOISE = 0.5
 
 

@@ -14,11 +14,11 @@ import yaml
 
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
-from dps.cluster.local import NodeSpec
-from dps.cluster.queues import JobGroup
-from dps.cluster.slurm_jobs import SlurmCluster
-from dps.cluster.tls import temporary
-from dps.cluster.transport import SystemClock
+from dps.cluster.backends.jobqueue import JobGroup
+from dps.cluster.backends.slurm_jobs import SlurmCluster
+from dps.cluster.backends.tls import temporary
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.transport import SystemClock
 from dps.core.faults import AtUpdates, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.cluster.queues import JobGroup
-from dps.cluster.slurm_jobs import SlurmCluster
-from dps.cluster.tls import temporary
+from dps.cluster.backends.jobqueue import JobGroup
+from dps.cluster.backends.slurm_jobs import SlurmCluster
+from dps.cluster.backends.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
 from tests.cluster.tls import ports_below, said_plainly
 from tests.cluster.training import SECONDS, nodes

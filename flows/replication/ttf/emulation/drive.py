@@ -13,9 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dps.cluster.inbox import Inbox
-from dps.cluster.local import LocalCluster, NodeSpec, is_gone
-from dps.cluster.transport import SystemClock
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.driver.inbox import Inbox
+from dps.cluster.names import NodeSpec
+from dps.cluster.node.transport import SystemClock
 from dps.core.names import replacement
 from dps.errors import DpsError
 from dps.events import (

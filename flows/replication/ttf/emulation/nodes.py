@@ -21,8 +21,8 @@ from distributed import get_worker
 from distributed.protocol import to_serialize
 from distributed.utils import sync
 
-from dps.cluster.recorder import Recorder, sample
-from dps.cluster.transport import Meter, SystemClock
+from dps.cluster.node.recorder import Recorder, sample
+from dps.cluster.node.transport import Meter, SystemClock
 from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined, Reported
 from flows.analysis.throughput import COMPUTE
 from flows.config.workload import workload_of

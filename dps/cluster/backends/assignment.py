@@ -1,0 +1,183 @@
+"""Owns which Dask worker of somebody's deployment is which node, where Dask's names do not tell.
+
+Nodes that must not fail together are kept on different hosts where there is a choice: the replicas
+of a shard, and the state store and any server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dps.cluster.names import NodeSpec, Offer, shard_of
+from dps.core.names import role_of
+from dps.errors import CapacityError
+
+
+class Seats:
+    """Which Dask worker, by its address, is which node. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, NodeSpec] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._lock = threading.Lock()
+
+    def of(self, address: str) -> NodeSpec | None:
+        """Which node a Dask worker is; None: it is none."""
+        return self._specs.get(address)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The Dask workers that are nodes."""
+        with self._lock:
+            return list(self._specs)
+
+    def take(self, address: str, spec: NodeSpec) -> None:
+        """Make a Dask worker a node, and tell who listens."""
+        with self._lock:
+            self._specs[address] = spec
+            listeners = list(self._listeners)
+        for listen in listeners:
+            listen(address)
+
+    def leave(self, address: str) -> None:
+        """Forget a Dask worker that is lost: another one may join at its address."""
+        with self._lock:
+            self._specs.pop(address, None)
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Have a function called with the address of each further Dask worker that is a node."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[str], None]) -> None:
+        """Undo `listen`."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+
+def seated(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Offer]:
+    """Return the Dask worker of each node, by the node's name.
+
+    If any of them was started for a role, only those count that were.
+
+    Raises
+    ------
+    CapacityError
+        There are too few; the message says what is needed and what there is.
+    """
+    able = eligible(offers)
+    taken = placed(specs, able)
+    if len(taken) < len(specs):
+        raise CapacityError(_too_few(specs, able))
+    return taken
+
+
+def placed(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
+    """Return the Dask worker of each node that there is one for, by the node's name."""
+    taken: dict[str, Offer] = {}
+    for spec in sorted(specs, key=_order):
+        offer = best(spec, [o for o in able if o not in taken.values()], taken)
+        if offer is not None:
+            taken[spec.name] = offer
+    return taken
+
+
+def rooms(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
+    """How many times all of these nodes find a place beside each other."""
+    able, times = eligible(offers), 0
+    while len(taken := placed(specs, able)) == len(specs):
+        able = [offer for offer in able if offer not in taken.values()]
+        times += 1
+    return times
+
+
+def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) -> Offer | None:
+    """Return the Dask worker among the free ones that a node goes to, given where others are.
+
+    That is one of its own name, else one away from those that it must not fail with. Servers go
+    where most is free, so that what is left serves the next chain as well; the store goes where
+    least is. None: none of them will do.
+    """
+    fitting = [offer for offer in free if _fits(spec, offer)]
+    room = Counter(offer.host for offer in free)
+    replicas = {taken[name].host for name in taken if _same_chain(spec.name, name)}
+    others = {taken[name].host for name in taken if _store_and_server(spec.name, name)}
+    sparing = role_of(spec.name) == "store"
+
+    def rank(offer: Offer) -> tuple[bool, bool, bool, int, int, str]:
+        left = room[offer.host]
+        return (
+            offer.name != spec.name,
+            offer.host in replicas,
+            offer.host in others,
+            left if sparing else -left,
+            offer.threads,
+            offer.address,
+        )
+
+    return min(fitting, key=rank, default=None)
+
+
+def failing_together(taken: Mapping[str, Offer]) -> list[str]:
+    """Return a sentence for each host whose loss takes what should have outlived it."""
+    hosts: defaultdict[str, set[str]] = defaultdict(set)
+    for name, offer in taken.items():
+        for other, there in taken.items():
+            if name < other and bound(name, other) and offer.host == there.host:
+                hosts[offer.host] |= {name, other}
+    return [
+        f"{', '.join(sorted(names))} share a host, for there are too few hosts: recovery from the "
+        "loss of that host as a whole is not possible"
+        for names in hosts.values()
+    ]
+
+
+def bound(one: str, other: str) -> bool:
+    """Whether two nodes must not fail together, by their names."""
+    return _same_chain(one, other) or _store_and_server(one, other)
+
+
+def eligible(offers: Collection[Offer]) -> list[Offer]:
+    """Those of some Dask workers that may become nodes: who has a role, if anybody has."""
+    with_roles = [offer for offer in offers if offer.resource is not None]
+    return with_roles or list(offers)
+
+
+def _fits(spec: NodeSpec, offer: Offer) -> bool:
+    return offer.resource in (None, spec.resource) and offer.threads >= spec.threads
+
+
+def _order(spec: NodeSpec) -> tuple[int, int, int, str]:
+    """What is hardest to place comes first; chains one after the other."""
+    roles = ("store", "server", "replica", "spare", "worker", "evaluator")
+    role = role_of(spec.name)
+    kind = roles.index(role) if role in roles else len(roles)
+    return -spec.threads, min(kind, 1) if kind < 3 else kind, shard_of(spec.name), spec.name
+
+
+def _same_chain(one: str, other: str) -> bool:
+    return shard_of(one) >= 0 and shard_of(one) == shard_of(other)
+
+
+def _store_and_server(one: str, other: str) -> bool:
+    roles = {role_of(one), role_of(other)}
+    return "store" in roles and bool(roles & {"server", "replica"})
+
+
+def _too_few(specs: Sequence[NodeSpec], able: Collection[Offer]) -> str:
+    resources = list(dict.fromkeys(spec.resource for spec in specs))
+    wanted = Counter(spec.resource for spec in specs)
+    threads = {r: max(s.threads for s in specs if s.resource == r) for r in resources}
+    needed = ", ".join(
+        f"{wanted[r]} as {r}" + (f" with {threads[r]} threads each" if threads[r] > 1 else "")
+        for r in resources
+    )
+    roles = Counter(offer.resource for offer in able if offer.resource is not None)
+    found = ", ".join(f"{roles[r]} as {r}" for r in resources) if roles else "without roles"
+    return (
+        f"the deployment has too few Dask workers: needed are {len(specs)} ({needed}); there are "
+        f"{len(able)} ({found}). Start more of them, or ask for fewer shards, replicas or workers."
+    )

@@ -1,0 +1,73 @@
+"""Owns the driver's end of the event stream: what the group records arrives here, in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dps.cluster.node.recorder import topic
+from dps.cluster.node.weak import weakly
+from dps.events import Sink, from_dict
+
+if TYPE_CHECKING:
+    import distributed
+
+
+DRAIN_SECONDS = 10.0
+
+
+class Inbox:
+    """Hands the events of a group to a sink. Used from the client's event loop.
+
+    Parameters
+    ----------
+    sink
+        Called with every event; None: nobody wants them.
+    """
+
+    def __init__(self, client: distributed.Client, group: str, sink: Sink | None) -> None:
+        self._client = client
+        self._topic = topic(group)
+        self._sink = sink
+        self._markers: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Begin to receive."""
+        self._client.subscribe_topic(self._topic, weakly(self._receive))
+
+    async def close(self, nodes: Sequence[str] | None = None) -> None:
+        """Stop receiving, once everything that live nodes have sent has arrived.
+
+        Each node, and the scheduler, sends a marker after its events, over the same connection.
+
+        Parameters
+        ----------
+        nodes
+            The addresses of the group's nodes; None: all of the cluster.
+        """
+        marker = uuid.uuid4().hex
+        send = partial(_send_marker, self._topic, marker)
+        sent = await self._client.run(send, workers=nodes, on_error="ignore")
+        await self._client.log_event(self._topic, [{"marker": marker}])
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while self._markers.get(marker, 0) <= len(sent):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            return  # a node was lost meanwhile; its last events are lost with it
+        finally:
+            self._client.unsubscribe_topic(self._topic)
+
+    async def _receive(self, event: tuple[float, Any]) -> None:
+        for record in event[1]:
+            if "marker" in record:
+                self._markers[record["marker"]] = self._markers.get(record["marker"], 0) + 1
+            elif self._sink is not None:
+                self._sink(from_dict(record))
+
+
+def _send_marker(name: str, marker: str, dask_worker: Any) -> None:
+    dask_worker.log_event(name, [{"marker": marker}])

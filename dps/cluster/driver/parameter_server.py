@@ -1,0 +1,843 @@
+"""Owns the facade: `ParameterServer`, which brings a group up on a Dask cluster and takes it down.
+
+The driver keeps two things that nobody else can: it makes the host actor on every node that joins,
+and it holds the initial values, which it installs wherever the coordinator asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from dps.cluster.driver.shard_hosts import Hosting
+from dps.cluster.names import Node
+from dps.cluster.node.worker import Worker
+from dps.core.rebalancing import as_servers
+from dps.core.rows import KEYS
+from dps.errors import CapacityError, ConfigurationError, DpsError, GroupClosed, ShardUnavailable
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
+from dps.protocol.group import Group
+from dps.protocol.messages import AuditReply, Dismiss, Drain, Scale, Table
+from dps.protocol.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSet
+
+    import distributed
+import contextlib
+import uuid
+import warnings
+from collections.abc import Mapping
+
+from dps.cluster.driver.draining import Relief
+from dps.cluster.driver.inbox import Inbox
+from dps.cluster.driver.losses import LossWatch
+from dps.cluster.driver.setup import (
+    Start,
+    afresh,
+    check_functions,
+    check_on_loss,
+    checked_labels,
+    from_path,
+)
+from dps.cluster.node.evaluator import Score
+from dps.cluster.node.transport import COORDINATOR_PREFIX, DaskTransport, Meter
+from dps.cluster.node.weak import weakly
+from dps.cluster.node.worker import run_worker
+from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
+from dps.core.consistency import ASP, Consistency
+from dps.core.filters import Filter
+from dps.core.functions import Function
+from dps.core.recovery import Checkpoint, Recovery
+from dps.core.rules import SGD, UpdateRule
+from dps.core.sparse import SparseSpec
+from dps.errors import (
+    DeadlineExceeded,
+    StoreUnavailable,
+    UpdatesLostWarning,
+)
+from dps.events import Sink
+from dps.protocol.client.bootstrap import Seeder
+from dps.protocol.client.client import Client as Caller
+from dps.protocol.client.save_all import save_all
+from dps.protocol.group import Timings
+from dps.protocol.messages import CloseGroup, Loss, StopTraining
+
+if TYPE_CHECKING:
+    import distributed
+
+    from dps.cluster.backends.assignment import Seats
+from dps.cluster.node.audit import audit_all
+
+T = TypeVar("T")
+
+
+class Readable:
+    """What anybody may read of a parameter server: a part of `dps.cluster.driver.parameter_server`."""
+
+    group: Group
+    _client: Any
+    _router: Router
+    _transport: Transport
+    _open: bool
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """Return the current weights as fresh arrays, without waiting for any worker.
+
+        Raises
+        ------
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+
+        async def read(reader: Client) -> dict[str, np.ndarray]:
+            await reader.pull()
+            return {name: array.copy() for name, array in reader.weights().items()}
+
+        return self._read(read)
+
+    def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return rows of a sparse table by their keys, without waiting for any worker.
+
+        Parameters
+        ----------
+        table
+            Its name.
+        keys
+            Whole numbers from 0 to 2⁶³ - 1, in any order; some may be repeated.
+
+        Returns
+        -------
+        rows
+            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
+
+        Raises
+        ------
+        ShapeMismatch
+            An unknown table, or keys that are none.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        return self._read(lambda reader: reader.pull_rows(table, keys))
+
+    def pull_range(
+        self, table: str, start: int = 0, stop: int = KEYS
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
+
+        Returns
+        -------
+        keys
+            int64, sorted: those that were pushed to.
+        rows
+            (keys, width).
+        """
+        return self._read(lambda reader: reader.pull_range(table, start, stop))
+
+    def audit(self) -> list[AuditReply | None]:
+        """Return the numbers of each shard's state, None for one that does not answer."""
+        self._require_open()
+        asked = self._client.sync(audit_all, self.group, self._router, self._transport)
+        replies: list[AuditReply | None] = asked
+        return replies
+
+    def table(self) -> Table:
+        """Return who serves what at this moment."""
+        self._require_open()
+        table: Table = self._client.sync(self._router.fetch)
+        return table
+
+    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
+        self._require_open()
+
+        async def read() -> T:
+            reader = Client(self.group, self._transport)
+            try:
+                return await what(reader)
+            finally:
+                await reader.close()
+
+        found: T = self._client.sync(read)
+        return found
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise GroupClosed("this parameter server is closed")
+
+
+T = TypeVar("T")
+
+
+class Elastic:
+    """What `ParameterServer` can do to itself while it runs. Methods may be called in any thread.
+
+    With an asynchronous Dask client, await what `scale`, `drain` and `remove_worker` return.
+    """
+
+    group: Group
+    _client: distributed.Client
+    _router: Router
+    _hosting: Hosting
+    _futures: MutableSet[Any]
+    _started_workers: int
+
+    if TYPE_CHECKING:
+
+        @property
+        def nodes(self) -> list[Node]: ...
+        def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]: ...
+        def _require_open(self) -> None: ...
+
+    def scale(self, servers: int) -> Any:
+        """Hold the shards on this many nodes from now on; return when they are there.
+
+        Shards are moved one by one, and as few as can be. Training goes on: a shard is held up only
+        for the moment in which its next server takes over, and no update is lost or applied twice.
+
+        Parameters
+        ----------
+        servers
+            How many of the nodes for servers that have joined are to hold shards: at least the
+            number of replicas of a shard, at most one for each replica of every shard.
+
+        Raises
+        ------
+        ConfigurationError
+            There can never be so many.
+        CapacityError
+            Fewer nodes for servers have joined. Start more Dask workers, then ask again.
+        ShardUnavailable
+            Shards could not be moved for so long as a shard may be unavailable. They are moved
+            still as soon as what keeps them is over.
+        """
+        self._require_open()
+        return self._client.sync(self._scale, servers)
+
+    def drain(self, node: str) -> Any:
+        """Move everything away from a node, and make no more use of it.
+
+        When it returns, the node can be shut down, and nothing is lost by that. If another node for
+        servers is idle it takes the place, otherwise there is one server less.
+
+        Parameters
+        ----------
+        node
+            The name of a node that holds shards, or keeps their states or mail.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such node.
+        CapacityError
+            The others cannot do without it.
+        NotServing
+            It keeps what a shard needs that is down at this moment.
+        ShardUnavailable
+            See `scale`.
+        """
+        self._require_open()
+        return self._client.sync(self._drain, node)
+
+    def add_worker(self, train: Callable[[Worker], T]) -> Any:
+        """Have one more worker take part; return its Dask future.
+
+        It begins at the clock of the slowest, with a number of its own, and as the only one that
+        was started together: `worker.index` is 0 of 1.
+
+        Raises
+        ------
+        CapacityError
+            Every thread of the nodes for workers is busy with a worker.
+        """
+        self._require_open()
+        nodes = [node for node in self.nodes if node.role == "worker"]
+        threads = sum(node.threads for node in nodes)
+        busy = sum(not future.done() for future in self._futures)
+        if busy >= threads:
+            raise CapacityError(
+                f"the {len(nodes)} nodes for workers have {threads} threads in all, and {busy} "
+                "workers run there; start more Dask workers, or remove a worker before"
+            )
+        return self.run(train, workers=1)[0]
+
+    def remove_worker(self, name: str) -> Any:
+        """Ask a worker to leave: its `worker.leaving` becomes true soon, and its function decides.
+
+        Nothing that it has pushed is lost. Its future tells when it has left.
+
+        Parameters
+        ----------
+        name
+            Such as "worker-0".
+
+        Raises
+        ------
+        ConfigurationError
+            No worker of this name was started.
+        """
+        self._require_open()
+        known = [f"worker-{number}" for number in range(self._started_workers)]
+        if name not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigurationError(f"there is no worker {name!r}; started were: {there}")
+        return self._client.sync(self._dismiss, name)
+
+    async def _scale(self, servers: int) -> None:
+        group = self._hosting.group
+        servers = as_servers(servers, len(group.layout.shards), group.recovery)
+        # Nodes that join a cluster without roles become servers as far as there are too few.
+        self._hosting.group = replace(group, servers=servers)
+        await self._router.ask(Scale(servers))
+        await self._until(
+            lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
+        )
+
+    async def _dismiss(self, name: str) -> None:
+        await self._router.ask(Dismiss(name))
+
+    async def _drain(self, node: str) -> None:
+        hosts = self._hosting.hosts
+        found = [hosted for hosted in hosts if hosted.node.name == node]
+        if not found:
+            names = sorted(hosted.node.name for hosted in hosts)
+            raise ConfigurationError(
+                f"there is no node {node!r} that holds shards or states; there are: "
+                f"{', '.join(names)}"
+            )
+        hosted = found[-1]
+        host = hosted.endpoint
+        await self._router.ask(Drain(host))
+        await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
+        await self._hosting.release(hosted)
+
+    async def _until(self, holds: Callable[[Table], bool], what: str) -> None:
+        limit = self.group.timings.unavailable
+        try:
+            async with asyncio.timeout(limit):
+                table = await self._router.fetch()
+                while not holds(table):
+                    table = await self._router.newer(table.version)
+        except TimeoutError:
+            raise ShardUnavailable(
+                f"{what} could not be moved within {limit:g} s; they will be when what is in the "
+                "way is over: a node that does not answer, or too few nodes"
+            ) from None
+
+
+T = TypeVar("T")
+
+START_SECONDS = 60.0
+
+
+class ParameterServer(Readable, Elastic):
+    """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
+
+    Parameters
+    ----------
+    client
+        A Dask client. Nodes with the Dask resource "server" hold shards, those with "worker" run
+        training functions; if no node carries such a resource, dps shares the nodes out.
+    params
+        Name → array (float32 or float64): the initial values. May be empty if there are tables.
+    tables
+        Sparse tables, whose rows are made when they are first pushed to (see `SparseSpec`).
+    shards
+        How many parts the parameters are divided into; a part is never divided again.
+    servers
+        How many nodes hold shards at first (see `scale`); None: one for each replica of a shard,
+        as far as there are nodes.
+    optimizer
+        The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
+        `DelayedProximal` with a penalty, any of them within `StalenessAware` or
+        `DelayCompensated`, or one of your own (for checkpoints it must be registered with
+        `dps.protocol.wire.message`).
+    consistency
+        `BSP()`, `SSP(tau)` or `ASP()`.
+    recovery
+        "none", "checkpoint", "chain", "stateless", or a `Recovery`. A `Checkpoint` needs a path
+        that all nodes can reach.
+    on_event
+        Called with every event of the group, from the client's event loop: it must not block.
+        None: nothing is recorded.
+    timings
+        Deadlines of the protocol.
+    about
+        Kept beside checkpoints, for whoever goes on from them (see `resume`); JSON.
+    filters
+        The name of an array, or "*" for all others → what its gradients go through before they are
+        sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
+    functions
+        Name → function that may be run on the shards, by `apply` here and in workers.
+    seats
+        Which Dask worker is which node, on a cluster of `dps.cluster.backends.existing`; None: as
+        Dask's resources say, or as dps shares the nodes out.
+    labels
+        Name → text that goes with every metric of the group, and with every line that it logs,
+        such as ``{"model": "ranking"}``.
+    on_loss
+        What follows when a shard has lost updates that were acknowledged: "warn" (a Python warning
+        here, and a line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the
+        same, and every worker gets `UpdatesLost` from its next request), or "ignore". They are
+        listed in `losses` in any case.
+
+    Attributes
+    ----------
+    saved
+        What it goes on from, if it was brought up by `resume`.
+
+    Raises
+    ------
+    CapacityError
+        The cluster has too few nodes.
+    ConfigurationError
+        The parameters or choices cannot work.
+
+    Notes
+    -----
+    With a synchronous client, the group is up when the constructor returns; with an asynchronous
+    one, use ``async with``, and await what methods return (but for `run`, as for `Client.submit`).
+    `close` (or leaving ``with``) takes the group down and leaves the cluster as it was; with
+    checkpoints, the last state is in them then. Methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        client: distributed.Client,
+        params: Mapping[str, np.ndarray],
+        *,
+        tables: Sequence[SparseSpec] = (),
+        shards: int = 1,
+        servers: int | None = None,
+        optimizer: UpdateRule = SGD(0.01),  # noqa: B008 - a frozen value
+        consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
+        recovery: str | Recovery = "none",
+        on_event: Sink | None = None,
+        timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        about: Mapping[str, Any] | None = None,
+        filters: Mapping[str, Sequence[Filter]] | None = None,
+        functions: Mapping[str, Function] | None = None,
+        seats: Seats | None = None,
+        labels: Mapping[str, str] | None = None,
+        on_loss: str = "warn",
+    ) -> None:
+        choices = optimizer, consistency, recovery, timings
+        kept = about or {}
+        start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
+        self._set_up(client, start, on_event, functions or {}, seats, labels or {}, on_loss)
+
+    @classmethod
+    def resume(
+        cls,
+        client: distributed.Client,
+        path: str,
+        *,
+        on_event: Sink | None = None,
+        timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        functions: Mapping[str, Function] | None = None,
+        seats: Seats | None = None,
+        labels: Mapping[str, str] | None = None,
+        on_loss: str = "warn",
+    ) -> ParameterServer:
+        """Bring a parameter server up again from its checkpoints alone.
+
+        Parameters
+        ----------
+        path
+            What `Checkpoint` was given, or the folder of one parameter server in it.
+        on_event, timings, functions, seats, labels, on_loss
+            As for a new one: they are not in the checkpoints.
+
+        Raises
+        ------
+        StoreUnavailable
+            There is no whole checkpoint of every shard.
+        """
+        server = cls.__new__(cls)
+        start = from_path(client, path, timings)
+        server._set_up(client, start, on_event, functions or {}, seats, labels or {}, on_loss)
+        return server
+
+    def _set_up(
+        self,
+        client: distributed.Client,
+        start: Start,
+        on_event: Sink | None,
+        functions: Mapping[str, Function],
+        seats: Seats | None,
+        labels: Mapping[str, str],
+        on_loss: str,
+    ) -> None:
+        check_functions(functions, start.group.recovery)
+        check_on_loss(on_loss)
+        group = replace(
+            start.group,
+            recorded=on_event is not None,
+            functions=dict(functions),
+            labels=checked_labels(labels),
+            on_loss=on_loss,
+        )
+        start = replace(start, group=group)
+        self.group = group
+        self.saved = start.saved
+        self._client = client
+        self._start_with = start
+        self._inbox = Inbox(client, start.group.name, on_event)
+        self._hosting = Hosting(client, group, seats)
+        self._relief = Relief(client, self._hosting, self._drain, on_event)
+        self._watch = LossWatch(group)
+        self._stops = 0
+        self._caller: Caller | None = None
+        self._started_workers = 0
+        self._futures: set[Any] = set()
+        self._open = False
+        if not client.asynchronous:
+            client.sync(self._start)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the cluster, each with its role."""
+        return self._hosting.nodes
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The names of the nodes that were told to leave, or have left after that."""
+        return frozenset(self._relief.names)
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self.close(checkpoint=kind is None)
+
+    async def __aenter__(self) -> ParameterServer:
+        await self._start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        await self._close(checkpoint=kind is None)
+
+    # -- what a user does ------------------------------------------------------------------------
+
+    def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]:
+        """Run a training function on `workers` nodes.
+
+        Parameters
+        ----------
+        train
+            Called with a `Worker` in a Dask task on each node; a plain function or a
+            `functools.partial`, as for `Client.submit`.
+        workers
+            How many to start. Each occupies a thread of a node until its function returns.
+
+        Returns
+        -------
+        futures
+            One Dask future for each worker, with what its function returned.
+
+        Raises
+        ------
+        CapacityError
+            The worker nodes have too few threads.
+        """
+        if not callable(train):
+            raise ConfigurationError(f"train={train!r}, expected a function of the worker")
+        if workers < 1:
+            raise ConfigurationError(f"workers={workers}, expected at least 1")
+        self._require_open()
+        nodes = [node for node in self.nodes if node.role == "worker"]
+        threads = sum(node.threads for node in nodes)
+        if workers > threads:
+            raise CapacityError(
+                f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
+                "threads in all; start more Dask workers or ask for fewer"
+            )
+        first, self._started_workers = self._started_workers, self._started_workers + workers
+        peers = [f"worker-{number}" for number in range(first, first + workers)]
+        return [self._submit(train, peers, index, nodes) for index in range(workers)]
+
+    def run_again(self, train: Callable[[Worker], T], worker: str, node: str) -> Any:
+        """Start a worker again that was lost with its node; return its Dask future.
+
+        It enters as another incarnation: nothing of the one before is taken for its own.
+
+        Parameters
+        ----------
+        worker
+            Its name, such as "worker-0".
+        node
+            The name of the node to start it on, which must be free. Dask alone might have it wait
+            for a node that is busy.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such node.
+        """
+        self._require_open()
+        nodes = [known for known in self.nodes if (known.name, known.role) == (node, "worker")]
+        if not nodes:
+            raise ConfigurationError(f"there is no node {node!r} for workers")
+        return self._submit(train, [worker], 0, nodes)
+
+    def evaluate(self, score: Score, every: float = 1.0) -> Any:
+        """Score snapshots of the weights on a node of their own, until the group is closed.
+
+        Nothing that is pushed after this has returned is in the first one, unless a shard is down.
+
+        Parameters
+        ----------
+        score
+            Called with the weights; returns loss and accuracy, which are recorded as `Evaluated`.
+        every
+            Seconds from one evaluation to the next.
+
+        Raises
+        ------
+        CapacityError
+            No node has the Dask resource "evaluator", nor is one left for workers.
+        """
+        return self._client.sync(self._hosting.evaluate, score, every)
+
+    def apply(self, function: str, *args: Any) -> list[Any]:
+        """Run a registered function on every shard, once on each, whatever is lost meanwhile.
+
+        Parameters
+        ----------
+        function
+            The name that it was registered by. It is called with the shard's part of each array
+            (name → `Part`) and `args`, and returns a result, or `Changed` values and a result.
+        args
+            None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of such.
+
+        Returns
+        -------
+        results
+            What it returned on each shard: of the same kinds as `args`, 1 MiB at most; tuples come
+            as lists.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such function, or an argument is none of these. No shard was asked.
+        FunctionFailed
+            It failed on some shards, where nothing changed; the message says which, and why.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        self._require_open()
+        results: list[Any] = self._client.sync(self._apply, function, args)
+        return results
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The updates that were acknowledged, and that a shard has lost since.
+
+        One entry for each time that a shard had to go back: how many updates it has lost, whether
+        that is their number or a lower bound, whose they were, and what it was restored from.
+        Workers are asked what they had been told, which takes a moment. With an asynchronous
+        client, these are the losses that have been heard of so far.
+        """
+        if self._open and not self._client.asynchronous:
+            self._client.sync(self._watch.look)
+        return list(self._watch.found)
+
+    @property
+    def updates_lost(self) -> int:
+        """How many acknowledged updates were lost, on all shards together; see `losses`.
+
+        An update of arrays on two shards that both have lost it counts twice.
+        """
+        return sum(loss.updates for loss in self.losses)
+
+    def checkpoint(self) -> Any:
+        """Write a checkpoint now; return when all that was acknowledged before is in it.
+
+        With `Checkpoint(scope="all")` that is one cut of all shards.
+
+        Raises
+        ------
+        ConfigurationError
+            The recovery writes no checkpoints.
+        StoreUnavailable
+            It cannot be written. The one before is whole.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        self._require_open()
+        self._require_checkpoints()
+        return self._client.sync(self._checkpoint, self.group.timings.unavailable)
+
+    def stop(self) -> Any:
+        """End the training: return when no worker pushes any more.
+
+        Every worker's next request raises `TrainingStopped`, also one that it waits for at this
+        moment. A training function that lets the error through ends with it, and so does its Dask
+        future; one that catches it and returns has a result as always.
+        The parameter server stays: it can be read, and `run` starts workers that go on from there.
+
+        Raises
+        ------
+        DeadlineExceeded
+            A worker did not end for as long as a shard may be unavailable.
+        """
+        self._require_open()
+        return self._client.sync(self._stop)
+
+    def close(self, checkpoint: bool = True) -> Any:
+        """Take the group down: workers and hosts stop, last events arrive, the coordinator goes.
+
+        A worker that is still running gets `GroupClosed` from its next request.
+
+        Parameters
+        ----------
+        checkpoint
+            Whether the last state is written, if the recovery writes checkpoints. Where that fails,
+            it is a warning, and the checkpoint before is whole. Leaving ``with`` by an error does
+            not write it.
+        """
+        return self._client.sync(self._close, checkpoint)
+
+    def _submit(
+        self, train: Callable[[Worker], T], peers: Sequence[str], index: int, nodes: Sequence[Node]
+    ) -> Any:
+        future = self._client.submit(
+            run_worker,
+            self.group,
+            train,
+            peers,
+            index,
+            "worker",
+            {node.address: node.name for node in nodes},
+            self._stops,
+            key=f"dps-{peers[index]}-{self.group.name}-{uuid.uuid4().hex[:8]}",
+            workers=[node.address for node in nodes],
+            resources={"worker": 1} if nodes[0].resource else None,
+            pure=False,
+        )
+        # Held also if the caller does not: a worker whose future is gone runs on.
+        self._futures = {each for each in self._futures if not each.done()} | {future}
+        return future
+
+    async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        if self._caller is None:
+            # Whoever called before it was resumed must not be taken for this one.
+            generation = self.saved.run.generation + 1 if self.saved is not None else 0
+            self._caller = Caller(self.group, self._transport, incarnation=generation)
+        return await self._caller.apply(function, arguments)
+
+    # -- up and down -----------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._transport = DaskTransport(self._client.rpc, Meter())
+        self._router = Router(self.group, self._transport)
+        await self._hosting.assign(self._router)
+        self._open = True
+        try:
+            await self._bring_up()
+        except BaseException:
+            await self._close(checkpoint=False)
+            raise
+
+    async def _bring_up(self) -> None:
+        client, name = self._client, self.group.name
+        self._inbox.open()
+        self._watch.open(self._router)
+        client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
+        self._relief.open()
+        await client.register_plugin(CoordinatorPlugin(self.group, client.id))
+        start = self._start_with
+        await start.leave_description()
+        seeder = Seeder(self.group, start.initial, self._transport, self._router, start.states)
+        self._seeding = asyncio.create_task(seeder.run())
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._hosting.make_hosts(self.nodes)
+                table = await self._router.newer(-1)
+                while not table.complete:
+                    if isinstance(seeder.error, StoreUnavailable):
+                        raise seeder.error
+                    table = await self._router.newer(table.version)
+        except TimeoutError:
+            raise CapacityError(
+                f"after {START_SECONDS:g} s the shards are not served by {self.group.replicas} "
+                "replicas each; look at what keeps the Dask workers busy, and at their logs"
+            ) from None
+
+    async def _checkpoint(self, limit: float) -> None:
+        await save_all(self.group, self._router, self._transport, limit)
+
+    async def _stop(self) -> None:
+        self._stops += 1
+        timings = self.group.timings
+        request = StopTraining(self._stops, timings.patience)
+        until = asyncio.get_running_loop().time() + timings.unavailable
+        while left := (await self._router.ask(request)).left:
+            if asyncio.get_running_loop().time() >= until:
+                raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
+
+    async def _save_the_last(self) -> None:
+        """Write the last state, if that is how it survives."""
+        if not isinstance(self.group.recovery.durability, Checkpoint):
+            return
+        try:
+            await self._checkpoint(self.group.timings.call)
+        except DpsError as error:
+            text = f"dps: the last state is not in its checkpoint; the one before is: {error}"
+            warnings.warn(text, UpdatesLostWarning, stacklevel=2)
+
+    def _require_checkpoints(self) -> None:
+        durability = self.group.recovery.durability
+        if not isinstance(durability, Checkpoint):
+            raise ConfigurationError(
+                f"{type(durability).__name__} writes no checkpoints: give "
+                "recovery=Recovery(Checkpoint(path=...))"
+            )
+
+    async def _close(self, checkpoint: bool = True) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._client.unsubscribe_topic(node_topic(self.group.name))
+        tasks = [self._seeding] if hasattr(self, "_seeding") else []
+        for task in tasks:
+            task.cancel()
+        ends = (self._relief.close(), self._hosting.stop())
+        await asyncio.gather(*tasks, *ends, return_exceptions=True)
+        await self._hosting.finish_evaluators()
+        await self._end_workers()
+        if self._caller is not None:
+            await self._caller.close()
+        try:
+            # Both may warn, and a warning may have been turned into an error.
+            try:
+                if checkpoint:
+                    await self._save_the_last()
+            finally:
+                await self._watch.close()
+        finally:
+            await self._take_down()
+
+    async def _take_down(self) -> None:
+        """Leave the cluster as it was before the group, whose workers have ended."""
+        await self._hosting.finish_hosts()
+        await self._router.close()
+        await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
+        await self._inbox.close(self._hosting.seated)
+        await self._client.run_on_scheduler(forget, self.group.name)
+
+    async def _end_workers(self) -> None:
+        """Have the workers fail that are still running, and forget what does not end soon."""
+        left = [future for future in self._futures if not future.done()]
+        self._futures = set()
+        if not left:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.group.timings.call):
+                await self._router.ask(CloseGroup())
+                await asyncio.gather(*left, return_exceptions=True)
+        await self._client.cancel([future for future in left if not future.done()])

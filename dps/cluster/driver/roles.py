@@ -1,0 +1,130 @@
+"""Owns which Dask node does what: by its Dask resources where there are any, else by assignment.
+
+On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
+shard they are meant for ("server-0", "replica-0-1"). On any other cluster about half the nodes are
+taken as servers, one host after the other, and the rest are left to the workers, unless its seats
+are given (`dps.cluster.backends.assignment`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dps.errors import CapacityError
+from dps.protocol.group import Group
+
+if TYPE_CHECKING:
+    from dps.cluster.backends.assignment import Seats
+from dps.cluster.names import _SHARD_OF_NAME, SERVING, Node, resource_in, shard_of
+
+
+def is_assigned(workers: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether any of these nodes (as Dask's scheduler describes them) carries a role."""
+    return any(resource_in(info) for info in workers.values())
+
+
+def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
+    """The nodes that carry a role as a Dask resource."""
+    return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
+
+
+def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: Seats) -> list[Node]:
+    """The nodes among these Dask workers, called as their seats say."""
+    found = ((address, seats.of(address)) for address in sorted(workers))
+    return [
+        Node(
+            a,
+            spec.name,
+            *_named(spec.name, spec.resource),
+            None,
+            spec.threads,
+            str(workers[a]["host"]),
+        )
+        for a, spec in found
+        if spec is not None
+    ]
+
+
+def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> list[Node]:
+    """Give every node of a cluster without roles one: store, servers, and the rest workers."""
+    stores = int(group.recovery.needs_store)
+    wanted = len(group.layout.shards) * group.replicas
+    servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
+    roles = ["server"] * servers + ["store"] * stores
+    nodes = []
+    for i, address in enumerate(_by_turns(workers)):
+        role = roles[i] if i < len(roles) else "worker"
+        nodes.append(_assigned(address, workers[address], role))
+    return nodes
+
+
+def newcomer(
+    address: str, workers: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node], group: Group
+) -> Node:
+    """Give a node that joins a cluster without roles later one: a server if there are too few."""
+    wanted = by_assignment(workers, group)
+    servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
+    role = "server" if servers < enough else "worker"
+    return _assigned(address, workers[address], role)
+
+
+def check(nodes: Sequence[Node], group: Group) -> None:
+    """Refuse a cluster that is too small for the group.
+
+    Raises
+    ------
+    CapacityError
+        Says what is needed and what there is.
+    """
+    have = {role: sum(n.role == role for n in nodes) for role in ("store", "worker")}
+    serving = [n for n in nodes if n.role in SERVING]
+    have["server"] = len(serving)
+    servers = group.servers or group.replicas
+    need = {"server": servers, "store": int(group.recovery.needs_store), "worker": 1}
+    short = [role for role in need if have[role] < need[role]]
+    if short:
+        wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])
+        found = ", ".join(f"{have[r]} for {r}s" for r in need)
+        raise CapacityError(
+            f"the cluster has too few nodes: needed are at least {wanted}; there are {len(nodes)} "
+            f"nodes ({found}). Start more Dask workers, or ask for fewer replicas."
+        )
+    for shard in range(len(group.layout.shards) if group.servers is None else 0):
+        able = sum(n.home in (-1, shard) for n in serving)
+        if able < group.replicas:
+            raise CapacityError(
+                f"the cluster has too few nodes for shard {shard}: needed are {group.replicas}; of "
+                f"the {len(serving)} for servers, {able} are meant for it, by their names. Start a "
+                f"Dask worker named 'server-{shard}', or ask for fewer shards or replicas."
+            )
+
+
+def _by_turns(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The addresses of Dask workers, one of each host after the other."""
+    before: Counter[str] = Counter()
+    turns = []
+    for address in sorted(workers):
+        host = str(workers[address]["host"])
+        turns.append((before[host], address))
+        before[host] += 1
+    return [address for _, address in sorted(turns)]
+
+
+def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
+    return Node(address, str(info["name"]), role, -1, None, info["nthreads"], str(info["host"]))
+
+
+def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
+    name, resource = str(info["name"]), resource_in(info)
+    role, home = _named(name, resource or "worker")
+    return Node(address, name, role, home, resource, info["nthreads"], str(info["host"]))
+
+
+def _named(name: str, resource: str) -> tuple[str, int]:
+    """The role of a node with this name and resource, and the shard that it is meant for."""
+    if resource != "server":
+        return resource, -1
+    named = _SHARD_OF_NAME.match(name)
+    return (named[1] if named else "spare"), shard_of(name)

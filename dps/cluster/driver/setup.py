@@ -1,0 +1,247 @@
+"""Owns what a parameter server starts with: initial values, or what an earlier one has saved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.cluster.node.transport import COORDINATOR_PREFIX, SystemClock
+from dps.core.blocks import Layout
+from dps.core.consistency import Consistency
+from dps.core.filters import Filter
+from dps.core.rebalancing import as_servers
+from dps.core.recovery import Checkpoint, Recovery
+from dps.core.rules import UpdateRule, by_rows
+from dps.core.shard import ShardState
+from dps.core.sparse import SparseSpec
+from dps.errors import ConfigurationError
+from dps.protocol.compression import checked_filters
+from dps.protocol.group import Group, Timings
+from dps.protocol.storage.manifest import (
+    Saved,
+    about,
+    describe,
+    find_saved,
+    must_be_known,
+    write_run,
+)
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+import re
+from dataclasses import replace
+
+from dps.core.consistency import ASP, BSP, SSP
+from dps.core.credentials import holds_secret, masked
+from dps.core.functions import Function
+from dps.core.recovery import WorkerCache, preset
+from dps.protocol.storage.checkpoint_files import absolute, in_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A group, its initial values by shard, or what it goes on from; and what is kept of it."""
+
+    group: Group
+    initial: tuple[np.ndarray, ...]
+    saved: Saved | None
+    about: Mapping[str, Any]
+
+    @property
+    def states(self) -> tuple[ShardState, ...]:
+        """The state of each shard that was saved; none if it starts afresh."""
+        return self.saved.states if self.saved is not None else ()
+
+    async def leave_description(self) -> None:
+        """Put beside the checkpoints what is needed to go on from them."""
+        if isinstance(self.group.recovery.durability, Checkpoint):
+            generation = self.saved.run.generation + 1 if self.saved is not None else 0
+            run = describe(self.group, generation, SystemClock().now(), json.dumps(self.about))
+            await asyncio.to_thread(write_run, run)
+
+
+def afresh(
+    client: distributed.Client,
+    params: Mapping[str, np.ndarray],
+    shards: int,
+    optimizer: UpdateRule,
+    consistency: Consistency,
+    recovery: str | Recovery,
+    timings: Timings,
+    kept: Mapping[str, Any],
+    tables: Sequence[SparseSpec] = (),
+    filters: Mapping[str, Sequence[Filter]] | None = None,
+    servers: int | None = None,
+) -> Start:
+    """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
+    name, coordinator = _place(client)
+    check_choices(optimizer, consistency)
+    chosen = checked_recovery(recovery)
+    check_tables(tables, chosen)
+    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
+    chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
+    if isinstance(chosen.durability, Checkpoint):
+        must_be_known("optimizer", optimizer)
+        must_be_known("filters", chains)
+    if servers is not None:
+        servers = as_servers(servers, len(layout.shards), chosen)
+    initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
+    choices = optimizer, consistency, chosen, coordinator, timings
+    group = Group(name, layout, *choices, filters=chains, servers=servers)
+    return Start(group, initial, None, kept)
+
+
+def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
+    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any."""
+    name, coordinator = _place(client)
+    saved = find_saved(shared_path(path))
+    run = saved.run
+    group = Group(
+        name,
+        run.layout,
+        run.rule,
+        run.consistency,
+        run.recovery,
+        coordinator,
+        timings,
+        saved.incarnations,
+        filters=run.filters,
+        servers=run.servers,
+    )
+    return Start(group, (), saved, about(run))
+
+
+def _place(client: distributed.Client) -> tuple[str, Endpoint]:
+    """A name for the group, and where its coordinator will be."""
+    if client.scheduler is None:
+        raise ConfigurationError("the Dask client is closed; give one that is connected")
+    name = uuid.uuid4().hex[:8]
+    return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)
+
+
+_LABEL = re.compile(r"[a-z][a-z0-9_]*")
+ON_LOSS = ("warn", "raise", "ignore")
+_OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
+
+
+def checked_recovery(recovery: object) -> Recovery:
+    """Return the recovery that is meant, by name or as it is.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither, or checkpoints cannot go where they are to go.
+    """
+    chosen = preset(recovery) if isinstance(recovery, str) else recovery
+    if not isinstance(chosen, Recovery):
+        raise ConfigurationError(
+            f"recovery={recovery!r}, expected a preset's name or Recovery(durability=..., ...)"
+        )
+    durability = chosen.durability
+    if not isinstance(durability, Checkpoint):
+        return chosen
+    return replace(chosen, durability=replace(durability, path=shared_path(durability.path)))
+
+
+def shared_path(path: str | None) -> str:
+    """Return a checkpoint path as every node of a cluster has to see it.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none, fsspec does not know it, each process would see another one, or it holds a
+        password.
+    """
+    if path is None:
+        raise ConfigurationError(
+            "checkpoints need a path that all server nodes can reach: give "
+            "recovery=Recovery(Checkpoint(path=...))"
+        )
+    if holds_secret(str(path)):
+        raise ConfigurationError(
+            f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
+            "written down with it: leave it out, and give it by the environment, as the package "
+            "that fsspec uses for such paths says"
+        )
+    if in_memory(path):
+        raise ConfigurationError(
+            f"checkpoints in {path!r} would be lost with the process that wrote them; give a path "
+            "that all server nodes can reach"
+        )
+    return absolute(path)
+
+
+def check_choices(optimizer: object, consistency: object) -> None:
+    """Refuse what is no update rule, or no consistency model; raises `ConfigurationError`."""
+    if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
+        raise ConfigurationError(
+            f"optimizer={optimizer!r}, expected an update rule such as SGD(0.1) or Adam()"
+        )
+    if not isinstance(consistency, BSP | SSP | ASP):
+        raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
+
+
+def check_on_loss(on_loss: object) -> None:
+    """Refuse what does not say what follows a loss of updates; raises `ConfigurationError`."""
+    if on_loss not in ON_LOSS:
+        raise ConfigurationError(
+            f"on_loss={on_loss!r}, expected {', '.join(map(repr, ON_LOSS[:-1]))} or {ON_LOSS[-1]!r}"
+        )
+
+
+def check_tables(tables: object, recovery: Recovery) -> None:
+    """Refuse sparse tables where they would not survive; raises `ConfigurationError`."""
+    if isinstance(tables, str) or not isinstance(tables, Sequence):
+        raise ConfigurationError(
+            f"tables is {type(tables).__name__}, expected a list of SparseSpec(name, width, ...)"
+        )
+    if tables and isinstance(recovery.durability, WorkerCache):
+        raise ConfigurationError(
+            "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
+            "chain, checkpoint or shared_store"
+        )
+
+
+def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> None:
+    """Refuse functions that cannot be called by name, or not under this recovery.
+
+    Raises
+    ------
+    ConfigurationError
+        No name, nothing to call, or checkpoints that take all shards back.
+    """
+    if not isinstance(functions, Mapping):
+        raise ConfigurationError(
+            f"functions={functions!r}, expected a mapping of names to functions"
+        )
+    for name, function in functions.items():
+        if not isinstance(name, str) or not callable(function):
+            raise ConfigurationError(
+                f"functions[{name!r}]={function!r}, expected a name and what can be called"
+            )
+    durability = recovery.durability
+    if functions and isinstance(durability, Checkpoint) and durability.scope == "all":
+        raise ConfigurationError(
+            "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
+            "hold a call on each of them or on none; use scope='shard'"
+        )
+
+
+def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what goes with metrics and lines of the log; raises `ConfigurationError`."""
+    for name, value in labels.items():
+        named = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
+        if not named or not isinstance(value, str):
+            raise ConfigurationError(
+                f"labels[{name!r}]={value!r}, expected a text under a name of lower-case letters, "
+                f"digits and _, other than {', '.join(_OWN_LABELS)}"
+            )
+    return dict(labels)

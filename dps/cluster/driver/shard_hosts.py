@@ -1,0 +1,187 @@
+"""Owns the nodes of a group: their roles, and the hosts that are made on them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dps.cluster.driver import roles
+from dps.cluster.driver.evaluators import Evaluators
+from dps.cluster.driver.hosted import Hosted
+from dps.cluster.names import Node
+from dps.cluster.node.actor import HostActor
+from dps.cluster.node.evaluator import Score
+from dps.protocol.client.routing_table import Router
+from dps.protocol.group import Group
+from dps.protocol.messages import AddHosts
+from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+    from dps.cluster.backends.assignment import Seats
+
+
+class Hosting:
+    """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
+
+    Attributes
+    ----------
+    nodes
+        The nodes of the cluster, each with its role.
+    group
+        The group. How many servers it is to have tells what becomes of nodes without a role.
+    seats
+        Which Dask worker is which node, if their names and resources do not tell.
+    """
+
+    def __init__(
+        self, client: distributed.Client, group: Group, seats: Seats | None = None
+    ) -> None:
+        self.nodes: list[Node] = []
+        self._client = client
+        self._seats = seats
+        self.group = group
+        self._hosts: dict[str, Hosted] = {}
+        self._evaluators = Evaluators(client, group)
+        self._adopting: set[asyncio.Task[None]] = set()
+
+    async def assign(self, router: Router) -> None:
+        """Give each node its role; raises `CapacityError` if there are too few.
+
+        The coordinator is told of hosts by `router`.
+        """
+        self._router = router
+        workers = await self._workers()
+        self._assigned = roles.is_assigned(workers)
+        if self._seats is not None:
+            self.nodes = roles.by_seats(workers, self._seats)
+            self._seats.listen(self._seated)
+        elif self._assigned:
+            self.nodes = roles.by_resources(workers)
+        else:
+            self.nodes = roles.by_assignment(workers, self.group)
+        roles.check(self.nodes, self.group)
+
+    async def make_hosts(self, nodes: Sequence[Node]) -> None:
+        """Make the host actors on those nodes that are to have one; the coordinator gets them."""
+        hosting = [node for node in nodes if node.role in roles.HOSTING]
+        if hosting:
+            made = await asyncio.gather(*(self._make_host(node) for node in hosting))
+            try:
+                await self._router.ask(AddHosts(tuple(hosted.info for hosted in made)))
+            finally:
+                self._hosts |= {hosted.endpoint.address: hosted for hosted in made}
+
+    async def evaluate(self, score: Score, every: float) -> None:
+        """Make an evaluator; raises `CapacityError` if no node is left for one."""
+        await self._evaluators.begin(score, every, self.nodes)
+
+    async def node_joined(self, event: tuple[float, Any]) -> None:
+        """Have a node taken in that joined the cluster: the event names its address."""
+        task = asyncio.create_task(self._adopt(str(event[1])))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def close_to_workers(self, address: str) -> None:
+        """Start nothing more on a node that holds nothing; evaluators there go on elsewhere."""
+        kept = roles.HOSTING
+        self.nodes = [n for n in self.nodes if n.address != address or n.role in kept]
+        await self._evaluators.leave(address, self.nodes)
+
+    async def stop(self) -> None:
+        """Take no further nodes in."""
+        if self._seats is not None:
+            self._seats.unlisten(self._seated)
+        for task in self._adopting:
+            task.cancel()
+        await asyncio.gather(*self._adopting, return_exceptions=True)
+
+    async def finish_evaluators(self) -> None:
+        """Have the evaluators score once more, and end."""
+        alive = await self._workers()
+        nodes = [node for node in self.nodes if node.address in alive]
+        await self._evaluators.finish(nodes, alive)
+
+    async def finish_hosts(self) -> None:
+        """End the hosts; the group is of no use afterwards."""
+        alive = await self._workers()
+        present = [hosted for hosted in self.hosts if hosted.endpoint.address in alive]
+        await asyncio.gather(
+            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
+        )
+        self._hosts.clear()
+
+    @property
+    def seated(self) -> list[str] | None:
+        """The Dask workers that are nodes, if some of the cluster may be others'; None: all are."""
+        return self._seats.addresses if self._seats is not None else None
+
+    @property
+    def hosts(self) -> list[Hosted]:
+        """The hosts that were made and not released."""
+        return list(self._hosts.values())
+
+    async def release(self, hosted: Hosted) -> None:
+        """End a host that holds nothing any more; its node is used no more."""
+        address = hosted.endpoint.address
+        self._hosts.pop(address, None)  # two threads may drain one node
+        self.nodes = [
+            node for node in self.nodes if node.address != address or node.role not in roles.HOSTING
+        ]
+        await hosted.finish(self._client, self.group.timings.call)
+
+    def _seated(self, address: str) -> None:
+        """Have a Dask worker taken in that has become a node; called in any thread."""
+        self._client.loop.add_callback(self.node_joined, (0.0, address))
+
+    async def _make_host(self, node: Node) -> Hosted:
+        key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
+        future = self._client.submit(
+            HostActor,
+            self.group,
+            node.name,
+            node.role,
+            key,
+            key=key,
+            actor=True,
+            workers=[node.address],
+            resources={node.resource: 1} if node.resource else None,
+        )
+        await future
+        return Hosted(node, Endpoint(node.address, key), future)
+
+    async def _adopt(self, address: str) -> None:
+        """Give a node that joined later its role, and make its host."""
+        workers = await self._workers()
+        if address not in workers or self._is_known(address):
+            return
+        self.nodes = [n for n in self.nodes if n.address in workers and n.address != address]
+        if self._seats is not None:
+            self.nodes += roles.by_seats({address: workers[address]}, self._seats)
+        elif self._assigned:
+            self.nodes += roles.by_resources({address: workers[address]})
+        else:
+            self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
+        await self.make_hosts([node for node in self.nodes if node.address == address])
+        self._evaluators.look(workers)
+        await self._evaluators.place(self.nodes)
+
+    def _is_known(self, address: str) -> bool:
+        """Whether a Dask worker is a node of the group already, and not one in a lost one's place.
+
+        Where seats are given, a nanny may start a lost one again at the same address.
+        """
+        here = [node.name for node in self.nodes if node.address == address]
+        if not here or self._seats is None:
+            return bool(here)
+        seat = self._seats.of(address)
+        return seat is None or seat.name in here
+
+    async def _workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The cluster's Dask workers by address, as its scheduler describes them."""
+        workers: Mapping[str, Mapping[str, Any]]
+        workers = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+        return workers

@@ -1,0 +1,92 @@
+"""Owns the Dask actor that hosts shards, or the state store, on one node.
+
+Its methods are coroutines, so Dask runs them on the node's event loop; steps of the update rule on
+large shards go to a thread (`dps.protocol.server.replica`), so that heartbeats are not held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+
+import numpy as np
+from distributed import get_worker
+
+from dps.cluster.node.cleanup import finish_when_let_go
+from dps.cluster.node.links import links_of
+from dps.cluster.node.malloc import keep_memory
+from dps.cluster.node.metrics import publish
+from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.shutdown import leave_of
+from dps.cluster.node.transport import DaskTransport, Meter, SystemClock, answer
+from dps.core.shard import ShardState
+from dps.events import NodeJoined, ResourceSampled
+from dps.protocol import wire
+from dps.protocol.group import Group
+from dps.protocol.server.shard_server import Host
+from dps.protocol.transport import Endpoint
+
+
+class HostActor:
+    """A `Host` as a Dask actor; made by `dps.cluster.driver.parameter_server`, called by `DaskTransport`."""
+
+    def __init__(self, group: Group, node: str, role: str, key: str) -> None:
+        keep_memory()
+        dask_worker = get_worker()
+        clock = SystemClock()
+        self._dask_worker = dask_worker
+        self._key = key
+        self._finished = False
+        self._node = node
+        self._role = role
+        self._flush_seconds = group.timings.flush
+        self._meter = Meter()
+        self._recorder = recorder_of(group, dask_worker.log_event)
+        self._links = links_of(dask_worker)
+        self._dask_worker = dask_worker
+        self._group = group.name
+        transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
+        me = Endpoint(dask_worker.address, key)
+        self._host = Host(group, node, me, transport, clock, self._recorder)
+        labels = {**group.labels, "group": group.name, "node": node}
+        self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
+        self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
+        dask_worker.loop.add_callback(self._start)
+
+    async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
+        """Carry out one message; returns the frames of its reply, which may carry an error."""
+        if self._links.disturbed:
+            carry_out = partial(answer, self._host.handle, self._meter, link)
+            return await self._links.carry_out(carry_out, list(frames))
+        return await answer(self._host.handle, self._meter, link, list(frames))
+
+    def states(self) -> dict[int, ShardState]:
+        """The state of each replica on this node, for checks."""
+        return self._host.states()
+
+    async def finish(self) -> None:
+        """Stop serving and send the last events; the actor is of no use afterwards."""
+        if self._finished:
+            return
+        self._finished = True
+        self._withdraw_metrics()
+        self._recording.cancel()
+        await self._host.close()
+        self._recorder(self._sample())
+        self._recorder.send()
+        leave_of(self._dask_worker).exit(self._group)
+
+    def _start(self) -> None:
+        leave_of(self._dask_worker).enter(self._group)
+        self._host.start()
+        self._watching = asyncio.ensure_future(
+            finish_when_let_go(self._dask_worker, self._key, self.finish)
+        )
+        self._recording = asyncio.ensure_future(
+            record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
+        )
+
+    def _sample(self) -> ResourceSampled:
+        return sample(self._node, self._role, self._meter, self._host.stored_bytes)

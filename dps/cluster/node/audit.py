@@ -1,0 +1,36 @@
+"""Owns reading a group from outside: weights, rows, and the numbers of its shards' states."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dps.errors import DpsError
+from dps.protocol.client.routing_table import Router
+from dps.protocol.group import Group
+from dps.protocol.messages import Audit, AuditReply
+from dps.protocol.transport import Transport
+
+
+async def audit(
+    shard: int, router: Router, transport: Transport, deadline: float
+) -> AuditReply | None:
+    """Return the numbers of a shard's state, None if it does not answer."""
+    try:
+        view = await router.view(shard)
+        if not view.serving:
+            return None
+        async with asyncio.timeout(None) as scope:
+            head = view.chain[0]
+            with router.while_asked(view, head, scope):
+                request = Audit(shard, view.epoch)
+                reply: AuditReply = await transport.call(head, request, deadline)
+    except (DpsError, TimeoutError):
+        return None
+    return reply
+
+
+async def audit_all(group: Group, router: Router, transport: Transport) -> list[AuditReply | None]:
+    """Return the numbers of each shard's state, None for one that does not answer."""
+    shards = range(len(group.layout.shards))
+    asked = (audit(shard, router, transport, group.timings.call) for shard in shards)
+    return list(await asyncio.gather(*asked))

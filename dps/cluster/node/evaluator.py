@@ -1,0 +1,128 @@
+"""Owns the evaluator: an actor on a node of its own that scores snapshots of the weights.
+
+It reads the weights as any client does, without taking part in the consistency gates, and computes
+on its own node, so that measuring does not hold up what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from distributed import get_worker
+
+from dps.cluster.node.cleanup import finish_when_let_go
+from dps.cluster.node.links import links_of
+from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.shutdown import leave_of
+from dps.cluster.node.transport import DaskTransport, Meter, SystemClock
+from dps.errors import DpsError
+from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
+from dps.protocol.client.client import Client
+from dps.protocol.group import Group
+
+if TYPE_CHECKING:
+    pass
+
+
+Score = Callable[[Mapping[str, np.ndarray]], tuple[float, float]]
+
+
+class EvaluatorActor:
+    """Scores a snapshot every so many seconds until it is finished; a Dask actor.
+
+    Parameters
+    ----------
+    score
+        Returns loss and accuracy of weights; called in a thread.
+    every
+        Seconds from one evaluation to the next, and how long it tries to read a snapshot.
+    """
+
+    def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
+        dask_worker = get_worker()
+        self._dask_worker = dask_worker
+        self._key = key
+        self._finished = False
+        self._has_read = asyncio.Event()
+        self._group = group
+        self._score = score
+        self._every = every
+        self._node = node
+        self._clock = SystemClock()
+        self._meter = Meter()
+        self._recorder = recorder_of(group, dask_worker.log_event)
+        transport = DaskTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
+        self._client = Client(group, transport)
+        now = self._clock.now()
+        self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))
+        dask_worker.loop.add_callback(self._start)
+
+    async def read(self) -> None:
+        """Wait until the first snapshot is read: what is applied later is not in it."""
+        await self._has_read.wait()
+
+    async def finish(self) -> None:
+        """Score once more, send the last events and stop."""
+        if self._finished:
+            return
+        self._finished = True
+        self._last.set()
+        await self._evaluating
+        await self._client.close()
+        self._recording.cancel()
+        self._recorder(self._sample())
+        self._recorder.send()
+        leave_of(self._dask_worker).exit(self._group.name)
+
+    def _start(self) -> None:
+        leave_of(self._dask_worker).enter(self._group.name)
+        self._last = asyncio.Event()
+        self._evaluating = asyncio.ensure_future(self._evaluate_forever())
+        self._watching = asyncio.ensure_future(
+            finish_when_let_go(self._dask_worker, self._key, self.finish)
+        )
+        self._recording = asyncio.ensure_future(
+            record_forever(self._recorder, self._group.timings.flush, lambda: None, self._sample)
+        )
+
+    async def _evaluate_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            last, due = self._last.is_set(), loop.time() + self._every
+            await self._evaluate()
+            if last:
+                return
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._last.wait()
+            except TimeoutError:
+                continue
+
+    async def _evaluate(self) -> None:
+        try:
+            async with asyncio.timeout(self._every):
+                await self._client.pull()
+        except (TimeoutError, DpsError):
+            self._recorder(EvaluationMissed(self._clock.now(), "a shard is down"))
+            return
+        finally:
+            self._has_read.set()
+        read = self._clock.now()
+        versions = self._client.versions()
+        weights = self._client.weights()
+        loop = asyncio.get_running_loop()
+        scoring = loop.run_in_executor(None, self._score, weights)
+        await asyncio.wait([scoring])
+        if (error := scoring.exception()) is not None:
+            self._recorder(EvaluationMissed(read, f"{SCORE_RAISED} {error!r}"))
+            return
+        loss, accuracy = scoring.result()
+        self._recorder(Evaluated(read, sum(versions) / len(versions), loss, accuracy))
+
+    def _sample(self) -> ResourceSampled:
+        return sample(self._node, "evaluator", self._meter)

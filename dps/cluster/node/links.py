@@ -1,0 +1,131 @@
+"""Owns what is done on purpose to the dps messages of one process: held back, delayed or refused.
+
+Only messages of dps go through here; Dask's own connections stay as they are, so that what was
+switched on can be switched off again. Every condition ends by itself after its time, whether or not
+anybody is left to end it. While there is none, a message costs one look at an attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dps.errors import StoreUnavailable
+from dps.protocol import wire
+from dps.protocol.messages import Deposit, PutSince, PutState
+
+if TYPE_CHECKING:
+    import distributed
+
+
+Way = Literal["in", "out"]
+BOTH: tuple[Way, ...] = ("in", "out")
+NAME = "dps-links"
+TO_KEEP = (PutState, PutSince, Deposit)  # what asks a process to keep something for others
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """No message passes these ways; what waits when it ends then does, as TCP sends again."""
+
+    ways: tuple[Way, ...] = BOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Every message takes so many seconds longer each way."""
+
+    seconds: float
+    ways: tuple[Way, ...] = BOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """What asks the process to keep something for others is refused (see `dps.protocol.storage.state_store`)."""
+
+
+Condition = Closed | Late | Full
+
+
+@dataclass(slots=True)
+class _Current:
+    condition: Condition
+    over: asyncio.Event
+    timer: asyncio.TimerHandle
+    affected: int = 0
+
+
+class Links:
+    """The conditions under which one process sends and receives. Used from its event loop.
+
+    Attributes
+    ----------
+    disturbed
+        Whether there is any condition.
+    """
+
+    def __init__(self) -> None:
+        self.disturbed = False
+        self._current: dict[int, _Current] = {}
+        self._affected: dict[int, int] = {}
+
+    def impose(self, number: int, condition: Condition, seconds: float) -> None:
+        """Begin a condition, known by a number, which ends after so many seconds."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.lift, number)
+        self._current[number] = _Current(condition, asyncio.Event(), timer)
+        self.disturbed = True
+
+    def lift(self, number: int) -> None:
+        """End a condition, if it has not ended; what it held back goes on."""
+        current = self._current.pop(number, None)
+        if current is not None:
+            self._affected[number] = current.affected
+            current.timer.cancel()
+            current.over.set()
+        self.disturbed = bool(self._current)
+
+    def lift_all(self) -> None:
+        """End every condition."""
+        for number in list(self._current):
+            self.lift(number)
+
+    def affected(self, number: int) -> int:
+        """How many messages were held back, delayed or refused by a condition."""
+        current = self._current.get(number)
+        return current.affected if current is not None else self._affected.get(number, 0)
+
+    async def passage(self, way: Way) -> None:
+        """Return when a message may pass."""
+        for current in list(self._current.values()):
+            match current.condition:
+                case Closed(ways) if way in ways:
+                    current.affected += 1
+                    await current.over.wait()
+                case Late(seconds, ways) if way in ways:
+                    current.affected += 1
+                    await asyncio.sleep(seconds)
+
+    async def carry_out(
+        self, answer: Callable[[wire.Frames], Awaitable[wire.Frames]], request: wire.Frames
+    ) -> wire.Frames:
+        """Let a request in, have it answered or refuse it, and let the reply out."""
+        await self.passage("in")
+        refused = self._refuses(wire.decode(request))
+        reply = wire.encode(refused) if refused is not None else await answer(request)
+        await self.passage("out")
+        return reply
+
+    def _refuses(self, message: Any) -> StoreUnavailable | None:
+        for current in self._current.values():
+            if isinstance(current.condition, Full) and isinstance(message, TO_KEEP):
+                current.affected += 1
+                return StoreUnavailable(f"{type(message).__name__}: there is no room left")
+        return None
+
+
+def links_of(dask_worker: distributed.Worker) -> Links:
+    """The links of a node's process: the same for all that runs in it."""
+    found: Links = dask_worker.extensions.setdefault(NAME, Links())
+    return found

@@ -1,0 +1,109 @@
+"""Owns how events reach the driver: buffered in each process, sent in batches as a Dask topic.
+
+Recording an event costs a list append on the training path; the batch travels over the connection
+to the scheduler that Dask keeps open anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+
+from dps.cluster.node.transport import Meter, SystemClock
+from dps.events import Event, ResourceSampled, to_dict
+from dps.events.lines import log
+from dps.protocol.group import Group
+
+LogEvent = Callable[[str, Any], None]
+
+SAMPLE_SECONDS = 1.0
+
+
+def topic(group: str) -> str:
+    """The Dask topic on which a group's events are sent."""
+    return f"dps-events-{group}"
+
+
+class Recorder:
+    """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop.
+
+    Where nobody listens to the group's events (`on` is false), it lets go of them at once. Those
+    that are of interest by themselves also go to the log of the process, with `labels`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        log_event: LogEvent,
+        on: bool = True,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.on = on
+        self._labels = {**(labels or {}), "group": group}
+        self._topic = topic(group)
+        self._log_event = log_event
+        self._buffer: list[Event] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Record an event."""
+        log(event, self._labels)
+        if not self.on:
+            return
+        with self._lock:
+            self._buffer.append(event)
+
+    def send(self) -> None:
+        """Send on what was recorded since the last time."""
+        with self._lock:
+            batch, self._buffer = self._buffer, []
+        if batch:
+            self._log_event(self._topic, [to_dict(event) for event in batch])
+
+
+def recorder_of(group: Group, log_event: LogEvent) -> Recorder:
+    """The recorder of one process of a group."""
+    return Recorder(group.name, log_event, group.recorded, group.labels)
+
+
+def sample(node: str, role: str, meter: Meter, stored: int = 0) -> ResourceSampled:
+    """Measure what this process has used since it started."""
+    times = psutil.Process().cpu_times()
+    return ResourceSampled(
+        SystemClock().now(),
+        node,
+        role,
+        os.getpid(),
+        cpu_seconds=times.user + times.system,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        sent=dict(meter.sent),
+        received=dict(meter.received),
+        stored=stored,
+    )
+
+
+async def record_forever(
+    recorder: Recorder, every: float, flush: Callable[[], None], measure: Callable[[], Event]
+) -> None:
+    """Every so many seconds have `flush` record what is pending, and send it.
+
+    Once a second a measurement of the process's resources is recorded as well. Where nobody listens
+    it ends at once.
+    """
+    if not recorder.on:
+        return
+    flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))
+    count = 0
+    while True:
+        if count % flushes_per_sample == 0:
+            recorder(measure())
+        flush()
+        recorder.send()
+        count += 1
+        await asyncio.sleep(every)

@@ -1,0 +1,211 @@
+"""Owns how protocol messages travel on Dask: straight to the node, never through the scheduler.
+
+A host's messages go to its Dask actor by address and key, over a connection pool of Dask's own with
+whatever security the cluster has. The `Actor` proxy is not used: it ties the life of tasks to the
+actor's, and a call through it may never return when the node dies. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from distributed import Worker
+from distributed.comm import parse_address, parse_host_port
+from distributed.core import ConnectionPool, RPCClosed
+from distributed.protocol import to_serialize
+from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
+
+from dps.cluster.node.links import Links
+from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
+from dps.protocol import wire
+from dps.protocol.transport import Endpoint
+
+COORDINATOR_PREFIX = "dps_coordinator_"
+PROBE_SECONDS = 0.25
+LATE_SECONDS = 10.0  # later a connection is taken for broken on which the coordinator owes a reply
+METER = "dps-meter"
+
+
+class SystemClock:
+    """The real time."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+
+class Meter:
+    """Counts the bytes of dps messages of one process, by link kind. Not locked: counts only grow
+    and are written from one event loop; readers may be a moment behind."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+
+
+def meter_of(dask_worker: Worker, group: str) -> Meter:
+    """The meter of all workers of a group in a node's process, at the same time or in turn."""
+    last, meter = dask_worker.extensions.get(METER, ("", None))
+    if last != group:
+        meter = Meter()
+        dask_worker.extensions[METER] = (group, meter)
+    found: Meter = meter
+    return found
+
+
+class DaskTransport:
+    """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop.
+
+    Everybody calls the coordinator several times a second. When it is late, calls that are given up
+    must not keep it busy, or it never catches up: Dask would close the connection of each, and the
+    next call would make another, which costs far more than an answer. So the connection is kept
+    until the late reply has come, and nothing else is sent until then: it would have to wait too.
+
+    Parameters
+    ----------
+    links
+        Those of the process, which may be disturbed on purpose; None: they never are.
+    """
+
+    def __init__(self, pool: ConnectionPool, meter: Meter, links: Links | None = None) -> None:
+        self._pool = pool
+        self._meter = meter
+        self._links = links if links is not None else Links()
+        self._late: set[asyncio.Future[Any]] = set()
+
+    async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
+        """Send a message and return the reply (see `dps.protocol.transport.Transport`)."""
+        frames = wire.encode(message)
+        self._meter.sent[link] += wire.size(frames)
+        try:
+            async with asyncio.timeout(deadline) as scope:
+                if self._links.disturbed:
+                    await self._links.passage("out")
+                reply = await self._send(to, link, frames, scope)
+                if self._links.disturbed:
+                    await self._links.passage("in")
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"
+            ) from None
+        except (OSError, RPCClosed) as error:
+            raise Unreachable(
+                f"{type(message).__name__} to {to.key} at {to.address}: {error}"
+            ) from error
+        except ValueError as error:
+            # So says tornado of a TLS connection whose peer ends while it is made.
+            if "IOStream is not idle" not in str(error):
+                raise
+            raise Unreachable(
+                f"{type(message).__name__} to {to.key} at {to.address}: {error}"
+            ) from error
+        except KeyError:
+            raise NotServing(f"there is no {to.key} at {to.address}") from None
+        self._meter.received[link] += wire.size(reply)
+        return wire.decode(reply)
+
+    async def gone(self, address: str) -> bool:
+        """Whether nobody listens at the address (see `dps.protocol.transport.Transport`).
+
+        Dask's own connection attempts go on until their time is up, so this makes a bare one.
+        """
+        scheme, host, port = _parts(address)
+        if scheme not in ("tcp", "tls"):
+            return False
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+
+    async def _send(
+        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout
+    ) -> wire.Frames:
+        peer = self._pool(to.address)
+        if to.key.startswith(COORDINATOR_PREFIX):
+            # The scheduler does not deserialize arrays; the coordinator is never sent any.
+            ask = partial(getattr(peer, to.key), link=link, frames=frozen(frames))
+            found = await self._ask(ask, scope)
+            if found is None:  # what Dask replies to a request that it does not know
+                raise NotServing(f"there is no {to.key} at {to.address}")
+            return thawed(found)
+        payload = [to_serialize(frame) for frame in frames]
+        reply = await peer.actor_execute(actor=to.key, function="handle", args=[link, *payload])
+        if reply["status"] == "error":
+            raise _deserialized(reply["exception"])
+        return list(_deserialized(reply["result"]))
+
+    async def _ask(self, ask: Callable[[], Awaitable[Any]], scope: asyncio.Timeout) -> Any:
+        """Ask the coordinator once no reply is late; this one is when `scope` times out."""
+        while self._late:
+            await asyncio.wait(self._late, return_when=asyncio.FIRST_COMPLETED)
+        asking = asyncio.ensure_future(ask())
+        try:
+            await asyncio.wait([asking])
+        except asyncio.CancelledError:
+            if scope.expired():
+                self._late.add(asking)
+                asking.add_done_callback(self._came)
+                asyncio.get_running_loop().call_later(LATE_SECONDS, asking.cancel)
+            else:
+                asking.cancel()
+                await asyncio.wait([asking])
+            raise
+        return asking.result()
+
+    def _came(self, asking: asyncio.Future[Any]) -> None:
+        """Take note that a late reply has come, or will not; nobody wants to know what it is."""
+        self._late.discard(asking)
+        if not asking.cancelled():
+            asking.exception()
+
+
+def _parts(address: str) -> tuple[str, str, int]:
+    scheme, location = parse_address(address)
+    if scheme not in ("tcp", "tls"):
+        return scheme, location, 0
+    return scheme, *parse_host_port(location)
+
+
+def _deserialized(value: Any) -> Any:
+    """The value itself; not every connection (the scheduler's, one in process) unpacks it."""
+    if isinstance(value, Serialize):
+        return value.data
+    if isinstance(value, Serialized):
+        return merge_and_deserialize(value.header, value.frames)
+    return value
+
+
+def frozen(frames: wire.Frames) -> list[bytes]:
+    """Frames as bytes, which Dask passes on without serialization."""
+    return [frame.tobytes() for frame in frames]
+
+
+def thawed(frames: Sequence[bytes]) -> wire.Frames:
+    """The frames of `frozen`."""
+    return [np.frombuffer(frame, np.uint8) for frame in frames]
+
+
+async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> wire.Frames:
+    """Decode a request, have `handle` carry it out, and return the frames of its reply."""
+    meter.received[link] += wire.size(frames)
+    try:
+        reply = wire.encode(await handle(wire.decode(frames)))
+    except DpsError as error:
+        reply = wire.encode(error)
+    meter.sent[link] += wire.size(reply)
+    return reply

@@ -1,0 +1,451 @@
+"""Owns what a training function is given: a `Worker` that pulls weights and pushes gradients.
+
+The training function runs in a thread of a Dask node as one long task; the protocol's client runs
+on the node's event loop, so a push goes on while the function computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from distributed import get_worker
+
+from dps.cluster.node.audit import audit
+from dps.cluster.node.links import links_of
+from dps.cluster.node.loss_log import log_own
+from dps.cluster.node.malloc import keep_memory
+from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sample
+from dps.cluster.node.shutdown import Leave, leave_of
+from dps.cluster.node.transport import DaskTransport, SystemClock, meter_of
+from dps.core.blocks import Arrays
+from dps.core.consistency import ASP
+from dps.core.routing import Gradients
+from dps.core.rows import KEYS
+from dps.core.updates import UpdateId
+from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
+from dps.protocol.client.client import Client
+from dps.protocol.client.shard_client import Outcome
+from dps.protocol.group import Group
+from dps.protocol.messages import Loss
+from dps.protocol.transport import Transport
+
+T = TypeVar("T")
+Keys = Sequence[int] | np.ndarray
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Handle(Generic[T]):
+    """A request that is under way, as in ps-lite: made by the `…_async` methods. Thread-safe."""
+
+    def __init__(self, future: Future[Any], result: Callable[[Any], T]) -> None:
+        self._future = future
+        self._result = result
+
+    def done(self) -> bool:
+        """Whether the request has ended."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the request and return what the blocking method returns.
+
+        Raises
+        ------
+        TimeoutError
+            It did not end within `timeout` seconds; it goes on.
+        DpsError
+            Whatever the blocking method raises.
+        """
+        return self._result(self._future.result(timeout))
+
+
+class ReportColumns:
+    """Collects what a training function reports until it is recorded, one event for each name.
+
+    Called from the training's thread, flushed from the event loop.
+    """
+
+    def __init__(self, worker: str, recorder: Recorder) -> None:
+        self._worker = worker
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[tuple[float, int, float]]] = {}
+        self._steps = 0
+        self.incarnation = 0
+
+    def __call__(self, metrics: Mapping[str, float]) -> None:
+        """Note numbers about the next step."""
+        if not self._recorder.on:
+            return
+        self._steps += 1
+        now = SystemClock().now()
+        with self._lock:
+            for name, value in metrics.items():
+                self._rows.setdefault(name, []).append((now, self._steps, float(value)))
+
+    def flush(self) -> None:
+        """Record what was noted since the last flush."""
+        with self._lock:
+            columns, self._rows = self._rows, {}
+        now = SystemClock().now()
+        for name, rows in columns.items():
+            times, steps, values = zip(*rows, strict=True)
+            self._recorder(
+                Reported(now, self._worker, self.incarnation, name, times, steps, values)
+            )
+
+
+class Worker:
+    """One worker of a parameter server, as its training function sees it.
+
+    Requests to one shard are carried out in the order in which they were made. Not thread-safe:
+    for one training function.
+
+    Attributes
+    ----------
+    name
+        "worker-0", "worker-1", …
+    index, workers
+        Its number, and how many workers were started with it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        loop: asyncio.AbstractEventLoop,
+        reports: ReportColumns,
+        leave: Leave,
+        index: int,
+        workers: int,
+    ) -> None:
+        self.name = client.worker
+        self.index = index
+        self.workers = workers
+        self._client = client
+        self._loop = loop
+        self._reports = reports
+        self._leave = leave
+
+    @property
+    def dropped(self) -> int:
+        """How many updates of this worker were refused as too stale, on one shard or more.
+
+        That happens under BSP and SSP only, to a worker that was not heard of for longer than a
+        lease: the others went on without it.
+        """
+        return self._client.dropped
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What was lost of this worker's acknowledged updates, one entry for each failure.
+
+        It is known when the next request returns. The updates are gone from the shard: a training
+        that must have them has to push them again.
+        """
+        return list(self._client.losses)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this worker, or its node, is asked to leave: its function should return soon."""
+        return self._client.leaving or self._leave.why is not None
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """Return the weights: name → array with the shape and dtype of the parameters.
+
+        The arrays are read-only: copy one to change it. Waits as the consistency model says.
+        """
+        return self.pull_async().wait()
+
+    def push(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> None:
+        """Push gradients and wait until they are durable to the recovery strategy's promise.
+
+        Where the consistency model refuses them as too stale, they are counted in `dropped`.
+
+        Parameters
+        ----------
+        gradients
+            Name → array with the shape and dtype of the parameter; of some or all parameters.
+        rows
+            Name of a sparse table → keys, and an array (keys, width) of the table's dtype with the
+            gradient of each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
+            gradients of one that is repeated are summed. They are one update with `gradients`, of
+            each shard that holds some of them.
+
+        Raises
+        ------
+        ShapeMismatch, NonFiniteGradient
+            They do not fit, or hold NaN or infinity; nothing was applied.
+        ShardUnavailable
+            A shard stayed down for too long.
+        GroupClosed
+            The parameter server was closed.
+        TrainingStopped
+            `ParameterServer.stop` was called, or this worker's Dask future was cancelled.
+        UpdatesLost
+            A shard has lost acknowledged updates, and `on_loss="raise"` was chosen.
+
+        All other methods raise the last four as well.
+        """
+        self.push_async(gradients, rows).wait()
+
+    def push_pull(
+        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+    ) -> dict[str, np.ndarray]:
+        """Push gradients and return the weights after them, in one round trip."""
+        return self.push_pull_async(gradients, rows).wait()
+
+    def pull_rows(self, table: str, keys: Keys) -> np.ndarray:
+        """Return rows of a sparse table by their keys.
+
+        Waits as the consistency model says, as `pull` does. There are no last rows to go on with
+        while a shard is down, so this waits then, whatever the outage policy is.
+
+        Parameters
+        ----------
+        table
+            Its name.
+        keys
+            Whole numbers from 0 to 2⁶³ - 1, in any order; some may be repeated.
+
+        Returns
+        -------
+        rows
+            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
+
+        Raises
+        ------
+        ShapeMismatch
+            An unknown table, or keys that are none; nothing was sent.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        return self.pull_rows_async(table, keys).wait()
+
+    def pull_range(
+        self, table: str, start: int = 0, stop: int = KEYS
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that exist with keys from `start` to below `stop`, else as `pull_rows`.
+
+        Returns
+        -------
+        keys
+            int64, sorted: those that were pushed to.
+        rows
+            (keys, width).
+        """
+        return self.pull_range_async(table, start, stop).wait()
+
+    def pull_async(self) -> Handle[dict[str, np.ndarray]]:
+        """Like `pull`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.pull()), lambda _: self._client.weights())
+
+    def push_async(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Handle[None]:
+        """Like `push`, but return at once with a handle to wait on.
+
+        The gradients must not be changed before the handle is done.
+        """
+        return Handle(self._begin(self._client.push(gradients, rows=rows)), lambda _: None)
+
+    def push_pull_async(
+        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+    ) -> Handle[dict[str, np.ndarray]]:
+        """Like `push_pull`, but return at once with a handle to wait on.
+
+        The gradients must not be changed before the handle is done.
+        """
+        pushed = self._begin(self._client.push(gradients, pull=True, rows=rows))
+        return Handle(pushed, lambda _: self._client.weights())
+
+    def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
+        """Like `pull_rows`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.pull_rows(table, keys)), lambda rows: rows)
+
+    def pull_range_async(
+        self, table: str, start: int = 0, stop: int = KEYS
+    ) -> Handle[tuple[np.ndarray, np.ndarray]]:
+        """Like `pull_range`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.pull_range(table, start, stop)), lambda rows: rows)
+
+    def apply(self, function: str, *args: Any) -> list[Any]:
+        """Run a registered function on every shard, once on each: see `ParameterServer.apply`.
+
+        What this worker has pushed before is there when the function runs. It is no update of this
+        worker's: under BSP it is part of no round, under SSP it moves no clock on.
+        """
+        return self.apply_async(function, *args).wait()
+
+    def apply_async(self, function: str, *args: Any) -> Handle[list[Any]]:
+        """Like `apply`, but return at once with a handle to wait on."""
+        return Handle(self._begin(self._client.apply(function, args)), list)
+
+    def report(self, **metrics: float) -> None:
+        """Record numbers about this step, such as `loss`; steps count up from 1."""
+        self._reports(metrics)
+
+    def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(request, self._loop)
+
+
+class _AckColumns:
+    """Collects acknowledgements until they are recorded as one event. Used from the event loop."""
+
+    def __init__(self, worker: str, recorder: Recorder) -> None:
+        self._worker = worker
+        self._recorder = recorder
+        self._rows: list[tuple[float, int, int, int, Outcome]] = []
+        self.incarnation = 0
+
+    def __call__(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        if self._recorder.on:
+            self._rows.append((SystemClock().now(), shard, update.seq, version, outcome))
+
+    def flush(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            times, shards, seqs, versions, outcomes = zip(*rows, strict=True)
+            now = SystemClock().now()
+            self._recorder(
+                Acked(now, self._worker, self.incarnation, times, shards, seqs, versions, outcomes)
+            )
+
+
+class _FilterCounts:
+    """Records what a client's filters have done whenever that has changed."""
+
+    def __init__(self, client: Client, recorder: Recorder) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._last = client.filtered
+        self.incarnation = 0
+
+    def flush(self) -> None:
+        found = self._client.filtered
+        if found != self._last:
+            self._last = found
+            worker, counts = self._client.worker, asdict(found.counts)
+            now, norm = SystemClock().now(), found.residual_norm
+            self._recorder(Filtered(now, worker, self.incarnation, **counts, residual_norm=norm))
+
+
+def run_worker(
+    group: Group,
+    train: Callable[[Worker], T],
+    peers: Sequence[str],
+    index: int,
+    node_role: str,
+    nodes: Mapping[str, str],
+    stops: int = 0,
+) -> T:
+    """Run a training function as a worker of the group; this is the Dask task.
+
+    `peers` are the names of all workers that were started together, `index` is which one this is,
+    `nodes` the names of nodes by their addresses, `stops` how often the training had been stopped
+    before.
+    Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
+    others do not wait for it, and the error goes to the Dask future.
+    """
+    keep_memory()
+    dask_worker = get_worker()
+    loop = dask_worker.loop.asyncio_loop
+    node = nodes.get(dask_worker.address, str(dask_worker.name))
+    name = peers[index]
+    meter = meter_of(dask_worker, group.name)
+    recorder = recorder_of(group, dask_worker.log_event)
+    acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
+    transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
+    key = dask_worker.get_current_task()
+
+    def is_cancelled() -> bool:
+        task = dask_worker.state.tasks.get(key)
+        return task is None or task.state == "cancelled"
+
+    client = Client(
+        group,
+        transport,
+        name,
+        acks,
+        on_loss=partial(log_own, group, name),
+        stops=stops,
+        is_cancelled=is_cancelled,
+    )
+
+    filters = _FilterCounts(client, recorder)
+
+    def flush() -> None:
+        acks.flush()
+        reports.flush()
+        filters.flush()
+
+    def measure() -> ResourceSampled:
+        return sample(node, node_role, meter)
+
+    async def begin() -> asyncio.Task[None]:
+        leave_of(dask_worker).enter(group.name)
+        now = SystemClock().now()
+        recorder(NodeJoined(now, node, node_role, os.getpid(), socket.gethostname()))
+        return asyncio.create_task(record_forever(recorder, group.timings.flush, flush, measure))
+
+    async def enter() -> None:
+        await client.enter(dask_worker.address, node)
+        acks.incarnation = reports.incarnation = filters.incarnation = client.incarnation
+        if not isinstance(group.consistency, ASP):
+            await _until_joined(peers, group, client, transport)
+
+    async def end(recording: asyncio.Task[None], reason: str) -> None:
+        try:
+            await client.leave(reason)
+        finally:
+            await client.close()
+            recording.cancel()
+            flush()
+            recorder(measure())
+            recorder.send()
+            leave_of(dask_worker).exit(group.name)
+
+    def on_loop(request: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(request, loop).result()
+
+    recording = on_loop(begin())
+    reason = "failed"
+    try:
+        on_loop(enter())
+        result = train(Worker(client, loop, reports, leave_of(dask_worker), index, len(peers)))
+        reason = "finished"
+        return result
+    finally:
+        on_loop(end(recording, reason))
+
+
+async def _until_joined(
+    workers: Sequence[str], group: Group, client: Client, transport: Transport
+) -> None:
+    """Wait until all of these workers take part, on every shard.
+
+    The consistency models that bound how far workers are apart count from there: one that began
+    alone would be ahead of the others by as much as they are late. One that does not come is
+    waited for as long as a shard would be; then the training begins without it. There is nothing to
+    wait for when the training was stopped.
+    """
+
+    async def present(shard: int) -> bool:
+        await client.router.table()  # ends the wait when the group is closed
+        client.may_go_on()
+        reply = await audit(shard, client.router, transport, group.timings.call)
+        return reply is not None and set(workers) <= reply.applied.keys()
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(group.timings.unavailable):
+            for shard in range(len(group.layout.shards)):
+                while not await present(shard):
+                    await asyncio.sleep(group.timings.retry)

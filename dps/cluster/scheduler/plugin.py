@@ -1,0 +1,114 @@
+"""Owns the coordinator's place: inside Dask's scheduler process, where losses are known first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dps.cluster.node.loss_log import logged
+from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
+from dps.cluster.node.shutdown import leaving_topic
+from dps.cluster.node.transport import (
+    COORDINATOR_PREFIX,
+    DaskTransport,
+    Meter,
+    SystemClock,
+    answer,
+    frozen,
+    thawed,
+)
+from dps.cluster.node.weak import weakly
+from dps.events import ResourceSampled
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.group import Group
+from dps.protocol.messages import CloseGroup
+
+
+def node_topic(group: str) -> str:
+    """The Dask topic on which addresses of nodes that join the cluster are sent."""
+    return f"dps-nodes-{group}"
+
+
+class CoordinatorPlugin(SchedulerPlugin):
+    """Runs a group's `Coordinator` in the scheduler and tells it of nodes that are lost.
+
+    Parameters
+    ----------
+    driver
+        The id of the Dask client that the group belongs to, and ends with.
+    """
+
+    idempotent = True
+
+    def __init__(self, group: Group, driver: str) -> None:
+        self.name = COORDINATOR_PREFIX + group.name
+        self._group = group
+        self._driver = driver
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Begin to coordinate; called by Dask in the scheduler's event loop."""
+        self._scheduler = scheduler
+        self._meter = Meter()
+        self._recorder = recorder_of(self._group, scheduler.log_event)
+        transport = DaskTransport(scheduler.rpc, self._meter)
+        sink = logged(self._group, self._recorder)
+        self._coordinator = Coordinator(self._group, transport, SystemClock(), sink)
+        self._losses: set[asyncio.Task[None]] = set()
+        every = self._group.timings.flush
+        self._recording = asyncio.create_task(
+            record_forever(self._recorder, every, lambda: None, self._sample)
+        )
+        scheduler.handlers[self.name] = weakly(self.handle)
+
+    async def close(self) -> None:
+        """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""
+        self._scheduler.handlers.pop(self.name, None)
+        self._recording.cancel()
+        await self._coordinator.close()
+        self._recorder(self._sample())
+        self._recorder.send()
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Tell the driver that there is a new node; it decides what the node is for."""
+        scheduler.log_event(node_topic(self._group.name), worker)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Tell the coordinator that a node is gone."""
+        loss = asyncio.create_task(self._coordinator.lose(worker, "scheduler"))
+        self._losses.add(loss)
+        loss.add_done_callback(self._losses.discard)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Close the group if its driver is gone and has not done so."""
+        if client == self._driver:
+            self._ending = asyncio.create_task(self._end())
+
+    async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
+        """Carry out one message for the coordinator; called by whoever calls the scheduler."""
+        return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
+
+    async def _end(self) -> None:
+        await self._coordinator.handle(CloseGroup())
+        await asyncio.sleep(self._group.timings.call)  # until its workers have heard of it
+        await take_out(self.name, self._scheduler)
+        await forget(self._group.name, self._scheduler)
+
+    def _sample(self) -> ResourceSampled:
+        return sample("scheduler", "scheduler", self._meter)
+
+
+async def forget(group: str, dask_scheduler: Scheduler) -> None:
+    """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
+    for name in (topic(group), node_topic(group), leaving_topic(group)):
+        dask_scheduler._broker._topics.pop(name, None)
+
+
+async def take_out(name: str, dask_scheduler: Scheduler) -> None:
+    """Close a coordinator and unregister its plugin; Dask alone would leave it running."""
+    plugin = dask_scheduler.plugins.get(name)
+    if plugin is not None:
+        await plugin.close()
+        dask_scheduler.remove_plugin(name)
