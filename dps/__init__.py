@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dps.core.compensation import DelayCompensated
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.filters import (
+from dps.core.filters.filter import (
     KKT,
     Filter,
     Lossless,
@@ -21,10 +20,7 @@ from dps.core.filters import (
     SignificantlyModified,
     TopK,
 )
-from dps.core.ftrl import FTRL
 from dps.core.functions import Changed, Part
-from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
-from dps.core.proximal import DelayedProximal, Proximal
 from dps.core.recovery import (
     Chain,
     Checkpoint,
@@ -36,9 +32,13 @@ from dps.core.recovery import (
     Wait,
     WorkerCache,
 )
-from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
-from dps.core.sparse import Normal, SparseSpec, Uniform, Zeros
-from dps.core.staleness import StalenessAware
+from dps.core.rules.compensation import DelayCompensated
+from dps.core.rules.ftrl import FTRL
+from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.rules.proximal import DelayedProximal, Proximal
+from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.rules.staleness import StalenessAware
+from dps.core.tables.spec import Normal, SparseSpec, Uniform, Zeros
 from dps.errors import DpsError, TrainingStopped, UpdatesLost, UpdatesLostWarning
 from dps.protocol.messages import Loss
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dps.chaos.disturb import Disturber
 from dps.chaos.strike import Striker
 from dps.cluster.backends.base import Cluster
-from dps.core.faults import Corrupt, Disturbance, Fault, Kill, Pause
+from dps.core.faults.plan import Corrupt, Disturbance, Fault, Kill, Pause
 from dps.core.names import replacement
 from dps.errors import DpsError
 from dps.events import CapacityRestored, Event, NodeJoined, Sink

@@ -16,7 +16,7 @@ from dps.chaos.network import FullStore, Interference, Remote
 from dps.chaos.slow import Slowdown
 from dps.cluster.names import Node
 from dps.cluster.node.links import BOTH, Closed, Late, Way
-from dps.core.faults import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
+from dps.core.faults.plan import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
 from dps.core.recovery import Checkpoint
 from dps.errors import DpsError
 from dps.events import CheckpointFailed, Disturbed, Event, FaultMissed, Sink, Undisturbed

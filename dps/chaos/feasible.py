@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dps.cluster.backends.base import Act, Cluster
-from dps.core.faults import (
+from dps.core.faults.plan import (
     Among,
     Corrupt,
     DiskFull,

@@ -18,7 +18,7 @@ from dps.chaos.phases import Phases, Sight, recovering
 from dps.chaos.progress import LONGEST_WAIT, SHORTEST_WAIT, Progress
 from dps.chaos.targets import Targets
 from dps.cluster.backends.base import Cluster
-from dps.core.faults import (
+from dps.core.faults.plan import (
     After,
     AtSeconds,
     AtUpdates,

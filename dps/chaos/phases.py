@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dps.core.faults import Phase
+from dps.core.faults.plan import Phase
 from dps.core.recovery import Checkpoint
 from dps.protocol.messages import Table
 from dps.protocol.storage.checkpoint_files import CheckpointFiles

@@ -7,7 +7,7 @@ signal was sent proves nothing.
 from __future__ import annotations
 
 from dps.cluster.backends.base import Cluster
-from dps.core.faults import Way
+from dps.core.faults.plan import Way
 from dps.errors import ConfigurationError
 from dps.events import FaultMissed, Killed, Paused, Resumed, Sink
 from dps.protocol.transport import Clock

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dps.cluster.backends.base import Cluster
-from dps.core.faults import Among, Corrupt, Fault, InChain, Seat
+from dps.core.faults.plan import Among, Corrupt, Fault, InChain, Seat
 from dps.core.names import replacement
 from dps.protocol.messages import Table
 

@@ -2,8 +2,8 @@
 
 A `Layout` cuts arrays into blocks, places blocks on shards, and then gathers gradients into and
 scatters weights out of one contiguous byte buffer per shard. The keys of sparse tables are placed
-with them, by partitions (see `dps.core.routing`). It is plain data that every process can hold; it
-is made once and never changes.
+with them, by partitions (see `dps.core.tables.key_routing`). It is plain data that every process
+can hold; it is made once and never changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from dps.core.placement import place
-from dps.core.sparse import PARTITIONS, SparseSpec
+from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]

@@ -13,7 +13,7 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.recovery import Replay
-from dps.core.rows import added, squares, times
+from dps.core.tables.row_gradients import added, squares, times
 from dps.core.updates import Operation
 
 Summable = Callable[[Operation], Operation]

@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.compensation import check_base, compensated
 from dps.core.functions import Function, carried_out, changed_buffer
-from dps.core.row_steps import check_rows, stepped_tables
-from dps.core.rules import UpdateRule, by_rows, factor
-from dps.core.tables import SparseTable
+from dps.core.rules.compensation import check_base, compensated
+from dps.core.rules.row_steps import check_rows, stepped_tables
+from dps.core.rules.rule import UpdateRule, by_rows, factor
+from dps.core.tables.table import SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dps.core.rows import Rows, owned
+from dps.core.tables.row_gradients import Rows, owned
 
 
 class UpdateId(NamedTuple):
@@ -29,7 +29,7 @@ class UpdateId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the gradient of one array on one shard is encoded (see `dps.core.codecs`).
+    """How the gradient of one array on one shard is encoded (see `dps.core.filters.encoding`).
 
     Attributes
     ----------

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.codecs import (
+from dps.core.filters.chain import FilterChain, checked
+from dps.core.filters.encoding import (
     Section,
     assembled,
     decoded,
@@ -18,10 +19,9 @@ from dps.core.codecs import (
     stretches,
     taken_apart,
 )
-from dps.core.compensation import compensated
-from dps.core.filter_chain import FilterChain, checked
-from dps.core.filters import Filter
-from dps.core.rules import UpdateRule
+from dps.core.filters.filter import Filter
+from dps.core.rules.compensation import compensated
+from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState, Step, apply
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
@@ -35,7 +35,7 @@ WORTH = 64  # bytes: what is shorter gets longer
 def checked_filters(
     filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
 ) -> dict[str, FilterChain]:
-    """Return each array's chain of filters (see `dps.core.filter_chain.checked`).
+    """Return each array's chain of filters (see `dps.core.filters.chain.checked`).
 
     Raises
     ------

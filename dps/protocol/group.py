@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
-from dps.core.filter_chain import FilterChain
+from dps.core.filters.chain import FilterChain
 from dps.core.functions import Function
 from dps.core.recovery import Chain, Checkpoint, Recovery
-from dps.core.rules import UpdateRule
+from dps.core.rules.rule import UpdateRule
 from dps.protocol.transport import Endpoint
 
 

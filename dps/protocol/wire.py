@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from dps import errors
-from dps.core.rows import Rows
 from dps.core.shard import Progress, ShardState
-from dps.core.tables import Level, SparseTable
+from dps.core.tables.row_gradients import Rows
+from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Call, Encoding, Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.transport import Endpoint

@@ -14,9 +14,9 @@ from dps.core.names import role_of
 from dps.protocol.messages import Dismiss, Scale
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SimDisk
-from dps.sim.faults import Fault, Kind, Schedule, Trigger, Whom
 from dps.sim.network import Weather
 from dps.sim.process import Process
+from dps.sim.schedules.schedule import Fault, Kind, Schedule, Trigger, Whom
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 

@@ -7,26 +7,35 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from dps.core.filter_chain import EVERY, checked
+from dps.core.filters.chain import EVERY, checked
 from dps.core.recovery import with_checkpoint_path
-from dps.core.rules import SGD, UpdateRule
+from dps.core.rules.rule import SGD, UpdateRule
 from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
 from dps.protocol.group import Group
 from dps.protocol.storage.manifest import describe, find_saved, write_run
-from dps.sim.audit import Auditor, accepting, publishing, settled
-from dps.sim.cases import JOINING, TIMINGS
-from dps.sim.choices import choosing
-from dps.sim.counting import CELLS, MARK, CountingWorker, Tally, cells_of, counters, mark, zeros
-from dps.sim.counting_rows import RowKeys
+from dps.sim.checks.audit import Auditor, accepting, publishing, settled
+from dps.sim.checks.checkpoint_age import committing
+from dps.sim.checks.placement import choosing
 from dps.sim.disk import SCHEME, SimDisk, disk
-from dps.sim.faults import Fault, Schedule
 from dps.sim.injector import Injector
 from dps.sim.loop import Deadlock, run
 from dps.sim.network import Line, Network
-from dps.sim.shapes import Recorded
-from dps.sim.timed import committing
+from dps.sim.schedules.schedule import Fault, Schedule
+from dps.sim.schedules.strategies import JOINING, TIMINGS
 from dps.sim.violation import Violation, require
+from dps.sim.workload.counter import (
+    CELLS,
+    MARK,
+    CountingWorker,
+    Tally,
+    cells_of,
+    counters,
+    mark,
+    zeros,
+)
+from dps.sim.workload.counter_rows import RowKeys
+from dps.sim.workload.shapes import Recorded
 from dps.sim.world import COORDINATOR, World
 
 HORIZON = 20.0  # seconds after the last fault within which everything must be well again

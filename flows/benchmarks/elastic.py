@@ -22,7 +22,7 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
 from dps.core.recovery import PRESETS, with_checkpoint_path
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from dps.events import Applied, Moved
 from flows.analysis.ranks import nearest_rank
 from flows.records.live import Watch, eventually

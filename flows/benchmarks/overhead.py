@@ -28,7 +28,7 @@ from dps.core.recovery import (
     SharedStore,
     with_checkpoint_path,
 )
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from flows.analysis.resources import LINKS, sent_by_link, total_usage, usage_by_role
 from flows.benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell
 from flows.records.live import Watch

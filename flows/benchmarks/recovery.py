@@ -27,7 +27,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.transport import SystemClock
 from dps.cluster.node.worker import Worker
 from dps.core.recovery import PRESETS, with_checkpoint_path
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from dps.events import NodeJoined
 from dps.protocol.group import Timings
 from flows.analysis.faults import FaultTimes, fault_times

@@ -22,8 +22,8 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
-from dps.core.rules import SGD
-from dps.core.sparse import SparseSpec
+from dps.core.rules.rule import SGD
+from dps.core.tables.spec import SparseSpec
 from flows.analysis.ranks import nearest_rank
 
 KEYS = 100_000

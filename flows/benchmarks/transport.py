@@ -26,7 +26,7 @@ from dps.cluster.backends.tls import LOOPBACK
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 
 LEARNING_RATE = 0.1
 ROUNDS = 8

@@ -24,13 +24,13 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency
-from dps.core.expansion import Entry, Expanded, expand
-from dps.core.faults import Fault, FaultPlan
-from dps.core.filters import Filter
+from dps.core.faults.expansion import Entry, Expanded, expand
+from dps.core.faults.plan import Fault, FaultPlan
+from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.rebalancing import as_servers
 from dps.core.recovery import Recovery
-from dps.core.rules import UpdateRule
+from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters
 from flows.config.axes import (

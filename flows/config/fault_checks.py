@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
-from dps.core.expansion import Entry, Expanded, Flapping, Recorded, Recurring
-from dps.core.faults import (
+from dps.core.faults.expansion import Entry, Expanded, Flapping, Recorded, Recurring
+from dps.core.faults.plan import (
     After,
     Among,
     AtSeconds,

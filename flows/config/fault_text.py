@@ -5,7 +5,18 @@ And what the ways of killing that a queueing system has do to a node.
 
 from __future__ import annotations
 
-from dps.core.faults import After, Corrupt, Cut, Delay, Fault, FaultPlan, Kill, Slow, kind_of, told
+from dps.core.faults.plan import (
+    After,
+    Corrupt,
+    Cut,
+    Delay,
+    Fault,
+    FaultPlan,
+    Kill,
+    Slow,
+    kind_of,
+    told,
+)
 
 FEW = 2
 WAYS = {"host": "lost with its host", "requeue": "requeued"}

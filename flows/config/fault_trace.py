@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from dps.core.expansion import MOST_FAULTS
-from dps.core.faults import AtSeconds, Cut, DiskFull, Fault, Kill, Pause
+from dps.core.faults.expansion import MOST_FAULTS
+from dps.core.faults.plan import AtSeconds, Cut, DiskFull, Fault, Kill, Pause
 from dps.errors import ConfigurationError
 from flows.config.errors import suggest
 from flows.config.limits import LONGEST_NAME, MOST_TRACE_BYTES

@@ -1,6 +1,7 @@
 """Owns the fault plan of a configuration: a section for each kind of fault, its target and moment.
 
-Sections say what was written; `build` hands on entries that `dps.core.expansion` makes a plan of.
+Sections say what was written; `build` hands on entries that `dps.core.faults.expansion` makes a
+plan of.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from dps.core import faults
-from dps.core.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
+from dps.core.faults import plan as faults
+from dps.core.faults.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
 from dps.core.names import NODE_ROLES
 from dps.errors import ConfigurationError
 from flows.config.base import Section, refuse

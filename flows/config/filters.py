@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from dps.core import filters
-from dps.core.filters import Filter
+from dps.core.filters import filter as filters
+from dps.core.filters.filter import Filter
 from dps.errors import ConfigurationError
 from flows.config.base import Section, refuse
 

@@ -33,7 +33,9 @@ MOST_TRIALS = 10_000
 MOST_NODES = 2_000  # processes of one trial
 # Each trial is held with its nodes and faults while the grid is planned.
 MOST_IN_ALL = 1_000_000
-MOST_ENTRIES = 1_000  # of a list of faults or changes; `dps.core.expansion` bounds what they become
+MOST_ENTRIES = (
+    1_000  # of a list of faults or changes; `dps.core.faults.expansion` bounds what they become
+)
 MOST_LAYERS = 100
 MOST_WEIGHTS = 100_000_000  # 0.4 GB in each node that holds them
 

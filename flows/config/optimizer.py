@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from dps.core.compensation import DelayCompensated
-from dps.core.ftrl import FTRL
-from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
-from dps.core.proximal import DelayedProximal, Proximal
-from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
-from dps.core.staleness import StalenessAware
+from dps.core.rules.compensation import DelayCompensated
+from dps.core.rules.ftrl import FTRL
+from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.rules.proximal import DelayedProximal, Proximal
+from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.rules.staleness import StalenessAware
 from flows.config.base import Section
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]

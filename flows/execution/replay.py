@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dps.core.faults import Among, Fault, FaultPlan, InChain
+from dps.core.faults.plan import Among, Fault, FaultPlan, InChain
 from dps.errors import ConfigurationError
 from dps.events import Disturbed, Killed, Paused
 from flows.analysis.finished import RESULTS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dps.core.faults import AtUpdates
+from dps.core.faults.plan import AtUpdates
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.protocol.storage.manifest import Saved, about, find_saved
 from flows.analysis.finished import RESULTS

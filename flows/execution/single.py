@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from dps.core.faults import FaultPlan
+from dps.core.faults.plan import FaultPlan
 from flows.analysis.finished import read_finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import load_prices

@@ -33,7 +33,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.transport import SystemClock
 from dps.cluster.node.worker import Worker
 from dps.core.credentials import masked
-from dps.core.faults import AtUpdates, FaultPlan
+from dps.core.faults.plan import AtUpdates, FaultPlan
 from dps.core.recovery import with_checkpoint_path
 from dps.errors import ConfigurationError, DpsError, StoreUnavailable
 from dps.events import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps import UpdateRule
-from dps.core.rules import by_rows
+from dps.core.rules.rule import by_rows
 
 SUM = "sum"
 

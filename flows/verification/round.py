@@ -26,7 +26,7 @@ from dps.core.names import role_of
 from dps.core.recovery import (
     with_checkpoint_path,
 )
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.events import Acked, Detected, FaultMissed, Restored, WorkerJoined
 from dps.protocol.messages import Table

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from dps.sim.cases import CASES
-from dps.sim.draw import named, numbered
-from dps.sim.mutants import BUDGET, VARIANTS, hunt
+from dps.sim.broken.hunt import BUDGET, VARIANTS, hunt
 from dps.sim.network import Line
-from dps.sim.shrink import shrink
+from dps.sim.schedules.draw import named, numbered
+from dps.sim.schedules.shrink import shrink
+from dps.sim.schedules.strategies import CASES
 from dps.sim.simulate import Record, simulate
 
 BATCH = 20  # schedules that a process is given at a time

@@ -9,7 +9,7 @@ import pytest
 from dps import Checkpoint, Recovery
 from dps.chaos.targets import Targets
 from dps.cluster.backends.local import is_gone
-from dps.core.faults import (
+from dps.core.faults.plan import (
     After,
     Among,
     AtSeconds,

@@ -19,10 +19,10 @@ from dps.core.recovery import (
     SharedStore,
     WorkerCache,
 )
-from dps.core.routing import Gradients
-from dps.core.rows import KEYS
 from dps.core.shard import ShardState
-from dps.core.sparse import SparseSpec
+from dps.core.tables.key_routing import Gradients
+from dps.core.tables.row_gradients import KEYS
+from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Restored

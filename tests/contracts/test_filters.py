@@ -13,10 +13,10 @@ import pytest
 import dps
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
-from dps.core.filter_chain import checked
-from dps.core.filters import Filter
+from dps.core.filters.chain import checked
+from dps.core.filters.filter import Filter
 from dps.core.recovery import Chain, Checkpoint, Continue, Outage, Recovery, SharedStore, Wait
-from dps.core.rules import UpdateRule
+from dps.core.rules.rule import UpdateRule
 from dps.protocol.group import Group
 from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint

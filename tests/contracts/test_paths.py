@@ -14,7 +14,7 @@ import pytest
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
 from dps.core.recovery import Checkpoint, Recovery
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
 from dps.protocol.group import Group

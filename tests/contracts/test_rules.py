@@ -15,7 +15,7 @@ from dps.cluster.driver.setup import afresh
 from dps.core.blocks import Block, Layout
 from dps.core.consistency import ASP
 from dps.core.recovery import Chain, Checkpoint, Recovery, SharedStore
-from dps.core.rules import UpdateRule, by_rows
+from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.group import Group, Timings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.blocks import Layout
-from dps.core.rules import UpdateRule
+from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState, Step, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 

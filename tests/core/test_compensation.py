@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.compensation import DelayCompensated, compensated
-from dps.core.penalties import GroupL1
-from dps.core.proximal import Proximal
 from dps.core.recovery import Policy, Replay
 from dps.core.replay import plan
-from dps.core.rules import SGD, Adam, Momentum, by_rows, factor, needs_base
+from dps.core.rules.compensation import DelayCompensated, compensated
+from dps.core.rules.penalties import GroupL1
+from dps.core.rules.proximal import Proximal
+from dps.core.rules.rule import SGD, Adam, Momentum, by_rows, factor, needs_base
+from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState, check_gradient
-from dps.core.staleness import StalenessAware
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
 from tests.core.builders import Model

@@ -8,8 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from dps.core.expansion import Entry, Flapping, Process, Recorded, Recurring, expand
-from dps.core.faults import (
+from dps.core.faults.expansion import Entry, Flapping, Process, Recorded, Recurring, expand
+from dps.core.faults.plan import (
     After,
     Among,
     AtSeconds,

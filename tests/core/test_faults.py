@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dps.core.faults import (
+from dps.core.faults.plan import (
     After,
     AtSeconds,
     AtUpdates,

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dps
-from dps.core.codecs import BUCKET, decoded
-from dps.core.filter_chain import checked
-from dps.core.filters import Filter, Sending
-from dps.core.outbox import Counts, Outbox
+from dps.core.filters.chain import checked
+from dps.core.filters.encoding import BUCKET, decoded
+from dps.core.filters.filter import Filter, Sending
+from dps.core.filters.outbox import Counts, Outbox
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 from dps.protocol.compression import dense, packed

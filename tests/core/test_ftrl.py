@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from dps.core.ftrl import FTRL
+from dps.core.rules.ftrl import FTRL
 from dps.errors import ConfigurationError
 
 RULES = [

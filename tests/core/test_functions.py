@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from dps.core.blocks import Layout
 from dps.core.functions import RESULT_BYTES, Changed, Part, pack, parts, unpack
-from dps.core.rules import Momentum
+from dps.core.rules.rule import Momentum
 from dps.core.shard import ShardState, Step, apply, result_of
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import ConfigurationError, FunctionFailed

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.optimize import minimize, minimize_scalar
 
-from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.errors import ConfigurationError
 
 DTYPES = ("float32", "float64")

@@ -17,10 +17,10 @@ from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso, Ridg
 
 from dps.core import shard as shard_module
 from dps.core.blocks import Layout
-from dps.core.penalties import L1, L2, ElasticNet, GroupL1, Penalty
-from dps.core.proximal import DelayedProximal, Proximal
 from dps.core.replay import summed
-from dps.core.rules import SGD, UpdateRule
+from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.rules.proximal import DelayedProximal, Proximal
+from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dps.core.recovery import Policy, Replay
 from dps.core.replay import Plan, plan
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from tests.core.builders import Model

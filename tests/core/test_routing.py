@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
-from dps.core.routing import as_range, asked, dealt
-from dps.core.rows import KEYS, are_sorted
-from dps.core.sparse import PARTITIONS, SparseSpec
+from dps.core.tables.key_routing import as_range, asked, dealt
+from dps.core.tables.row_gradients import KEYS, are_sorted
+from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 TABLES = (SparseSpec("emb", 2), SparseSpec("bias", 1, "float64"))

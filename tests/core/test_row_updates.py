@@ -10,13 +10,13 @@ import pytest
 from dps.core.blocks import Layout
 from dps.core.recovery import Policy, Replay
 from dps.core.replay import plan, summed
-from dps.core.routing import dealt
-from dps.core.rows import KEYS, Rows
-from dps.core.rules import SGD, Adam
+from dps.core.rules.rule import SGD, Adam
+from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState, Step, apply, check_gradient, initial_state
-from dps.core.sparse import SparseSpec
-from dps.core.staleness import StalenessAware
-from dps.core.tables import table_of
+from dps.core.tables.key_routing import dealt
+from dps.core.tables.row_gradients import KEYS, Rows
+from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
 
-from dps.core.ftrl import FTRL
-from dps.core.penalties import L1, L2, ElasticNet, GroupL1
-from dps.core.proximal import DelayedProximal, Proximal
-from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule, by_rows
-from dps.core.staleness import StalenessAware
+from dps.core.rules.ftrl import FTRL
+from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1
+from dps.core.rules.proximal import DelayedProximal, Proximal
+from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule, by_rows
+from dps.core.rules.staleness import StalenessAware
 from dps.errors import ConfigurationError
 
 STEPS = 30

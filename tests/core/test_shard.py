@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core.ftrl import FTRL
-from dps.core.penalties import L1
-from dps.core.proximal import Proximal
-from dps.core.rules import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.rules.ftrl import FTRL
+from dps.core.rules.penalties import L1
+from dps.core.rules.proximal import Proximal
+from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.shard import CHUNK_BYTES, ShardState, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch

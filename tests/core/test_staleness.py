@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core.ftrl import FTRL
-from dps.core.penalties import L1, GroupL1
-from dps.core.proximal import Proximal
 from dps.core.recovery import Replay
 from dps.core.replay import plan, summed
-from dps.core.rules import SGD, Adam, Momentum, UpdateRule, by_rows, factor
+from dps.core.rules.ftrl import FTRL
+from dps.core.rules.penalties import L1, GroupL1
+from dps.core.rules.proximal import Proximal
+from dps.core.rules.rule import SGD, Adam, Momentum, UpdateRule, by_rows, factor
+from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState
-from dps.core.staleness import StalenessAware
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
 from tests.core.builders import Model

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout, ShardLayout
-from dps.core.penalties import GroupL1
-from dps.core.proximal import Proximal
-from dps.core.row_steps import stepped_tables, written_bytes
-from dps.core.rows import KEYS, Rows
-from dps.core.rules import SGD, AdaGrad, Adam, UpdateRule
-from dps.core.sparse import Normal, SparseSpec, Uniform
-from dps.core.tables import EMPTY, Level, SparseTable, merged, table_of
+from dps.core.rules.penalties import GroupL1
+from dps.core.rules.proximal import Proximal
+from dps.core.rules.row_steps import stepped_tables, written_bytes
+from dps.core.rules.rule import SGD, AdaGrad, Adam, UpdateRule
+from dps.core.tables.row_gradients import KEYS, Rows
+from dps.core.tables.spec import Normal, SparseSpec, Uniform
+from dps.core.tables.table import EMPTY, Level, SparseTable, merged, table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import dps
-from dps.core.faults import AtUpdates, Kill, Pause
+from dps.core.faults.plan import AtUpdates, Kill, Pause
 from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
 from dps.errors import ConfigurationError
 from flows.config.experiment import TrialConfig, load_experiment, packaged_names

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.core.faults import (
+from dps.core.faults.plan import (
     After,
     Among,
     AtSeconds,

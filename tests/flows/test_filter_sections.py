@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import dps
-from dps.core.filters import Filter
+from dps.core.filters.filter import Filter
 from flows.config.experiment import TrialConfig, load_experiment
 from flows.config.trials import expand
 from tests.flows.test_config import SMALL, complaint, only

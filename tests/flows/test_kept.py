@@ -12,7 +12,7 @@ import pytest
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
 from dps.core.recovery import Checkpoint, Recovery
-from dps.core.rules import SGD
+from dps.core.rules.rule import SGD
 from dps.errors import ConfigurationError
 from dps.events import TrialStarted
 from dps.protocol.storage.manifest import Run, Saved

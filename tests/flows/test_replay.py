@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dps.core.faults import Among, AtUpdates, InChain, Kill, Pause, Seat
+from dps.core.faults.plan import Among, AtUpdates, InChain, Kill, Pause, Seat
 from dps.errors import ConfigurationError
 from dps.events import Event, FaultMissed, Killed, Paused
 from flows.config.experiment import load_experiment

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
-from dps.sim.draw import named
-from dps.sim.mutants import VARIANTS, in_place
-from dps.sim.shrink import shrink
+from dps.sim.broken.hunt import VARIANTS, in_place
+from dps.sim.schedules.draw import named
+from dps.sim.schedules.shrink import shrink
 from dps.sim.simulate import simulate
 from flows.cli import app
 from tests.support import eventually

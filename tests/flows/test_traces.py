@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.core.faults import AtSeconds, Cut, DiskFull, Kill, Pause
+from dps.core.faults.plan import AtSeconds, Cut, DiskFull, Kill, Pause
 from dps.errors import ConfigurationError
 from flows.config.fault_trace import fault_of, read_trace
 

@@ -15,7 +15,7 @@ from dps.core.recovery import Chain, Continue, NoDurability, Recovery
 from dps.errors import ConfigurationError, Evicted, FunctionFailed
 from dps.events import WorkerLeft
 from dps.protocol.storage.manifest import Saved, describe
-from dps.sim.audit import settled
+from dps.sim.checks.audit import settled
 from dps.sim.network import Weather
 from tests.protocol.worlds import Setting, happened, in_world, until
 

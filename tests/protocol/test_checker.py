@@ -18,11 +18,11 @@ from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
 from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
 from dps.protocol.server.batching import Rounds
-from dps.sim.audit import Auditor, publishing
-from dps.sim.cases import CASES
-from dps.sim.counting import Tally
+from dps.sim.checks.audit import Auditor, publishing
 from dps.sim.injector import Injector
-from dps.sim.shapes import name_of
+from dps.sim.schedules.strategies import CASES
+from dps.sim.workload.counter import Tally
+from dps.sim.workload.shapes import name_of
 from dps.sim.world import COORDINATOR
 from tests.protocol import test_consistency as consistency
 from tests.protocol.test_membership import view_of

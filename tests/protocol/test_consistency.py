@@ -18,8 +18,8 @@ from dps.core.recovery import (
     Replay,
     SharedStore,
 )
-from dps.core.rules import Momentum
-from dps.core.sparse import SparseSpec
+from dps.core.rules.rule import Momentum
+from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted
 from dps.protocol import executor as offload

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import dps
-from dps.core.codecs import taken_apart
-from dps.core.filter_chain import checked
-from dps.core.outbox import Outbox
+from dps.core.filters.chain import checked
+from dps.core.filters.encoding import taken_apart
+from dps.core.filters.outbox import Outbox
 from dps.core.recovery import Chain, Continue, Recovery
 from dps.core.updates import Operation
 from dps.errors import KeysUnknown, ShapeMismatch

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.ftrl import FTRL
 from dps.core.recovery import Continue, Recovery, WorkerCache
-from dps.core.rules import SGD, Adam, UpdateRule
+from dps.core.rules.ftrl import FTRL
+from dps.core.rules.rule import SGD, Adam, UpdateRule
 from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
 from dps.protocol.client.client import Client

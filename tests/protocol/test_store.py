@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dps.core.shard import ShardState
-from dps.core.tables import Level, SparseTable
+from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable
 from dps.protocol.messages import ClearMail, Deposit, GetState, PutSince, PutState, TakeMail

@@ -14,11 +14,11 @@ import pytest
 
 from dps.core.consistency import BSP, SSP
 from dps.core.recovery import Chain, Continue, NoDurability, Recovery, SharedStore
-from dps.core.routing import asked
-from dps.core.rows import KEYS
-from dps.core.rules import SGD, Adam
-from dps.core.sparse import Normal, SparseSpec
-from dps.core.staleness import StalenessAware
+from dps.core.rules.rule import SGD, Adam
+from dps.core.rules.staleness import StalenessAware
+from dps.core.tables.key_routing import asked
+from dps.core.tables.row_gradients import KEYS
+from dps.core.tables.spec import Normal, SparseSpec
 from dps.core.updates import UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch, StaleEpoch
 from dps.protocol.messages import Configure, Evict, Pull, PullRange, PullRows

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps import errors
-from dps.core.rows import Rows
 from dps.core.shard import Progress, ShardState
-from dps.core.tables import Level, SparseTable
+from dps.core.tables.row_gradients import Rows
+from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.messages import PullRange, PullRows, RowsRead

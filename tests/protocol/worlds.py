@@ -13,23 +13,23 @@ import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
-from dps.core.filter_chain import checked
-from dps.core.filters import Filter
+from dps.core.filters.chain import checked
+from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.recovery import Recovery
-from dps.core.rules import SGD, UpdateRule, by_rows
+from dps.core.rules.rule import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
-from dps.core.sparse import SparseSpec
+from dps.core.tables.spec import SparseSpec
 from dps.events import Event
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import OnAck
 from dps.protocol.group import Group
 from dps.protocol.messages import Table
 from dps.protocol.transport import Endpoint
-from dps.sim.cases import TIMINGS
 from dps.sim.loop import run
 from dps.sim.network import Network, SimTransport, Weather
 from dps.sim.process import Process
+from dps.sim.schedules.strategies import TIMINGS
 from dps.sim.world import COORDINATOR, World
 
 T = TypeVar("T")

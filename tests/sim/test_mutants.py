@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dps.sim.draw import named
-from dps.sim.mutants import VARIANTS, hunt
+from dps.sim.broken.hunt import VARIANTS, hunt
+from dps.sim.schedules.draw import named
 
 BUDGET = 100
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from dps.sim.cases import CASES
-from dps.sim.draw import named, numbered, schedule
+from dps.sim.schedules.draw import named, numbered, schedule
+from dps.sim.schedules.strategies import CASES
 from dps.sim.simulate import simulate
 
 SCHEDULES = 500

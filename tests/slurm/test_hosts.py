@@ -19,7 +19,7 @@ from dps.cluster.backends.slurm_jobs import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.transport import SystemClock
-from dps.core.faults import AtUpdates, Kill
+from dps.core.faults.plan import AtUpdates, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
 from tests.cluster.training import (

@@ -17,7 +17,7 @@ from dps.cluster.driver.shard_hosts import Hosting
 from dps.cluster.names import Node
 from dps.cluster.node.worker import Worker
 from dps.core.rebalancing import as_servers
-from dps.core.rows import KEYS
+from dps.core.tables.row_gradients import KEYS
 from dps.errors import CapacityError, ConfigurationError, DpsError, GroupClosed, ShardUnavailable
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
@@ -51,11 +51,11 @@ from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import run_worker
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.core.consistency import ASP, Consistency
-from dps.core.filters import Filter
+from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.recovery import Checkpoint, Recovery
-from dps.core.rules import SGD, UpdateRule
-from dps.core.sparse import SparseSpec
+from dps.core.rules.rule import SGD, UpdateRule
+from dps.core.tables.spec import SparseSpec
 from dps.errors import (
     DeadlineExceeded,
     StoreUnavailable,

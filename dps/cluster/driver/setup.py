@@ -14,12 +14,12 @@ import numpy as np
 from dps.cluster.node.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
-from dps.core.filters import Filter
+from dps.core.filters.filter import Filter
 from dps.core.rebalancing import as_servers
 from dps.core.recovery import Checkpoint, Recovery
-from dps.core.rules import UpdateRule, by_rows
+from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
-from dps.core.sparse import SparseSpec
+from dps.core.tables.spec import SparseSpec
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters
 from dps.protocol.group import Group, Timings

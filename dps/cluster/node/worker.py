@@ -30,8 +30,8 @@ from dps.cluster.node.shutdown import Leave, leave_of
 from dps.cluster.node.transport import DaskTransport, SystemClock, meter_of
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
-from dps.core.routing import Gradients
-from dps.core.rows import KEYS
+from dps.core.tables.key_routing import Gradients
+from dps.core.tables.row_gradients import KEYS
 from dps.core.updates import UpdateId
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client.client import Client

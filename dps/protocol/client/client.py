@@ -26,10 +26,10 @@ import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
+from dps.core.filters.outbox import Counts
 from dps.core.functions import pack, unpack
-from dps.core.outbox import Counts
 from dps.core.recovery import WorkerCache
-from dps.core.routing import Gradients, as_range, asked, dealt
+from dps.core.tables.key_routing import Gradients, as_range, asked, dealt
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
     DpsError,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.core.rules import UpdateRule
+from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import DpsError
 from dps.protocol.client.routing_table import Router

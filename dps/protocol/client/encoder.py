@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dps.core.blocks import Arrays
-from dps.core.outbox import Counts, Outbox, Prepared
-from dps.core.rules import needs_base
+from dps.core.filters.outbox import Counts, Outbox, Prepared
+from dps.core.rules.rule import needs_base
 from dps.core.updates import Operation
 from dps.protocol.client.shard_client import Lane
 from dps.protocol.compression import packed
@@ -94,7 +94,7 @@ class Outgoing:
         return {s: self._committed(s, self._outboxes[s].remainder(operation)) for s in left}
 
     def withheld(self, shard: int) -> dict[str, np.ndarray]:
-        """What is withheld from a shard, by array (see `dps.core.outbox.Outbox.withheld`)."""
+        """What is withheld from a shard, by array (see `dps.core.filters.outbox.Outbox.withheld`)."""
         return self._outboxes[shard].withheld() if self._outboxes else {}
 
     @property

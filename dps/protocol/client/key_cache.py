@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dps.core.codecs import Section, assembled, taken_apart
+from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation
 from dps.protocol.key_cache import WORTH, _digest
 from dps.protocol.transport import Endpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 
-from dps.core.codecs import Section, assembled, taken_apart
+from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation
 from dps.errors import KeysUnknown, ShapeMismatch
 from dps.protocol.key_cache import WORTH, Array, _digest

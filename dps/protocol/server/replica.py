@@ -14,7 +14,7 @@ from functools import partial
 from dps.core.consistency import BSP, slack
 from dps.core.recovery import Chain
 from dps.core.replay import plan
-from dps.core.row_steps import written_bytes
+from dps.core.rules.row_steps import written_bytes
 from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, NotServing, StaleEpoch

@@ -9,8 +9,8 @@ import numpy as np
 from dps.core.blocks import ShardLayout
 from dps.core.recovery import WorkerCache
 from dps.core.shard import ShardState
-from dps.core.sparse import SparseSpec
-from dps.core.tables import SparseTable, table_of
+from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseTable, table_of
 from dps.protocol.executor import offload
 from dps.protocol.group import Group
 from dps.protocol.messages import (

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from dps.core.shard import Progress, ShardState
-from dps.core.tables import Level, SparseTable
+from dps.core.tables.table import Level, SparseTable
 from dps.errors import (
     CheckpointCorrupt,
     ConfigurationError,

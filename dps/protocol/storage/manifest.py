@@ -17,26 +17,18 @@ from dataclasses import dataclass, field, replace
 import fsspec
 import numpy as np
 
-from dps.core import (
-    blocks,
-    compensation,
-    consistency,
-    filters,
-    ftrl,
-    penalties,
-    proximal,
-    recovery,
-    rules,
-    sparse,
-    staleness,
-)
+from dps.core import blocks, consistency, recovery
 from dps.core.blocks import Layout, ShardLayout, wrong_in
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
-from dps.core.filter_chain import FilterChain
+from dps.core.filters import filter as filters
+from dps.core.filters.chain import FilterChain
 from dps.core.recovery import Checkpoint, Recovery
-from dps.core.rules import UpdateRule
+from dps.core.rules import compensation, ftrl, penalties, proximal, staleness
+from dps.core.rules import rule as rules
+from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
+from dps.core.tables import spec as sparse
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.events.reading import in_a_line
 from dps.protocol.functions import CALLS

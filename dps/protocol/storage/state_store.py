@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from dps.core.shard import ShardState
-from dps.core.tables import SparseTable, table_of
+from dps.core.tables.table import SparseTable, table_of
 from dps.core.updates import Operation
 from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable
 from dps.protocol.messages import (

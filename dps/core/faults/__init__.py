@@ -1,0 +1,1 @@
+"""Fault plans as data, and how recurring faults become single ones."""

@@ -1,0 +1,198 @@
+"""Owns the filters of one array in their order, and the check that they can work as a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dps.core.blocks import all_finite
+from dps.core.filters.encoding import Section, encoded, values_of
+from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
+from dps.core.rules.penalties import L1, ElasticNet
+from dps.core.rules.rule import UpdateRule
+from dps.errors import ConfigurationError, NonFiniteGradient
+
+Array = np.ndarray
+
+EVERY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterChain:
+    """The filters of an array: selections in turn, then at most one way to write values."""
+
+    selections: tuple[Selection, ...] = ()
+    quantise: Quantise | None = None
+    lossless: bool = False
+
+    @property
+    def feedback(self) -> bool:
+        """Whether anything is kept for the next gradient."""
+        rounding = self.quantise is not None and self.quantise.feedback
+        return rounding or any(selection.feedback for selection in self.selections)
+
+    def filtered(
+        self, gradient: Array, residual: Array | None, sending: Sending
+    ) -> tuple[Section, Array | None]:
+        """Return what is sent of a gradient, and what is kept of it.
+
+        Parameters
+        ----------
+        gradient
+            1-D, float32 or float64, finite.
+        residual
+            What was kept before, like the gradient; None: nothing.
+
+        Raises
+        ------
+        NonFiniteGradient
+            The gradient and what was kept before are too large together.
+        ConfigurationError
+            A selection returned something else than a mask of the gradient.
+        """
+        with np.errstate(over="ignore"):
+            accumulated = gradient if residual is None else gradient + residual
+        if residual is not None and not all_finite(accumulated):
+            raise NonFiniteGradient(
+                f"update {sending.update}: the gradient of {sending.array!r} with what its filters "
+                "had withheld before is too large for its dtype; nothing of this update was applied"
+            )
+        mask, kept = self._selected(accumulated, sending)
+        quantise = self.quantise
+        form = quantise.form if quantise is not None else "raw"
+        seed = quantise.seed if quantise is not None else 0
+        rounding = replace(sending, place=len(self.selections))
+        section = encoded(accumulated, mask, form, lambda: rounding.random(seed))
+        if quantise is not None and quantise.feedback:
+            sent = values_of(section, str(accumulated.dtype), accumulated.size)
+            if mask is None:
+                kept = accumulated - sent
+            else:
+                kept[mask] = accumulated[mask] - (sent if sent.size < mask.size else sent[mask])
+        return section, kept if self.feedback else None
+
+    def _selected(self, accumulated: Array, sending: Sending) -> tuple[Array | None, Array]:
+        """Return the mask of what is sent (None: everything) and what is kept of the rest."""
+        kept = np.zeros_like(accumulated)
+        mask: Array | None = None
+        for place, selection in enumerate(self.selections):
+            given = accumulated.view() if mask is None else np.where(mask, accumulated, 0)
+            given.flags.writeable = False  # what a filter wrote into it would be sent
+            left = selection.selected(given, replace(sending, place=place))
+            _check_mask(left, selection, given, sending)
+            withheld = ~left
+            if mask is not None:
+                left, withheld = mask & left, mask & withheld
+            if selection.feedback:
+                kept[withheld] = accumulated[withheld]
+            mask = left
+        return mask, kept
+
+
+def checked(
+    filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
+) -> dict[str, FilterChain]:
+    """Return the chain of each array that has filters of its own, or those of every array.
+
+    Parameters
+    ----------
+    filters
+        The name of an array, or "*" for all that are not named → its filters.
+    names
+        Those of all arrays.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such array, or its filters cannot work together or with the rule.
+    """
+    _check_form(filters)
+    for name in filters:
+        if name != EVERY and name not in names:
+            raise ConfigurationError(
+                f"filters[{name!r}]: there is no such array; there are: {', '.join(names)} "
+                f"(and {EVERY!r} for all that are not named)"
+            )
+    for name, chain in filters.items():
+        _check_rule(name, chain, rule)
+    chains = {name: made(chain) for name, chain in filters.items()}
+    found = {name: chains.get(name, chains.get(EVERY)) for name in names}
+    return {name: chain for name, chain in found.items() if chain is not None}
+
+
+def _check_form(filters: object) -> None:
+    """Refuse filters that no arrays and no rule could make work; raises `ConfigurationError`."""
+    if not isinstance(filters, Mapping):
+        raise ConfigurationError(
+            f"filters={filters!r}, expected a mapping of names of arrays to lists of filters, such "
+            "as {'*': [TopK(0.05)]}"
+        )
+    for name, chain in filters.items():
+        if isinstance(chain, str) or not isinstance(chain, Iterable):
+            raise ConfigurationError(f"filters[{name!r}]={chain!r}, expected a list of filters")
+        _check_order(name, tuple(chain))
+
+
+def made(filters: Iterable[Filter]) -> FilterChain:
+    """Return checked filters as a chain."""
+    given = tuple(filters)
+    return FilterChain(
+        tuple(f for f in given if not isinstance(f, Quantise | Lossless)),
+        next((f for f in given if isinstance(f, Quantise)), None),
+        any(isinstance(f, Lossless) for f in given),
+    )
+
+
+def _check_order(name: str, chain: tuple[object, ...]) -> None:
+    where = f"filters[{name!r}]"
+    kinds = [type(f).__name__ for f in chain]
+    for given in chain:
+        if isinstance(given, type) or not isinstance(given, Quantise | Lossless | Selection):
+            raise ConfigurationError(
+                f"{where}: {given!r} is no filter; expected one such as TopK(0.05), or an object "
+                "with `feedback` and `selected`"
+            )
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise ConfigurationError(f"{where}: {kind} is there twice; keep one of them")
+    stages = [_stage(f) for f in chain]
+    if stages != sorted(stages):
+        raise ConfigurationError(
+            f"{where}: {', '.join(kinds)} in this order cannot work: first say which entries are "
+            "sent, then Quantise, then Lossless"
+        )
+
+
+def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:
+    """Refuse what is no mask: whole numbers would choose entries by their places."""
+    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == gradient.shape:
+        return
+    found = type(mask).__name__
+    if isinstance(mask, np.ndarray):
+        found = f"{mask.dtype}{list(mask.shape)}"
+    raise ConfigurationError(
+        f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned {found}, "
+        f"expected a mask, bool{list(gradient.shape)}; nothing of update {sending.update} was sent"
+    )
+
+
+def _stage(given: object) -> int:
+    return 2 if isinstance(given, Lossless) else 1 if isinstance(given, Quantise) else 0
+
+
+def _check_rule(name: str, chain: Iterable[Filter], rule: UpdateRule) -> None:
+    kkt = next((f for f in chain if isinstance(f, KKT)), None)
+    if kkt is None:
+        return
+    while hasattr(rule, "rule"):  # StalenessAware and the like: the penalty is the inner rule's
+        rule = rule.rule
+    penalty = getattr(rule, "penalty", None)
+    strength = {L1: "strength", ElasticNet: "l1"}.get(type(penalty))
+    if strength is None or kkt.strength > getattr(penalty, strength):
+        raise ConfigurationError(
+            f"filters[{name!r}]: {kkt} withholds what a proximal rule with an L1 penalty of that "
+            f"strength would undo, but the optimizer is {rule}; use Proximal(…, L1({kkt.strength}))"
+            ", or leave KKT out"
+        )

@@ -1,0 +1,222 @@
+"""Owns what a server-side update rule is, and the plain ones: SGD, momentum, AdaGrad and Adam.
+
+A rule is a pure function of old arrays to new arrays. It never writes into what it is given: a
+shard's state is replaced, not changed, so a snapshot is a reference and no reader sees half a step.
+The rules with penalties are in `dps.core.rules.proximal` and `dps.core.rules.ftrl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from dps.core import ranges
+
+Array = np.ndarray
+
+
+class UpdateRule(Protocol):
+    """How a gradient changes parameters.
+
+    `slots` names the arrays of optimizer state that go with each parameter array.
+
+    Notes
+    -----
+    A rule may have more attributes, which the functions of their names here look for.
+    ``by_rows = True``: it is handed whole rows of the parameter arrays, as 2-D arrays, and the
+    parameters are placed so that no row is divided; else it treats each element on its own.
+    ``factor(staleness)``: a factor on the learning rate of a step with a gradient that has missed
+    so many updates. ``needs_base = True``: gradients come with the weights that they were computed
+    from, and go through the rule's ``compensated(values, gradient, base)`` before anything else is
+    done with them.
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]: ...
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values and the new optimizer state after one step.
+
+        Parameters
+        ----------
+        values, gradient
+            Arrays of equal shape and dtype (float32 or float64): 1-D, some elements of one or more
+            parameter arrays; for a rule by rows 2-D, some rows of one parameter array.
+        slots
+            Optimizer state: for each name in `slots`, an array like `values`; zeros at first.
+        t
+            The number of this step, from 1.
+        scale
+            Factor on the learning rate, 1 but for replay policies and staleness that reduce it.
+        out
+            Where to put the new values; None: in a fresh array.
+        """
+        ...
+
+
+def by_rows(rule: UpdateRule) -> bool:
+    """Whether the rule has to see whole rows of the parameter arrays.
+
+    Row i of an array is all of it with i as its first index; in an array of one dimension or none
+    each element is a row.
+    """
+    return bool(getattr(rule, "by_rows", False))
+
+
+def factor(rule: UpdateRule, staleness: float) -> float:
+    """The rule's own factor on the learning rate for a gradient that missed so many updates."""
+    return float(rule.factor(staleness)) if hasattr(rule, "factor") else 1.0
+
+
+def needs_base(rule: UpdateRule) -> bool:
+    """Whether gradients have to come with the weights that they were computed from."""
+    return bool(getattr(rule, "needs_base", False))
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """Plain stochastic gradient descent: w ← w − η·g."""
+
+    learning_rate: float
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        # 0 learns nothing: what an experiment compares with to see that it can trust its verdicts.
+        ranges.not_negative(self, "learning_rate")
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values; there is no optimizer state."""
+        new = np.multiply(gradient, self.learning_rate * scale, out=out)
+        np.subtract(values, new, out=new)
+        return new, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """SGD with heavy-ball momentum, as in torch: m ← μ·m + g; w ← w − η·m."""
+
+    learning_rate: float
+    momentum: float = 0.9
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "learning_rate")
+        ranges.fraction(self, "momentum")
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values and the new momentum."""
+        momentum = np.multiply(slots["momentum"], self.momentum)
+        momentum += gradient
+        new = np.multiply(momentum, self.learning_rate * scale, out=out)
+        np.subtract(values, new, out=new)
+        return new, {"momentum": momentum}
+
+
+@dataclass(frozen=True, slots=True)
+class AdaGrad:
+    """AdaGrad with a diagonal matrix (Duchi, Hazan and Singer 2011, figure 1, δ = `eps`).
+
+    s ← s + g²; w ← w − η·g / (√s + ε), element by element: as in torch with its default settings.
+
+    Parameters
+    ----------
+    learning_rate
+        η, 0 or above: how far an element goes in its first step, whatever the size of its gradient.
+    eps
+        ε, 1.2e-38 or above, in the unit of the gradient: keeps elements in place that had none yet.
+    """
+
+    learning_rate: float = 0.01
+    eps: float = 1e-10
+    slots: ClassVar[tuple[str, ...]] = ("squares",)
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "learning_rate")
+        ranges.visible(self, "eps")
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values and the new sum of squares of the gradient."""
+        squares = np.multiply(gradient, gradient)
+        squares += slots["squares"]
+        divisor = np.sqrt(squares)
+        divisor += self.eps
+        new = np.multiply(gradient, self.learning_rate * scale, out=out)
+        new /= divisor
+        np.subtract(values, new, out=new)
+        return new, {"squares": squares}
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam with bias correction (Kingma and Ba 2015), as in torch with its default settings."""
+
+    learning_rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "learning_rate")
+        ranges.fraction(self, "beta1", "beta2")
+        ranges.visible(self, "eps")
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values and the new running mean and mean square of the gradient."""
+        scratch = np.multiply(gradient, 1 - self.beta1)
+        mean = np.multiply(slots["mean"], self.beta1)
+        mean += scratch
+        np.multiply(gradient, gradient, out=scratch)
+        scratch *= 1 - self.beta2
+        square = np.multiply(slots["square"], self.beta2)
+        square += scratch
+        np.sqrt(square, out=scratch)
+        scratch *= 1 / float(np.sqrt(1 - self.beta2**t))
+        scratch += self.eps
+        np.divide(mean, scratch, out=scratch)
+        scratch *= self.learning_rate * scale / (1 - self.beta1**t)
+        new = np.subtract(values, scratch, out=scratch if out is None else out)
+        return new, {"mean": mean, "square": square}

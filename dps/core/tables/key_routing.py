@@ -1,0 +1,152 @@
+"""Owns which shard a key of a sparse table lives on, and dealing rows out to shards and back.
+
+A key's hash tells its partition, and the layout tells each partition's shard. All of it works on
+whole arrays: no step is taken key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from dps.core import ranges
+from dps.core.blocks import Layout, all_finite
+from dps.core.tables.row_gradients import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
+from dps.core.tables.spec import SparseSpec, partitions_of
+from dps.errors import NonFiniteGradient, ShapeMismatch
+
+# For each table, keys and as many rows of a gradient.
+Gradients = Mapping[str, tuple[object, object]]
+
+
+def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
+    """Return for each shard the rows that it holds, sorted; of repeated keys the sum.
+
+    The arrays may be views of those that were given. Values are looked at only if `values`.
+
+    Raises
+    ------
+    ShapeMismatch
+        An unknown table, keys that are none, or not one row of the table's width for each.
+    NonFiniteGradient
+        Rows hold NaN or infinity, or the sum of those of one key does.
+    """
+    parts: dict[int, list[Rows]] = {}
+    for name, pushed in gradients.items():
+        keys, gradient = _checked(layout.shards[0].table(name), pushed)
+        order = _order(keys)
+        if order is not None and not are_sorted(keys[order]):
+            keys, gradient = summed_by_key(keys, gradient)
+            order = None
+        if values and not all_finite(gradient):
+            raise NonFiniteGradient(
+                f"the rows for table {name!r} hold NaN or infinity, or those of a repeated key do "
+                "when they are summed; nothing of this update was applied"
+            )
+        keys, order, cuts = _by_shard(layout, keys, order)
+        if order is not None:
+            gradient = gradient.take(order, 0)
+        for shard, cut in cuts.items():
+            parts.setdefault(shard, []).append(Rows(name, keys[cut], gradient[cut]))
+    return {shard: tuple(rows) for shard, rows in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Keys of a table that are asked for, shard by shard.
+
+    Attributes
+    ----------
+    spec
+        The table.
+    keys
+        For each shard that is asked, the keys that it holds, sorted; some may be repeated.
+    where
+        For each shard that is asked, which of the keys these are, in the order asked for.
+    count
+        How many keys are asked for.
+    """
+
+    spec: SparseSpec
+    keys: dict[int, np.ndarray]
+    where: dict[int, np.ndarray | slice]
+    count: int
+
+    def answer(self, rows: Mapping[int, np.ndarray]) -> np.ndarray:
+        """Put the shards' rows together, in the order asked for."""
+        out = np.empty((self.count, self.spec.width), self.spec.dtype)
+        for shard, where in self.where.items():
+            out[where] = rows[shard]
+        return out
+
+
+def asked(layout: Layout, table: str, keys: object) -> Question:
+    """Deal keys out to the shards that hold them.
+
+    Raises
+    ------
+    ShapeMismatch
+        An unknown table, or keys that are none.
+    """
+    spec = layout.shards[0].table(table)
+    wanted = as_keys(table, keys)
+    # A shard is quicker with sorted keys.
+    ordered, order, cuts = _by_shard(layout, wanted, _order(wanted))
+    where = {shard: cut if order is None else order[cut] for shard, cut in cuts.items()}
+    return Question(spec, {s: ordered[cut] for s, cut in cuts.items()}, where, len(wanted))
+
+
+def as_range(start: object, stop: object) -> tuple[int, int]:
+    """Return a range of keys as plain numbers; raises `ShapeMismatch` if it is none."""
+    first, end = ranges.whole(start), ranges.whole(stop)
+    if first is None or end is None or not 0 <= first <= end <= KEYS:
+        raise ShapeMismatch(
+            f"keys from {start!r} to {stop!r}: expected whole numbers, 0 ≤ start ≤ stop ≤ 2⁶³"
+        )
+    return first, end
+
+
+def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(pushed, tuple) or len(pushed) != 2:
+        raise ShapeMismatch(
+            f"the rows for table {spec.name!r} are {type(pushed).__name__}, "
+            "expected a pair: keys, and an array with a row for each"
+        )
+    keys, gradient = as_keys(spec.name, pushed[0]), pushed[1]
+    check_fit(spec, keys, gradient)
+    assert isinstance(gradient, np.ndarray)
+    return keys, gradient
+
+
+def _order(keys: np.ndarray) -> np.ndarray | None:
+    """What sorts the keys; None if they are sorted, each once."""
+    return None if are_sorted(keys) else keys.argsort()
+
+
+def _by_shard(
+    layout: Layout, keys: np.ndarray, order: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, dict[int, slice]]:
+    """Order keys by shard, and within each by `order`.
+
+    Returns
+    -------
+    keys
+        The keys in that order.
+    order
+        Which each of them was; None: they are as they were.
+    cuts
+        Which of them are each shard's, for those that have any.
+    """
+    ordered, shards = keys if order is None else keys[order], len(layout.shards)
+    if shards == 1 or not len(keys):
+        return ordered, order, {0: slice(0, len(keys))} if len(keys) else {}
+    # With small numbers, sorting is counting.
+    small = np.uint8 if shards <= 1 << 8 else np.uint16
+    homes = np.array(layout.homes, small)[partitions_of(ordered)]
+    ends = np.bincount(homes, minlength=shards).cumsum().tolist()
+    cuts = {s: slice(a, b) for s, (a, b) in enumerate(pairwise([0, *ends])) if a < b}
+    by_shard = homes.argsort(kind="stable")
+    return ordered[by_shard], by_shard if order is None else order[by_shard], cuts

@@ -1,0 +1,1 @@
+"""Deliberately broken variants of the protocol, and the hunt that must catch every one."""

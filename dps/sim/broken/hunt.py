@@ -1,0 +1,76 @@
+"""Owns the hunt for broken variants of the protocol: the proof that the checks check something.
+
+Each variant (`dps.sim.broken.protocol` and those beside it) leaves one thing out that the protocol
+needs. The same random schedules that find nothing wrong with the shipped code must find something
+wrong with every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dps.sim.broken.variant import VARIANTS, Variant
+from dps.sim.schedules.draw import numbered
+from dps.sim.schedules.schedule import Schedule
+from dps.sim.simulate import Record, simulate
+
+__all__ = ["BUDGET", "VARIANTS", "Caught", "hunt", "in_place"]
+
+BUDGET = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """The schedule that found a variant out, and how many came before it, with it counted."""
+
+    record: Record
+    after: int
+
+
+@contextmanager
+def in_place(variant: Variant) -> Iterator[None]:
+    """Have the shipped code replaced by a broken variant of it."""
+    right = [getattr(patch.target, patch.attribute) for patch in variant.patches]
+    for patch in variant.patches:
+        setattr(patch.target, patch.attribute, patch.by)
+    try:
+        yield
+    finally:
+        for patch, shipped in zip(variant.patches, right, strict=True):
+            setattr(patch.target, patch.attribute, shipped)
+
+
+def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ()) -> Caught | None:
+    """Run schedules until one catches the variant; None: none did.
+
+    Parameters
+    ----------
+    budget
+        How many of `dps simulate`'s own schedules are tried, from seed 0 on. Those of strategies
+        without the part that is broken count, but need not be run: they cannot tell. Nor can those
+        that are not wide, if it takes that.
+    first
+        Schedules that are tried before.
+    """
+    for schedule in first:
+        record = _broken_only_by(variant, schedule)
+        if record is not None:
+            return Caught(record, 1)
+    for number in range(budget):
+        schedule = numbered(number)
+        if variant.concerns(schedule.case) and (schedule.wide or not variant.wide):
+            record = _broken_only_by(variant, schedule)
+            if record is not None:
+                return Caught(record, number + 1)
+    return None
+
+
+def _broken_only_by(variant: Variant, schedule: Schedule) -> Record | None:
+    """The record of a schedule that breaks a promise with the variant, and none without it."""
+    with in_place(variant):
+        record = simulate(schedule)
+    if record.violation is None or simulate(schedule).violation is not None:
+        return None
+    return record

@@ -1,0 +1,407 @@
+"""Owns the broken variants of the protocol: what each leaves out, and where that must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dps.core import consistency, replay
+from dps.core import shard as core_shard
+from dps.core.consistency import Consistency
+from dps.core.shard import ShardState, Step
+from dps.core.updates import Operation, UpdateId
+from dps.errors import NotServing, TransportError
+from dps.protocol import lease
+from dps.protocol.client.receipts import Receipts
+from dps.protocol.client.shard_client import Lane
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.losses import Losses
+from dps.protocol.coordinator.membership import Members
+from dps.protocol.coordinator.rebalancer import Scaling
+from dps.protocol.coordinator.shard_controller import Tender
+from dps.protocol.lease import Lease
+from dps.protocol.messages import (
+    ClearMail,
+    Configure,
+    Deposit,
+    Done,
+    Extend,
+    GetState,
+    Install,
+    Loss,
+    Pull,
+    Push,
+    Pushed,
+    Replicate,
+    TakeMail,
+    View,
+    Weights,
+)
+from dps.protocol.server import replica
+from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.replica import Replica
+from dps.protocol.server.shard_server import Host
+from dps.protocol.storage import checkpoint_files as files
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.state_store import Mailboxes, StateStore
+from dps.protocol.transport import Endpoint
+from dps.sim.broken.variant import (
+    VARIANTS,
+    alone,
+    any_case,
+    buffers,
+    calls,
+    chains,
+    checkpoints,
+    gated,
+    instead_of,
+    mailboxes,
+    stores,
+)
+
+# -- acknowledging ---------------------------------------------------------------------------------
+
+
+async def _ack_at_once(self: Replica, m: Push) -> Pushed:
+    """Acknowledge an update before anybody else has it."""
+    self._must_be_head(m.epoch)
+    step = await self._apply(m.operation, m.epoch)
+    known = step.state.workers[m.operation.id.worker]
+    result = core_shard.result_of(step.state, m.operation)
+    version = step.state.version
+    return Pushed(step.outcome, version, known.clock, None, result, known.applied)
+
+
+instead_of(Replica, "push", "ack before the tail", chains)(_ack_at_once)
+instead_of(Replica, "push", "ack before the store", stores)(_ack_at_once)
+
+
+@instead_of(Replica, "_readable", "uncommitted weights served", chains)
+async def _read_uncommitted(self: Replica, worker: str, until: float) -> Weights:
+    """Serve weights that a failure may take back."""
+    return Weights(self.state.version, self._clock.now(), -1, self.state.values)
+
+
+# -- exactly once ----------------------------------------------------------------------------------
+
+
+@instead_of(core_shard, "is_duplicate", "sent again, applied again", any_case)
+def _never_a_duplicate(state: ShardState, update: UpdateId) -> bool:
+    """Apply an update that is sent again a second time."""
+    return False
+
+
+@instead_of(Host, "_install", "dedupe table not replicated", chains)
+async def _install_without_table(self: Host, m: Install) -> Any:
+    """Give a newcomer the weights, but not the dedupe table."""
+    return await _install(self, replace(m, state=replace(m.state, workers={})))
+
+
+@instead_of(Checkpoints, "restore", "dedupe table not restored", checkpoints)
+async def _restore_without_table(self: Checkpoints, *args: Any) -> Any:
+    """Restore the weights, but not the dedupe table."""
+    return replace(await _restore(self, *args), workers={})
+
+
+@instead_of(Checkpoints, "restore", "clocks not restored", checkpoints)
+async def _restore_without_clocks(self: Checkpoints, *args: Any) -> Any:
+    """Restore a dedupe table in which nobody is waited for."""
+    state = await _restore(self, *args)
+    workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
+    return replace(state, workers=workers)
+
+
+@instead_of(core_shard, "_called", "function run again on a resend", calls)
+def _call_again(layout: Any, functions: Any, state: ShardState, op: Operation) -> Step:
+    """Run a function again when its call is sent again."""
+    known = state.workers.get(op.id.worker)
+    if known is not None:
+        fresh = replace(known, incarnation=-1)
+        state = replace(state, workers={**state.workers, op.id.worker: fresh})
+    return _called(layout, functions, state, op)
+
+
+@instead_of(Host, "_install", "results of functions not replicated", calls)
+async def _install_without_results(self: Host, m: Install) -> Any:
+    """Give a newcomer the weights and the dedupe table, but not the results of calls."""
+    return await _install(self, replace(m, state=replace(m.state, results={})))
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+
+@instead_of(Replica, "extend", "last operations not copied", chains)
+async def _extend_without_the_last(self: Replica, m: Extend) -> Done:
+    """Copy the state to a newcomer, but not what was applied during the copy."""
+    chain, state = (*self.chain, m.host), self.state
+    install = Install(self.shard, m.epoch, chain, state, "replica")
+    await self._transport.call(m.host, install, self._group.timings.copy, "replicate")
+    self._commits.successor = m.host
+    return Done()
+
+
+@instead_of(Replica, "configure", "lost on promotion", chains)
+async def _configure_and_forget(self: Replica, m: Any) -> Done:
+    """Enter a new epoch without what the old successor had not acknowledged."""
+    self._commits._log.clear()
+    return await _configure(self, m)
+
+
+@instead_of(Commits, "pass_on", "operations skipped", chains)
+async def _skip_uncommitted(
+    self: Commits, successor: Endpoint, after: int, committed: int = -1
+) -> None:
+    """Pass only the newest operation on."""
+    await _pass_on(self, successor, max(after, self._newest.index - 1), committed)
+
+
+@instead_of(Replica, "replicate", "gaps in the order taken", chains)
+async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
+    """Apply whatever comes, although earlier operations are missing."""
+    async with self._lock:
+        self.must_be_in(m.epoch)
+        for op in m.operations:
+            await self._apply_now(op)
+    await self._notify()
+    return Done()
+
+
+@instead_of(Tender, "unsettle", "restarted although a replica lives", chains)
+def _unsettle_and_forget(
+    self: Tender, without: Endpoint | None = None, also: Endpoint | None = None
+) -> None:
+    """Start a shard anew when its head is lost, whoever else has its state."""
+    lost_head = without is not None and self.view.chain[:1] == (without,)
+    _unsettle(self, without, also)
+    if lost_head:
+        self.view = replace(self.view, chain=())
+
+
+# -- epochs and leases -----------------------------------------------------------------------------
+
+
+@instead_of(Replica, "must_be_in", "epoch not checked", any_case)
+def _any_epoch(self: Replica, epoch: int) -> None:
+    """Serve requests of any epoch."""
+    if self._closed:
+        raise NotServing("closed")
+
+
+@instead_of(Lease, "held", "zombie not fenced", any_case)
+def _always_held(self: Lease) -> bool:
+    """Serve on when the lease is over."""
+    return True
+
+
+VARIANTS["zombie not fenced"] = replace(
+    VARIANTS["zombie not fenced"], by=property(_always_held, doc=_always_held.__doc__)
+)
+
+
+@instead_of(Host, "_must_hold_lease", "lease not checked on reads", any_case)
+def _reads_without_lease(self: Host, message: Any) -> None:
+    """Serve reads when the lease is over."""
+    if not isinstance(message, Pull):
+        _must_hold_lease(self, message)
+
+
+@instead_of(Host, "handle", "lease not checked again", any_case)
+async def _check_before_only(self: Host, message: Any) -> Any:
+    """Look at the lease before the work, but not before the reply."""
+    self._must_hold_lease(message)
+    reply = await self._services[type(message)](message)
+    self._must_still_be_in_epoch(message)
+    return reply
+
+
+@instead_of(Host, "_must_still_be_in_epoch", "epoch not checked again", any_case)
+def _answer_late(self: Host, message: Any) -> None:
+    """Look at the epoch before the work, but not before the reply."""
+
+
+@instead_of(Lease, "_renew", "lease counted from the reply", any_case)
+async def _renew_from_the_reply(self: Lease, ask: Callable[[float], Any]) -> None:
+    """Count a lease from when the reply came, not from when it was asked for."""
+    try:
+        granted = await ask(self._seconds)
+    except (TransportError, NotServing):
+        return
+    if granted:
+        self._until = self._clock.monotonic() + self._seconds * (1 - lease.DRIFT)
+
+
+@instead_of(Members, "renew", "given up, but renewed", any_case)
+async def _renew_anyway(self: Members, host: Endpoint, life: int) -> bool:
+    """Let a host that was given up hold its lease again, with what it held before."""
+    self._leases.grant(host)
+    member = self._known.get(host)
+    if member is not None:
+        member.given_up = member.excluded = member.silent = False
+    await self._on_found()
+    return True
+
+
+@instead_of(Coordinator, "lose", "given up without proof", any_case)
+async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
+    """Give a process up because somebody says that it is lost."""
+    await self.members._end(address, by)
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+@instead_of(Replica, "configure", "old holder serves on after a move", any_case)
+async def _stay(self: Replica, m: Configure) -> Done:
+    """Go on serving a shard that another host has taken over."""
+    return await _configure(self, m) if self._me in m.chain else Done()
+
+
+@instead_of(Tender, "_next_epoch", "taken over in the same epoch", any_case)
+def _same_epoch(self: Tender) -> int:
+    """Have the newcomer take over in the epoch in which the old holder served."""
+    if self.moving is None or self.moving.target not in self.view.chain:
+        return _next_epoch(self)
+    return self.view.epoch
+
+
+@instead_of(Scaling, "look", "released before it is empty", any_case)
+def _nobody_is_leaving(self: Scaling) -> bool:
+    """Say of a node that is drained that it is empty, at once."""
+    return False
+
+
+instead_of(Replica, "extend", "updates during a move left out", alone)(_extend_without_the_last)
+instead_of(Host, "_install", "dedupe table not moved", alone)(_install_without_table)
+
+
+# -- the store and mailboxes -----------------------------------------------------------------------
+
+
+@instead_of(StateStore, "get", "store forgets optimizer and table", stores)
+def _get_without_table(self: StateStore, m: GetState) -> ShardState | None:
+    """Return the weights without the dedupe table."""
+    state = _get(self, m)
+    return None if state is None else replace(state, workers={})
+
+
+@instead_of(Host, "_take_mail", "mailbox cleared before apply", mailboxes)
+async def _clear_before_replay(self: Host, on: Replica, epoch: int) -> None:
+    """Empty the mailbox before what was in it is durable."""
+    mailbox = (await self._table()).mailbox
+    if mailbox is not None:
+        take = TakeMail(on.shard, epoch)
+        mail = await self._transport.call(mailbox, take, 1.0, "store")
+        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+        await on.replay(epoch, mail.operations)
+
+
+@instead_of(Host, "_take_mail", "mailbox cleared before the shard is served", mailboxes)
+async def _clear_before_served(self: Host, on: Replica, epoch: int) -> None:
+    """Empty the mailbox as soon as what was in it is applied, whoever may have to begin anew."""
+    await _take_mail(self, on, epoch)
+    mailbox = (await self._table()).mailbox
+    if mailbox is not None:
+        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+
+
+@instead_of(Host, "_take_mail", "mailbox left", mailboxes)
+async def _leave_mail(self: Host, on: Replica, epoch: int) -> None:
+    """Never apply what is in the mailbox."""
+
+
+@instead_of(Mailboxes, "deposit", "mail taken after it was closed", mailboxes)
+def _deposit_late(self: Mailboxes, m: Deposit) -> Done:
+    """Take a gradient for a shard that is served again."""
+    self._mail.setdefault(m.shard, []).append((m.epoch, m.operation))
+    return Done()
+
+
+@instead_of(replica, "plan", "replay out of order", buffers)
+def _plan_backwards(policy: Any, layout: Any, version: int, buffered: Sequence[Operation]) -> Any:
+    """Apply buffered gradients with the newest first."""
+    return _plan(policy, layout, version, tuple(reversed(buffered)))
+
+
+@instead_of(Lane, "_flush_held", "buffer of the worker dropped", buffers)
+async def _drop_held(self: Lane, view: View) -> bool:
+    """Forget what was held back, and go on with newer gradients."""
+    self._held = []
+    return True
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@instead_of(Checkpoints, "commit", "checkpoint ignores its bound", checkpoints)
+async def _commit_regardless(self: Checkpoints, epoch: int, state: ShardState) -> None:
+    """Write checkpoints in the background, and never wait for one that is overdue."""
+    if state.version - self._complete >= self._due:
+        self._start_writing(epoch, state)
+
+
+@instead_of(files, "_sealed", "torn checkpoint accepted", checkpoints)
+def _sealed_by_nothing(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Take any bytes for a checkpoint."""
+    return manifest
+
+
+@instead_of(CheckpointFiles, "_publish", "non-atomic publish", checkpoints)
+def _publish_in_place(self: CheckpointFiles, name: str, data: bytes) -> None:
+    """Write a checkpoint under its own name, the manifest as well."""
+    self._fs.pipe_file(f"{self._folder}/{name}", data)
+
+
+@instead_of(CheckpointFiles, "found", "oldest checkpoint restored", checkpoints)
+def _oldest_first(self: CheckpointFiles) -> Any:
+    """Look through the checkpoints from the oldest on."""
+    return list(reversed(_found(self)))
+
+
+# -- consistency -----------------------------------------------------------------------------------
+
+
+@instead_of(replica, "slack", "gate off by one", gated)
+def _one_too_many(model: Consistency, clocks: Any, worker: str) -> int | None:
+    """Let a worker be one update further ahead than it may be."""
+    left = _slack(model, clocks, worker)
+    return None if left is None else left + 1
+
+
+@instead_of(Replica, "evict", "dead workers waited for", gated)
+async def _keep_the_dead(self: Replica, epoch: int, workers: Sequence[UpdateId]) -> None:
+    """Leave lost workers in the clock table."""
+
+
+@instead_of(Coordinator, "admit_present", "workers forgotten after a loss", gated)
+async def _admit_nobody(self: Coordinator, view: View, host: Endpoint) -> None:
+    """Serve a restored shard that waits for nobody whom its state does not know."""
+
+
+# -- telling of losses -----------------------------------------------------------------------------
+
+
+@instead_of(Receipts, "heard", "workers not told what they lost", any_case)
+def _hear_nothing(self: Receipts, restorations: Any) -> bool:
+    """Do not compare what a worker was told with what its shard was restored with."""
+    return False
+
+
+@instead_of(Losses, "restored", "losses reported to nobody", any_case)
+def _take_no_note(self: Losses, *args: Any, **known: Any) -> list[Loss]:
+    """Restore a shard without a word about what it lacks."""
+    return []
+
+
+@instead_of(Losses, "left", "lost workers asked what they were told", any_case)
+def _wait_for_the_dead(self: Losses, worker: str, incarnation: int) -> list[Loss]:
+    """Wait for what a worker that was lost has to say of a loss."""
+    return []
+
+
+_install, _configure = Host._install, Replica.configure
+_restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
+_must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
+_plan, _slack, _called = replay.plan, consistency.slack, core_shard._called
+_next_epoch, _take_mail = Tender._next_epoch, Host._take_mail

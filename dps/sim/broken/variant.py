@@ -1,0 +1,145 @@
+"""Owns what a broken variant is, and which strategies it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dps.core.consistency import ASP, BSP
+from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore, WorkerCache
+from dps.sim.schedules.strategies import Case
+
+Broken = TypeVar("Broken", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Something else, `by`, in the place of the `attribute` of `target`."""
+
+    target: Any
+    attribute: str
+    by: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One thing that is done wrong: `by` instead of the `attribute` of `target`.
+
+    `concerns` tells whether a strategy has the part at all; `also` is done wrong with it. It may
+    take a `wide` schedule to find it out.
+    """
+
+    name: str
+    target: Any
+    attribute: str
+    by: Any
+    concerns: Callable[[Case], bool]
+    also: tuple[Patch, ...] = ()
+    wide: bool = False
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """All that is in another's place."""
+        return (Patch(self.target, self.attribute, self.by), *self.also)
+
+    @property
+    def about(self) -> str:
+        """What is wrong, in a sentence."""
+        return (self.by.__doc__ or "").strip().splitlines()[0]
+
+
+VARIANTS: dict[str, Variant] = {}
+
+
+def instead_of(
+    target: Any, attribute: str, name: str, concerns: Callable[[Case], bool], wide: bool = False
+) -> Callable[[Broken], Broken]:
+    """Enter a function in the table of variants."""
+
+    def enter(by: Broken) -> Broken:
+        VARIANTS[name] = Variant(name, target, attribute, by, concerns, wide=wide)
+        return by
+
+    return enter
+
+
+def chains(case: Case) -> bool:
+    return isinstance(case.recovery.durability, Chain) and case.recovery.durability.replicas > 1
+
+
+def checkpoints(case: Case) -> bool:
+    return isinstance(case.recovery.durability, Checkpoint)
+
+
+def stores(case: Case) -> bool:
+    return isinstance(case.recovery.durability, SharedStore)
+
+
+def mailboxes(case: Case) -> bool:
+    return isinstance(case.recovery.outage, Continue) and case.recovery.outage.buffer == "mailbox"
+
+
+def buffers(case: Case) -> bool:
+    return isinstance(case.recovery.outage, Continue)
+
+
+def gated(case: Case) -> bool:
+    return not isinstance(case.consistency, ASP)
+
+
+def sums(case: Case) -> bool:
+    return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
+
+
+def filters(case: Case) -> bool:
+    return bool(case.filters)
+
+
+def filters_resent(case: Case) -> bool:
+    durability = case.recovery.durability
+    return filters(case) and isinstance(durability, Checkpoint) and durability.scope == "all"
+
+
+def filters_buffered(case: Case) -> bool:
+    return filters(case) and buffers(case)
+
+
+def alone(case: Case) -> bool:
+    """Shards of one replica, which are copied only to be moved."""
+    return not chains(case)
+
+
+def calls(case: Case) -> bool:
+    return case.calls
+
+
+def rounds(case: Case) -> bool:
+    """Where updates wait to be applied together."""
+    return isinstance(case.consistency, BSP) or sums(case)
+
+
+def caches(case: Case) -> bool:
+    return isinstance(case.recovery.durability, WorkerCache)
+
+
+def timed(case: Case) -> bool:
+    return getattr(case.recovery.durability, "seconds", None) is not None
+
+
+def cuts(case: Case) -> bool:
+    return getattr(case.recovery.durability, "scope", "") == "all"
+
+
+def spread(case: Case) -> bool:
+    """Where any server may hold any shard."""
+    return case.servers is not None
+
+
+def held_back(case: Case) -> bool:
+    """Where workers hold updates back that may be too late."""
+    return gated(case) and buffers(case) and not mailboxes(case)
+
+
+def any_case(case: Case) -> bool:
+    return True

@@ -1,0 +1,604 @@
+"""Owns the invariants: what must hold whatever fails, checked while a schedule runs and at its end.
+
+The auditor sees all processes at once. It is told of each state that a replica accepts and of each
+event, knows which nodes were touched by a fault, and so can tell what a failure may cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dps.core.consistency import ASP
+from dps.core.recovery import NoDurability, SharedStore, WorkerCache
+from dps.core.shard import ShardState, Step, is_duplicate
+from dps.core.updates import UpdateId
+from dps.events import (
+    CheckpointRefused,
+    CheckpointWritten,
+    CutTaken,
+    Detected,
+    Event,
+    Promoted,
+    ReplicaAdded,
+    Restored,
+    WorkerJoined,
+    WorkerLeft,
+)
+from dps.protocol import wire
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.functions import CALLS
+from dps.protocol.group import applies
+from dps.protocol.messages import Renewed, RenewLease, Table, View
+from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.replica import Replica
+from dps.protocol.storage.manifest import Saved
+from dps.sim.checks.checkpoint_age import Committed, now
+from dps.sim.injector import Injector
+from dps.sim.process import Process, here
+from dps.sim.schedules.strategies import JOINING, Case
+from dps.sim.violation import Violation, require
+from dps.sim.workload.counter import Tally, cells_in, cells_of, check_counts
+from dps.sim.workload.counter_rows import RowKeys, digest
+from dps.sim.workload.filters import WITHHELD
+from dps.sim.workload.shapes import check_slots, counted
+from dps.sim.world import World
+
+# What keeps a server from saving its state in time.
+HINDERS = (
+    *("full disk", "failed rename", "torn write", "bit flip", "slow disk"),
+    *("pause", "slow", "power loss in a write", "crash in a write"),
+)
+
+
+class _Shard:
+    """What is known of one shard: every state that it has had, and who held the last ones."""
+
+    def __init__(self) -> None:
+        self.existed: set[int] = set()
+        self.ever: set[int] = set()  # updates that were in it when it was served
+        self.served: set[int] = set()  # the epochs in which it was
+        self.heads: dict[int, str] = {}
+        self.versions: dict[int, int] = {}
+        self.members: dict[str, Process] = {}
+        self.refused = 0
+        self.begun = False
+        self.anew: Restored | None = None  # the last restoration, if it was to the initial values
+        self.missing: dict[int, set[int]] = {}  # by epoch, acked updates that a restoration lacks
+
+
+class Auditor:
+    """Checks one run.
+
+    Parameters
+    ----------
+    injector
+        Knows which nodes were touched by a fault, so that they may be given up.
+    rows
+        Where the rows lie that are pushed to as well; None: there are none.
+    work
+        The longest time that a write takes on a disk that is well.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        case: Case,
+        tally: Tally,
+        injector: Injector,
+        rows: RowKeys | None = None,
+        work: float = 0.0,
+    ) -> None:
+        self._world = world
+        self._case = case
+        self._tally = tally
+        self._injector = injector
+        self._row_keys = rows
+        self._shards = [_Shard() for _ in range(case.shards)]
+        self._forgets = isinstance(case.recovery.durability, WorkerCache)
+        self._joined: dict[str, int] = {}  # the incarnation of each worker that takes part
+        self._incarnations: dict[str, int] = {}  # the last one of each
+        self._saved_incarnations: dict[str, int] = {}
+        seconds = getattr(case.recovery.durability, "seconds", None)
+        self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
+        self._workers_lost = 0
+        self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
+        world.watchers.append(self._recorded)
+        world.network.on_answer = self._answered
+
+    # -- a group that ends, and is brought up again ------------------------------------------------
+
+    def ended(self) -> None:
+        """The whole group has ended; what workers and mailboxes held back is lost with it."""
+        self._tally.ended()
+        self._joined = {}
+        for shard, buffered in enumerate(self._tally.buffered):
+            self._tally.forgiven[shard] |= buffered - self._tally.acked[shard]
+
+    def resumed(self, world: World, saved: Saved) -> None:
+        """It is brought up again as another one, from what was saved of it."""
+        self._world = world
+        world.watchers.append(self._recorded)
+        for shard in self._shards:
+            shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
+            shard.anew, shard.missing, shard.served = None, {}, set()
+        for refused in saved.refused:
+            self._refused(refused.shard, refused.path, refused.reason)
+        for state in saved.states:
+            for worker, progress in state.workers.items():
+                known = self._saved_incarnations.get(worker, 0)
+                self._saved_incarnations[worker] = max(known, progress.incarnation)
+        self._incarnations = dict(self._saved_incarnations)
+        for number, state in enumerate(saved.states):
+            values = counted(f"shard {number}, saved", world.group.layout, number, state.values)
+            self._ended_without[number] = self._tally.acked[number] - cells_in(values)
+        if applies(world.group):
+            self._check_cut(saved.states)
+
+    def _check_cut(self, states: Sequence[ShardState]) -> None:
+        """In one cut every worker that takes part is as far on each shard."""
+        reached: dict[str, set[tuple[int, int]]] = {}
+        for state in states:
+            for worker, progress in state.workers.items():
+                if progress.active:
+                    at = progress.incarnation, progress.clock
+                    reached.setdefault(worker, set()).add(at)
+        apart = {worker: sorted(at) for worker, at in reached.items() if len(at) > 1}
+        text = f"the group goes on from states that are of no one cut: {apart}"
+        require(not apart, "no common cut", text)
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    def accepted(self, replica: Replica, before: ShardState, step: Step) -> None:
+        """A replica made a state its own, in the place of the one before."""
+        try:
+            self._check_accepted(replica, before, step)
+        except Violation as violation:
+            self._world.network.report(violation)
+
+    def _check_accepted(self, replica: Replica, before: ShardState, step: Step) -> None:
+        state, shard = step.state, self._shards[replica.shard]
+        shard.existed.add(_digest(state, self._forgets))
+        if not step.updates or replica._group.name != self._world.group.name:
+            return
+        what = f"shard {replica.shard} on {replica.node}"
+        values = self._check_counts(what, replica.shard, state)
+        if replica.epoch in shard.served:
+            shard.ever |= cells_in(values)
+        if not isinstance(self._case.consistency, ASP):
+            self._check_active(what, step)
+            if not applies(self._world.group):  # else clocks go back with the shards
+                self._check_clocks(what, before, step)
+        if replica.is_head:
+            epoch, address = replica.epoch, replica._me.address
+            first = shard.heads.setdefault(epoch, address)
+            text = f"shard {replica.shard}, epoch {epoch}: both {first} and {address} are head"
+            require(first == address, "two heads", text)
+            last = shard.versions.get(epoch, 0)
+            text = f"{what}: version {state.version} after {last} in epoch {epoch}"
+            require(state.version > last, "version went back", text)
+            shard.versions[epoch] = state.version
+
+    def _check_active(self, what: str, step: Step) -> None:
+        """Nothing is applied of a worker that was given up; mailboxes are closed to nobody."""
+        mailbox = getattr(self._case.recovery.outage, "buffer", "") == "mailbox"
+        for update in step.updates:
+            progress = step.state.workers[update.id.worker]
+            of_now = progress.incarnation == update.id.incarnation and progress.active
+            is_call = update.id.worker.endswith(CALLS)
+            text = f"{what}: {update.id} was applied, though nobody waits for that worker"
+            require(of_now or is_call or (mailbox and update.replayed), "applied too late", text)
+
+    def _check_clocks(self, what: str, before: ShardState, step: Step) -> None:
+        """A shard has known of all that a worker did before, also of what was lost.
+
+        Until then it may have shown others, and this worker, weights that were too old.
+        """
+        for update in step.updates:
+            number = update.id.seq
+            clock = before.clocks.get(update.id.worker, number)
+            text = f"{what}: {update.id} was applied when the worker's clock was {clock}"
+            require(update.replayed or clock >= number - 1, "clock behind", text)
+
+    def published(self) -> None:
+        """Who has stopped for a move need not have the shard any more when others serve it.
+
+        What they have then may be lost with them: mail is only now cleared.
+        """
+        for number, shard in enumerate(self._shards):
+            view = self._world.view(number)
+            if view.serving:
+                shard.served.add(view.epoch)
+                shard.ever |= self._cells_at(view)
+                for address in [a for a in shard.members if self._has_stopped(a, view)]:
+                    del shard.members[address]
+
+    def _cells_at(self, view: View) -> set[int]:
+        """The updates in a shard, as its head has it."""
+        replica = self._world.hosts[view.chain[0].address]._replicas.get(view.shard)
+        if replica is None:  # it has started over, which the coordinator does not know yet
+            return set()
+        what = f"shard {view.shard}, served"
+        values = counted(what, self._world.group.layout, view.shard, replica.state.values)
+        return cells_in(values)
+
+    def _has_stopped(self, address: str, view: View) -> bool:
+        """Whether a host has left an epoch of the shard when it was told to, and is not back."""
+        replica = self._world.hosts[address]._replicas.get(view.shard)
+        return replica is not None and replica._me not in (*replica.chain, *view.chain)
+
+    def committed(self, commits: Commits, state: ShardState) -> None:
+        """A replica has committed a state; a host that was given up can tell nobody of that."""
+        world, shard = self._world, commits._shard
+        if not self._committed or commits._group.name != world.group.name:
+            return
+        process = here.get()
+        if process is not None and not world.has_given_up(process):
+            self._committed[shard].note(state.version, now())
+
+    def _renewed(self, request: RenewLease, reply: wire.Frames) -> None:
+        """The coordinator has answered a host that asks for its lease."""
+        if not self._world.has_ended(request.host):
+            return
+        answer = self._world.network.courier.decode(reply)
+        if isinstance(answer, Renewed) and answer.granted:
+            text = f"{request.host.address} is proven to have ended, and was granted a lease"
+            self._world.network.report(Violation("renewed, though ended", text))
+
+    def _answered(self, process: Process, request: Any, reply: wire.Frames) -> None:
+        """A host has carried out a client's request, or the coordinator that of a host."""
+        if isinstance(request, RenewLease):
+            return self._renewed(request, reply)
+        if process.address not in self._world.hosts:
+            return  # it is of a group that has ended
+        view = self._world.view(request.shard)
+        newer = view.serving and view.epoch > request.epoch
+        if not newer or any(process.address == member.address for member in view.chain):
+            return
+        if not wire.is_refusal(reply):
+            what = f"{type(request).__name__} (shard {request.shard}, epoch {request.epoch})"
+            text = f"{process.address} answered {what}, but is out since epoch {view.epoch}"
+            self._world.network.report(Violation("answered without a lease", text))
+
+    def _recorded(self, process: Process, event: Event) -> None:
+        try:
+            self._check_event(process, event)
+        except Violation as violation:
+            self._world.network.report(violation)
+
+    def _check_event(self, process: Process, event: Event) -> None:
+        match event:
+            case Restored():
+                self._restored(process, event)
+            case Promoted() | ReplicaAdded():
+                self._shards[event.shard].members[process.address] = process
+            case Detected():
+                self._given_up(event)
+            case CheckpointRefused():
+                self._refused(event.shard, event.path, event.reason)
+            case CheckpointWritten() | CutTaken():
+                text = f"{type(event).__name__} says that it took {event.seconds:g} s"
+                require(event.seconds >= 0, "negative time", text)
+            case WorkerJoined():
+                self._worker_joined(event)
+            case WorkerLeft():
+                self._joined.pop(event.worker, None)
+                if event.reason == "silent":
+                    self._worker_given_up(event)
+                self._tally.left(event.worker, event.incarnation)
+                if event.was_lost:
+                    self._workers_lost += 1
+                    self._tally.forgive_buffer(cells_of(event.worker))
+
+    def _refused(self, number: int, path: str, reason: str) -> None:
+        """A damaged checkpoint was passed over."""
+        # All shards use the cut before, if they go back together.
+        together = applies(self._world.group)
+        for shard in self._shards if together else [self._shards[number]]:
+            shard.refused += 1
+        lied = self._injector.struck["torn write"] + self._injector.struck["bit flip"]
+        text = f"{path} is torn ({reason}), but the disk told no lies"
+        require(lied > 0, "torn checkpoint", text)
+
+    def _worker_joined(self, event: WorkerJoined) -> None:
+        """Incarnations grow, and nobody begins another one without a reason."""
+        name, before = event.worker, self._incarnations.get(event.worker, 0)
+        text = f"{name} is incarnation {event.incarnation}, after {before}"
+        require(event.incarnation > before, "incarnation", text)
+        if name in self._joined:
+            struck = self._injector.struck
+            known = struck["return"] + struck["twin"] + struck["late copies"] > 0
+            text = f"{name} entered as {event.incarnation}, and had not left as {before}"
+            require(known, "entered twice", text)
+            self._tally.forgive_buffer(cells_of(name))
+            self._workers_lost += 1
+        self._incarnations[name] = self._joined[name] = event.incarnation
+        self._tally.joined[name] = event.incarnation
+
+    def _worker_given_up(self, event: WorkerLeft) -> None:
+        """Only a worker that was touched by a fault is given up."""
+        process = self._world.process(event.worker)
+        wrong = process is None or not process.alive or self._injector.touched(process)
+        wrong = wrong or self._injector.struck["late copies"] > 0
+        # It may have been an earlier process of this name, and the one of now has yet to enter.
+        wrong = wrong or self._tally.processes[event.worker] > 1
+        text = f"{event.worker} was given up, but nothing was wrong with it"
+        require(wrong, "given up", text)
+
+    def _lost_at(self, shard: _Shard, process: Process) -> float | None:
+        """When the last server of a shard ended, if nothing had kept it from saving its state."""
+        hindered = any(self._injector.struck[kind] for kind in HINDERS)
+        others = [member for member in shard.members.values() if member is not process]
+        ended = [m.ended_at for m in others if m.ended_at is not None and not m.stood]
+        return max(ended) if ended and len(ended) == len(others) and not hindered else None
+
+    def _given_up(self, event: Detected) -> None:
+        """Only who was touched by a fault is taken for lost."""
+        members = self._shards[event.shard].members
+        named = [process for process in members.values() if process.name == event.node]
+        unfit = [
+            process for process in named if not process.alive or self._injector.touched(process)
+        ]
+        text = f"shard {event.shard}: {event.node} was given up, but nothing was wrong with it"
+        require(bool(unfit) or not named, "given up", text)
+        for process in unfit:
+            if not process.alive:
+                del members[process.address]
+
+    def _restored(self, process: Process, event: Restored) -> None:
+        shard = self._shards[event.shard]
+        state = self._world.hosts[process.address].replica(event.shard).state
+        what = f"shard {event.shard}, restored from {event.source} on {event.node}"
+        anew, digested = event.source == "initial", _digest(state, self._forgets)
+        text = f"{what}: version {state.version} as it is there never existed"
+        require(anew or digested in shard.existed, "never existed", text)
+        values = counted(what, self._world.group.layout, event.shard, state.values)
+        check_slots(what, values, state, self._forgets, bool(self._case.filters))
+        shard.existed.add(digested)
+        if event.epoch < self._world.view(event.shard).epoch:
+            # It was given up before it was carried out. Nobody is asked in an epoch that is over:
+            # nothing is lost by it, and whoever has the shard has it still.
+            return
+        if anew and shard.begun and not isinstance(self._case.recovery.durability, NoDurability):
+            self._check_all_lost(what, event.shard, process)
+        if self._committed:
+            whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
+            self._committed[event.shard].restored(what, state.version, whole, lost_at)
+        self._tally.lives[event.shard] += 1
+        bound = float("inf") if anew else self._bound(shard)
+        self._check_loss(what, event.shard, cells_in(values), bound)
+        if self._forgets:  # only the copies of workers may bring back what was lost
+            self._note_missing(event, cells_in(values))
+        shard.members = {process.address: process}
+        shard.anew = event if anew and shard.begun else None
+        shard.begun = True
+        if not applies(self._world.group):  # else another shard may be on its way to the cut before
+            shard.refused = 0
+
+    def _bound(self, shard: _Shard) -> float:
+        """How many acked updates a restoration may take back."""
+        together = applies(self._world.group)
+        under_way = self._case.workers + JOINING if together else 0  # when a cut is taken
+        under_way *= WITHHELD if self._case.filters else 1
+        return self._case.interval * (1 + shard.refused) + under_way * shard.refused
+
+    def _check_all_lost(self, what: str, number: int, process: Process) -> None:
+        """A shard starts anew only if all who had its state are lost, or were taken for lost."""
+        fit = [
+            p.name
+            for p in self._shards[number].members.values()
+            if p is not process and p.alive and not self._injector.touched(p)
+            if not self._has_only_begun(number, p)
+        ]
+        if isinstance(self._case.recovery.durability, SharedStore):
+            fit += [] if self._injector.has_touched("store") else ["the store"]
+        require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
+
+    def _has_only_begun(self, number: int, process: Process) -> bool:
+        """Whether a host got the initial values, never served them, and has nothing else.
+
+        What it has of the mail is still in the mailbox, unless that was lost.
+        """
+        anew = self._shards[number].anew
+        if anew is None or anew.epoch in self._served(number):
+            return False
+        replica = self._world.hosts[process.address]._replicas.get(number)
+        if replica is None:
+            return False
+        there = sum(is_duplicate(replica.state, update) for update in self._mail_of(number))
+        return self._tally.mail_lost() or replica.state.version <= anew.version + there
+
+    def _mail_of(self, number: int) -> set[UpdateId]:
+        """The updates in the mailbox of a shard."""
+        mailbox = self._world.table.mailbox
+        if mailbox is None:
+            return set()
+        mail = self._world.hosts[mailbox.address]._mailboxes._mail.get(number, ())
+        return {op.id for _, op in mail if op.kind == "gradient"}
+
+    def _served(self, number: int) -> set[int]:
+        """The epoch in which a shard was last served after a restoration."""
+        return {r.epoch for r in self._world.losses.restorations if r.shard == number}
+
+    def _check_loss(self, what: str, number: int, there: set[int], bound: float) -> None:
+        """A restoration takes back no more acked updates than was promised."""
+        tally, shard = self._tally, self._shards[number]
+        lost = tally.acked[number] - there - tally.forgiven[number]
+        text = f"{what}: {len(lost)} acked updates are lost: {sorted(lost)}"
+        require(len(lost) <= bound, "lost", text)
+        if bound:
+            tally.forgiven[number] |= (shard.ever - there) | lost
+
+    def _note_missing(self, event: Restored, there: set[int]) -> None:
+        """Take note of the acked updates that a restored state lacks; it may never be served."""
+        missing, last = self._shards[event.shard].missing, 0
+        if missing and (last := max(missing)) not in self._served(event.shard):
+            del missing[last]
+        if event.epoch > last:  # else somebody does late what is not wanted any more
+            without = self._ended_without[event.shard]
+            missing[event.epoch] = self._tally.acked[event.shard] - without - there
+
+    def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
+        """The counters and cells of a state, which holds each update once, and whole."""
+        values = counted(what, self._world.group.layout, shard, state.values)
+        check_slots(what, values, state, self._forgets, bool(self._case.filters))
+        check_counts(what, values, state.version, bool(self._case.filters))
+        if self._row_keys is not None:
+            self._row_keys.check(what, shard, state, values)
+        return values
+
+    # -- at the end --------------------------------------------------------------------------------
+
+    def check(self, table: Table) -> None:
+        """Check a group that is at rest."""
+        bugs = self._world.network.bugs
+        require(not bugs, "bug", f"bugs: {bugs}")
+        self._check_placement(table)
+        for view in table.views:
+            states = self._world.states(view)
+            _check_equal(view, states)
+            found = self._check_state(view, states[0])
+            self._check_kept(view, found)
+            self._check_told(view.shard, found)
+
+    def _check_placement(self, table: Table) -> None:
+        """Replicas are spread evenly over no more hosts than are wanted, once anybody wants it."""
+        scaling = self._world.scaling
+        if scaling.servers is None:
+            return
+        loads = Counter(member.address for view in table.views for member in view.chain)
+        even = max(loads.values()) - min(loads.values()) <= 1 and len(loads) <= scaling.servers
+        require(even, "uneven", f"{scaling.servers} servers are wanted, but it is {dict(loads)}")
+
+    def _check_kept(self, view: View, found: set[int]) -> None:
+        shard, tally = view.shard, self._tally
+        buffered = set() if tally.mail_lost() else tally.buffered[shard]
+        lost = (tally.acked[shard] | buffered) - found - tally.forgiven[shard]
+        text = f"shard {shard}: {len(lost)} acked updates are lost: {sorted(lost)}"
+        require(not lost, "lost", text)
+        undone = tally.seen[shard] - found - tally.forgiven[shard]
+        require(not undone, "taken back", f"shard {shard}: {sorted(undone)} was read, is lost")
+
+    def _check_told(self, shard: int, found: set[int]) -> None:
+        """Acked updates that are gone were reported, and not many more than those.
+
+        A worker's copy may bring back what was lost before: that was reported, and may be again.
+        """
+        acked = self._tally.acked[shard] - self._tally.unfinished
+        gone = acked - self._ended_without[shard] - found
+        history = [*self._shards[shard].missing.values(), gone]
+        ever = set[int]().union(*history)
+        often = sum(len(after - before) for before, after in pairwise([set(), *history]))
+        losses = [loss for loss in self._world.losses.found if loss.shard == shard]
+        told = sum(loss.updates for loss in losses)
+        back = f" of {len(ever)} that ever were" if ever - gone else ""
+        text = f"shard {shard}: {len(gone)} acked updates{back} are lost, but {told} were reported"
+        require(bool(losses) or not ever, "lost without a word", text)
+        if self._case.filters:
+            return  # an update may bring several cells, or none
+        if all(loss.exact for loss in losses):
+            require(told >= len(ever), "lost without a word", text)
+        # One of each lost worker may have been durable, but not acked; buffered ones never are.
+        unacked = self._workers_lost + len(self._tally.buffered[shard])
+        require(told <= often + unacked, "false alarm", text)
+
+    def _check_state(self, view: View, state: ShardState) -> set[int]:
+        applied = sum(progress.applied for progress in state.workers.values())
+        values = self._check_counts(f"shard {view.shard}", view.shard, state)
+        require(
+            applied == state.version,
+            "counts",
+            f"shard {view.shard}: version {state.version}, but the workers' updates are {applied}",
+        )
+        found = cells_in(values)
+        strange = found - self._tally.attempted
+        require(not strange, "never pushed", f"shard {view.shard}: {sorted(strange)}?")
+        return found
+
+
+async def settled(world: World, patience: float) -> Table:
+    """Wait until every shard is fully served and its replicas are at rest; return the table."""
+    try:
+        async with asyncio.timeout(patience):
+            while True:
+                table = await world.complete()
+                if table.leaving:
+                    await asyncio.sleep(0.1)
+                    continue
+                indices = [{state.index for state in world.states(v)} for v in table.views]
+                alike = all(len(of_shard) == 1 for of_shard in indices)
+                if alike and world.losses.is_settled:
+                    return table
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        text = f"the group did not come to rest within {patience:g} s"
+        raise Violation("stuck", text) from None
+
+
+@contextmanager
+def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[None]:
+    """Have `told` called with every step that any replica accepts."""
+    apply: Any = Replica._apply_now
+
+    async def apply_and_tell(self: Replica, op: Any) -> Step:
+        before = self.state
+        step: Step = await apply(self, op)
+        if step.outcome == "applied":
+            told(self, before, step)
+        return step
+
+    Replica._apply_now = apply_and_tell  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Replica._apply_now = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def publishing(told: Callable[[], None]) -> Iterator[None]:
+    """Have `told` called whenever a coordinator lets everybody have its table."""
+    publish = Coordinator.publish
+
+    async def tell_and_publish(self: Coordinator) -> None:
+        told()
+        await publish(self)
+
+    Coordinator.publish = tell_and_publish  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Coordinator.publish = publish  # type: ignore[method-assign]
+
+
+def _digest(state: ShardState, forgets: bool = False) -> int:
+    """What tells two states of a shard apart, in this process; some `forget` what is the rule's."""
+    if forgets:
+        state = replace(state, steps=0, slots={})
+    slots = tuple((name, slot.tobytes()) for name, slot in sorted(state.slots.items()))
+    workers = frozenset(state.workers.items())
+    numbers = (state.index, state.version, state.steps)
+    results = frozenset((name, result.tobytes()) for name, result in state.results.items())
+    return hash((*numbers, state.values.tobytes(), slots, workers, digest(state), results))
+
+
+def _check_equal(view: View, states: Sequence[ShardState]) -> None:
+    head = states[0]
+    for member, state in zip(view.chain, states, strict=True):
+        same = (
+            np.array_equal(head.values, state.values)
+            and all(np.array_equal(head.slots[k], state.slots[k]) for k in head.slots)
+            and (head.index, head.version, head.steps) == (state.index, state.version, state.steps)
+            and head.workers == state.workers
+            and digest(head) == digest(state)
+            and head.results.keys() == state.results.keys()
+            and all(np.array_equal(head.results[k], state.results[k]) for k in head.results)
+        )
+        text = f"shard {view.shard}: {member.address} differs from its head"
+        require(same, "replicas differ", text)

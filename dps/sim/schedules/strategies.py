@@ -1,0 +1,155 @@
+"""Owns the recovery strategies that random schedules are run with: presets, and hybrids of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.filters.filter import Filter, Quantise
+from dps.core.recovery import (
+    Chain,
+    Checkpoint,
+    Continue,
+    NoDurability,
+    Recovery,
+    Replay,
+    SharedStore,
+    Wait,
+    WorkerCache,
+)
+from dps.protocol.group import Timings
+from dps.sim.workload.counter import CELLS
+from dps.sim.workload.filters import WITHHELD, Bins
+
+TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
+
+JOINING = 3  # workers that may join later, and one for the end
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recovery strategy, and the group and workers that it is tried with.
+
+    `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
+    hardly pause between updates, or for up to `think` seconds; with `calls`, functions make some of
+    the updates.
+    """
+
+    name: str
+    recovery: Recovery
+    consistency: Consistency = field(default_factory=ASP)
+    shards: int = 2
+    workers: int = 3
+    busy: bool = False
+    think: float | None = None
+    filters: tuple[Filter, ...] = ()
+    servers: int | None = None
+    calls: bool = False
+
+    @property
+    def interval(self) -> float:
+        """How many acked updates one restoration may cost."""
+        match self.recovery.durability:
+            case Checkpoint(every=every) if every is not None:
+                return every * (WITHHELD if self.filters else 1)
+            case SharedStore():
+                return 0
+        return float("inf")
+
+    @property
+    def linear(self) -> bool:
+        """Whether a read shows all that anybody knew before.
+
+        It does not if a worker goes on with its own last weights, or reads from any replica.
+        """
+        durability = self.recovery.durability
+        any_replica = isinstance(durability, Chain) and durability.reads == "any"
+        return isinstance(self.recovery.outage, Wait) and not any_replica
+
+    @property
+    def lead(self) -> int | None:
+        """How many updates a worker may be ahead of the weights that it computes from.
+
+        None: any number, or with filters, that weights do not tell how far somebody is.
+        """
+        if self.filters:
+            return None
+        match self.consistency:
+            case BSP():
+                return 0
+            case SSP(tau):
+                return tau
+        return None
+
+
+_FILTERS: tuple[Filter, ...] = (Bins(CELLS, WITHHELD), Quantise("bf16"))
+
+_ALL = (
+    Case("none", Recovery(NoDurability())),
+    Case("checkpoint", Recovery(Checkpoint(every=4))),
+    Case("checkpoint, sync", Recovery(Checkpoint(every=4, mode="sync"))),
+    Case("chain(2)", Recovery(Chain(2))),
+    Case("chain(2), busy", Recovery(Chain(2)), workers=5, busy=True),
+    Case("chain(3)", Recovery(Chain(3))),
+    Case("chain(3), reads any", Recovery(Chain(3, reads="any"))),
+    Case("chain(2), aggregated", Recovery(Chain(2, aggregate=3))),
+    Case("stateless", Recovery(SharedStore(every=4), Continue())),
+    Case("chain(2) + continue", Recovery(Chain(2), Continue(limit=3, buffer="worker"))),
+    Case("chain(3) + mailbox", Recovery(Chain(3), Continue(limit=3), Replay("each"))),
+    Case(
+        "checkpoint + continue",
+        Recovery(Checkpoint(every=4), Continue(limit=3, buffer="worker")),
+    ),
+    Case(
+        "checkpoint + mailbox",
+        Recovery(Checkpoint(every=4), Continue(limit=3), Replay("each")),
+    ),
+    Case("checkpoint, seconds", Recovery(Checkpoint(seconds=0.2))),
+    Case("checkpoint, all", Recovery(Checkpoint(every=4, scope="all"))),
+    Case("checkpoint, all, BSP", Recovery(Checkpoint(every=4, scope="all")), BSP()),
+    Case("worker cache", Recovery(WorkerCache())),
+    Case("worker cache + continue", Recovery(WorkerCache(), Continue(limit=3, buffer="worker"))),
+    Case("shared store + wait", Recovery(SharedStore(every=4))),
+    Case("none, BSP", Recovery(NoDurability()), BSP()),
+    Case("checkpoint, BSP", Recovery(Checkpoint(every=4)), BSP()),
+    Case("stateless, BSP", Recovery(SharedStore(every=4), Continue()), BSP()),
+    Case("chain(2), SSP(1)", Recovery(Chain(2)), SSP(1)),
+    Case(
+        "chain(2) + continue, SSP(1)",
+        Recovery(Chain(2), Continue(limit=3, buffer="worker")),
+        SSP(1),
+    ),
+    Case("none, filters", Recovery(NoDurability()), filters=_FILTERS),
+    Case("checkpoint, filters", Recovery(Checkpoint(every=4)), filters=_FILTERS),
+    Case("checkpoint, all, filters", Recovery(Checkpoint(every=4, scope="all")), filters=_FILTERS),
+    Case("chain(2), filters", Recovery(Chain(2)), filters=_FILTERS),
+    Case("stateless, filters", Recovery(SharedStore(every=4), Continue()), filters=_FILTERS),
+    Case(
+        "worker cache + continue, filters",
+        Recovery(WorkerCache(), Continue(limit=3, buffer="worker")),
+        filters=_FILTERS,
+    ),
+    Case("chain(2), BSP, filters", Recovery(Chain(2)), BSP(), filters=_FILTERS),
+    Case(
+        "chain(2) + continue, SSP(1), filters",
+        Recovery(Chain(2), Continue(limit=3, buffer="worker")),
+        SSP(1),
+        filters=_FILTERS,
+    ),
+    Case("none, elastic", Recovery(NoDurability()), shards=5, servers=2),
+    Case("chain(2), elastic", Recovery(Chain(2)), shards=4, servers=3),
+    Case("chain(2) + functions", Recovery(Chain(2)), calls=True),
+    Case("chain(2) + functions, BSP", Recovery(Chain(2)), BSP(), calls=True),
+    Case("checkpoint + functions", Recovery(Checkpoint(every=4)), calls=True),
+    Case("stateless + functions", Recovery(SharedStore(every=4), Continue()), calls=True),
+    Case("worker cache + functions", Recovery(WorkerCache()), calls=True),
+    Case(
+        "checkpoint, seconds, elastic",
+        Recovery(Checkpoint(seconds=0.3)),
+        shards=3,
+        workers=2,
+        think=1.2,
+        servers=2,
+    ),
+)
+CASES = {case.name: case for case in _ALL}

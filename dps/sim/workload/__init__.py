@@ -1,0 +1,1 @@
+"""The workload of simulated workers: counters whose weights show every update."""

@@ -1,0 +1,503 @@
+"""Owns the counter workload: workers whose updates show in the weights one by one.
+
+Every update adds one to the counter of each shard, and one to a cell that no other update touches.
+The weights then tell which updates are in a state, and how often, and every loss and every double
+application shows exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+
+from dps.core.blocks import Layout
+from dps.core.functions import Changed, Part
+from dps.core.updates import UpdateId
+from dps.errors import Evicted
+from dps.protocol.client.shard_client import Outcome
+from dps.protocol.group import applies
+from dps.protocol.messages import Table
+from dps.sim.violation import Violation, require
+from dps.sim.workload.counter_rows import TABLE, RowKeys, homes
+from dps.sim.workload.filters import WITHHELD
+from dps.sim.workload.shapes import counters as laid_out
+from dps.sim.workload.shapes import name_of, twin_of
+from dps.sim.world import World
+
+T = TypeVar("T")
+
+CELLS = 20  # updates of one worker at most
+ENOUGH = 6  # updates of one worker at least
+LAST = 2  # updates that a worker keeps for the time after the faults
+CALLED = 0.4  # the share of updates that functions make, where there are any
+MARK = "mark"
+
+
+def counters(shards: int, cells: int, tables: bool = False, shaped: bool = False) -> Layout:
+    """The layout of the counter and cells of each shard; and of rows like them."""
+    if not tables:
+        return laid_out(shards, cells, (), (), shaped)
+    return laid_out(shards, cells, (TABLE,), homes(shards), shaped)
+
+
+def zeros(layout: Layout) -> list[np.ndarray]:
+    """Each shard's buffer of initial values."""
+    return [np.zeros(shard.nbytes, np.uint8) for shard in layout.shards]
+
+
+def mark(arrays: Mapping[str, Part], cell: int) -> Changed:
+    """The function that does what the update of a cell does; returns what is in the cell then."""
+    changed = {name: part.values.copy() for name, part in arrays.items()}
+    for values in changed.values():
+        values[[0, 1 + cell]] += 1
+    return Changed(changed, values[1 + cell])
+
+
+class Tally:
+    """What the workers did and were told, shard by shard, as sets of cells.
+
+    Parameters
+    ----------
+    mail_lost
+        Whether a failure was allowed to take back what was in a mailbox.
+
+    Attributes
+    ----------
+    claimed
+        Updates that a process is about to push, so that no other one of its name does.
+    attempted
+        Updates that were pushed.
+    acked
+        For each shard, updates that a worker was told are applied.
+    buffered
+        For each shard, updates that a worker was told will be applied later.
+    unfinished
+        Updates whose worker ended before all shards had acknowledged them, where these go back
+        together: those that had are sent them again, so none is durable before all are.
+    seen
+        For each shard, updates that somebody knows to be in the weights: read there, or acked.
+    forgiven
+        For each shard, updates that a failure was allowed to take back.
+    lives
+        How often each shard has been brought back: what was read before may be lost.
+    numbers
+        The number of the update of each cell: its worker's clock after it.
+    made_as
+        The incarnation of its worker that began to make the update of each cell.
+    active
+        Workers that take part, and how many of their cells they had come past when they entered.
+    latest
+        The incarnation as which each worker knows that it takes part.
+    joined
+        The last incarnation of each name that the coordinator has let in.
+    processes
+        How many processes there have been of each worker's name.
+    """
+
+    def __init__(self, shards: int, mail_lost: Callable[[], bool]) -> None:
+        self.mail_lost = mail_lost
+        self.claimed: set[int] = set()
+        self.attempted: set[int] = set()
+        self.acked: list[set[int]] = [set() for _ in range(shards)]
+        self.buffered: list[set[int]] = [set() for _ in range(shards)]
+        self.unfinished: set[int] = set()
+        self.seen: list[set[int]] = [set() for _ in range(shards)]
+        self.forgiven: list[set[int]] = [set() for _ in range(shards)]
+        self.lives = [0] * shards
+        self.numbers: dict[int, int] = {}
+        self.made_as: dict[int, int] = {}
+        self.active: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
+        self.joined: dict[str, int] = {}
+        self.processes: Counter[str] = Counter()
+        self._gone: set[tuple[str, int]] = set()
+        self.operations = 0
+
+    def entered(self, worker: str, incarnation: int) -> None:
+        """A worker begins to take part, or does so again; it may have been given up meanwhile."""
+        if (worker, incarnation) in self._gone or incarnation < self.latest.get(worker, 0):
+            return
+        self.latest[worker] = incarnation
+        done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
+        self.active[worker] = max(done, default=0)
+
+    def forgive_buffer(self, cells: Iterable[int]) -> None:
+        """What a worker held back of these is lost with its process."""
+        own = set(cells)
+        for buffered, forgiven in zip(self.buffered, self.forgiven, strict=True):
+            forgiven |= buffered & own
+
+    def left(self, worker: str, incarnation: int) -> None:
+        """A worker does not take part any more."""
+        self._gone.add((worker, incarnation))
+        self.active.pop(worker, None)
+
+    def ended(self) -> None:
+        """Nobody takes part any more; incarnations that nobody knows of may be there again."""
+        self._gone.clear()
+        self.active.clear()
+        self.latest.clear()
+        self.joined.clear()
+
+    def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
+        """The clock of a worker in weights with these cells; None: it has none to go by.
+
+        After a failure took some of it back, these are behind the worker's own, until its next
+        update.
+        """
+        clock = None
+        lost = self.forgiven[shard] | (self.buffered[shard] if self.mail_lost() else set())
+        own = cells_of(worker)[self.active.get(worker, 0) :]
+        for cell in own:
+            if self.made_as.get(cell) != self.latest.get(worker):
+                continue  # another process of this name counts for itself
+            if cell in cells:
+                clock = self.numbers[cell]
+            elif cell in lost:
+                clock = None
+        return clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The clocks that what was read of a shard shows of each worker that takes part since."""
+
+    clocks: dict[str, tuple[int, int | None]]
+
+
+class CountingWorker:
+    """A worker that pushes one update for each of its cells, and checks whatever it reads.
+
+    Parameters
+    ----------
+    linear
+        Whether a read must show whatever anybody knew to be in the weights before it began.
+    lead
+        How many updates this worker may be ahead of others in the weights that it computes from;
+        None: any number.
+    rows
+        Where the rows lie that it pushes to as well; None: it pushes to none.
+    calls
+        Whether it has functions make some of its updates.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        tally: Tally,
+        linear: bool = False,
+        lead: int | None = None,
+        rows: RowKeys | None = None,
+        calls: bool = False,
+    ) -> None:
+        self.name = name
+        self.process, self.client = world.client(name, self._acked)
+        self._world = world
+        self._pushed: set[int] = set()
+        self._on_the_way: dict[int, int] = {}  # the number of an update, and its cell
+        self._incarnation = 0
+        self._tally = tally
+        tally.processes[name] += 1
+        self._linear = linear
+        self._lead = lead
+        self._row_keys = rows
+        self._calls = calls
+        self._limit = world.group.timings.unavailable
+        self._versions: dict[int, int] = {}
+        self._readings: list[_Reading] = []
+        self._row_readings: list[_Reading] = []
+        self._newest: dict[int, tuple[int, int]] = {}  # by shard, its life and the version read
+        self._weights: dict[int, int] = {}  # by shard, the version of the weights that it has
+        self._lives = list(tally.lives)
+        self._table = -1
+        self.client.router.listen(self._heard)
+        shards = range(len(world.group.layout.shards))
+        self._kept: list[set[int]] = [set() for _ in shards]
+        self._told: list[set[int]] = [set() for _ in shards]
+        self._brought: dict[tuple[int, UpdateId], set[int]] = {}
+        self._remainders: set[tuple[int, UpdateId]] = set()
+
+    async def train(self, random: Random, think: float, over: asyncio.Event) -> None:
+        """Enter, push with pauses of up to `think` seconds until the faults are over, and leave."""
+        try:
+            await self._train(random, think, over)
+        except Evicted as error:
+            # Of two processes of one name the earlier incarnation is told to end.
+            alone = self._tally.processes[self.name] == 1
+            require(not alone, "evicted", f"{self.name} has its name to itself: {error}")
+            await self.client.leave("failed")
+            await self.client.close()
+        except asyncio.CancelledError:
+            self._tally.forgive_buffer(self._pushed)
+            if applies(self._world.group):
+                self._tally.unfinished |= set(self._on_the_way.values())
+            raise
+
+    async def _train(self, random: Random, think: float, over: asyncio.Event) -> None:
+        await self.client.enter(self.process.address, self.name)
+        self._note_entered()
+        cells = cells_of(self.name)
+        for i, cell in enumerate(cells):
+            if cell in self._tally.claimed:  # it is that of another process of this name
+                continue
+            await asyncio.sleep(random.uniform(0, think))
+            if i == len(cells) - LAST:
+                await over.wait()
+            elif over.is_set() and ENOUGH <= i < len(cells) - LAST:
+                continue
+            if self.client.leaving:
+                break
+            if cell in self._tally.claimed:
+                continue
+            self._tally.claimed.add(cell)
+            if self._calls and random.random() < CALLED:
+                await self._call(cell)
+            else:
+                await self._update(cell, random)
+        self._tally.left(self.name, self.client.incarnation)
+        await self.client.leave("finished")
+        self._check_all_sent()
+        await self.client.close()
+
+    async def _update(self, cell: int, random: Random) -> None:
+        pull, read = random.random() < 0.5, random.random() < 0.5
+        if self._lead is not None and not self._readings:
+            await self._read()
+        known = [set(of_shard) for of_shard in self._tally.seen]
+        self._tally.attempted.add(cell)
+        number = self._tally.numbers[cell] = self.client.next_seq
+        self._tally.made_as[cell] = self.client.incarnation
+        self._pushed.add(cell)
+        self._on_the_way = {number: cell}
+        computed_from = [*enumerate(self._readings), *enumerate(self._row_readings)]
+        self._readings, self._row_readings = [], []
+        rows = self._row_keys.gradient(cell) if self._row_keys else {}
+        await self._in_time(self.client.push(self._gradient(cell), pull, rows))
+        self._on_the_way = {}
+        self._note_entered()
+        self._check_lead(number, cell, computed_from)
+        if pull:
+            self._check_read(known)
+        elif read:
+            await self._read()
+        if self._row_keys and random.random() < 0.5:
+            await self._read_rows(self._row_keys)
+
+    async def _call(self, cell: int) -> None:
+        """Have a function make an update; it leaves the worker's clock where it is."""
+        tally = self._tally
+        tally.attempted.add(cell)
+        tally.numbers[cell] = self.client.next_seq - 1
+        tally.made_as[cell] = self.client.incarnation
+        results = await self._in_time(self.client.apply(MARK, [cell]))
+        text = f"{self.name}: a call came to {results}, expected 1 from every shard"
+        require(results == [1.0] * len(tally.acked), "wrong result", text)
+        for shard in range(len(tally.acked)):
+            tally.acked[shard].add(cell)
+            tally.seen[shard].add(cell)
+
+    async def _read(self) -> None:
+        known = [set(of_shard) for of_shard in self._tally.seen]
+        await self._in_time(self.client.pull())
+        self._note_entered()
+        self._check_read(known)
+
+    async def _read_rows(self, keys: RowKeys) -> None:
+        known = [set(of_shard) for of_shard in self._tally.seen]
+        rows: list[np.ndarray] = []
+
+        async def read() -> None:
+            rows.append(await self.client.pull_rows(TABLE.name, keys.all))
+
+        await self._in_time(read())
+        self._note_entered()
+        self._row_readings = []
+        for shard, values in enumerate(keys.by_shard(rows[0])):
+            found = self._check_found(shard, "rows", values, int(values[0]), known[shard])
+            self._row_readings.append(self._reading(shard, found))
+
+    def _note_entered(self) -> None:
+        """Take note if the worker has entered anew."""
+        if self.client.incarnation != self._incarnation:
+            self._incarnation = self.client.incarnation
+            self._tally.entered(self.name, self._incarnation)
+
+    async def _in_time(self, request: Awaitable[T]) -> T:
+        loop = asyncio.get_running_loop()
+        self._tally.operations += 1
+        self._lives = list(self._tally.lives)
+        began = loop.time() - self.process.stood
+        result = await request
+        took = loop.time() - self.process.stood - began
+        require(took <= self._limit, "deadline", f"{self.name}: a request took {took:g} s")
+        return result
+
+    def _gradient(self, cell: int) -> dict[str, np.ndarray]:
+        gradients = {}
+        for spec in self._world.group.layout.arrays:
+            gradient = np.zeros(spec.shape, spec.dtype)
+            gradient[[0, 1 + cell]] = -1.0
+            gradients[spec.name] = gradient
+        return gradients
+
+    def _check_read(self, known: list[set[int]]) -> None:
+        versions, readings = self.client.versions(), []
+        weights = self.client.weights()
+        for shard in range(len(versions)):
+            values = weights[name_of(shard)]
+            self._check_twin(shard, values, weights.get(twin_of(shard)))
+            found = self._check_found(shard, "weights", values, versions[shard], known[shard])
+            self._check_told(shard, found)
+            readings.append(self._reading(shard, found))
+        self._readings = readings
+
+    def _reading(self, shard: int, found: set[int]) -> _Reading:
+        """How far everybody is in what was read of a shard."""
+        tally = self._tally
+        together = applies(self._world.group)
+        set_back = together and tally.clock(self.name, shard, found) is None
+        active = {} if set_back else tally.active
+        return _Reading({w: (since, tally.clock(w, shard, found)) for w, since in active.items()})
+
+    def _check_found(
+        self, shard: int, kind: str, values: np.ndarray, version: int, known: set[int]
+    ) -> set[int]:
+        """What was read holds whole updates, once, and no fewer than were known before."""
+        what = f"{self.name} read {kind} of shard {shard}"
+        check_counts(what, values, version, bool(self._world.group.filters))
+        self._check_newer(what, shard, version, kind)
+        found = cells_in(values)
+        missing = known - found - self._tally.forgiven[shard]
+        text = f"{what}: {sorted(missing)} was there, is gone"
+        require(not (self._linear and missing), "stale read", text)
+        self._tally.seen[shard] |= found
+        return found
+
+    def _check_twin(self, shard: int, values: np.ndarray, again: np.ndarray | None) -> None:
+        same = again is None or np.array_equal(values, again)
+        text = f"{self.name} read arrays of shard {shard} that are not of the same updates"
+        require(same, "arrays differ", text)
+
+    def _check_newer(self, what: str, shard: int, version: int, kind: str) -> None:
+        """Nobody reads what is older than what it has read, unless that may have been lost.
+
+        Weights that are kept for want of newer ones are not read again.
+        """
+        life, kept = self._tally.lives[shard], self._weights.get(shard)
+        if kind == "weights":
+            self._weights[shard] = version
+            if version == kept:
+                return
+        of_life, newest = self._newest.get(shard, (life, version))
+        text = f"{what}: version {version}, after {newest}"
+        require(of_life != life or version >= newest, "older than read before", text)
+        if self._lives[shard] == life:
+            self._newest[shard] = (life, version)
+        else:
+            self._newest.pop(shard, None)
+
+    def _heard(self, table: Table) -> None:
+        if table.version <= self._table:
+            text = f"{self.name} took table {table.version} after {self._table}"
+            self._world.network.report(Violation("older table", text))
+        self._table = table.version
+
+    def _check_told(self, shard: int, found: set[int]) -> None:
+        """Who lost acked updates has been told by the time of its next read.
+
+        It is not told of those that another process of its name was told are durable.
+        """
+        gone = (self._tally.acked[shard] & self._told[shard]) - found
+        losses = [loss for loss in self.client.losses if loss.shard == shard]
+        told = sum(loss.updates for loss in losses)
+        counts = not self._world.group.filters and all(loss.exact for loss in losses)
+        enough = told >= len(gone) if counts else bool(losses) or not gone
+        text = f"{self.name} lost {len(gone)} acked updates on shard {shard}, but knows of {told}"
+        require(enough or not self._linear, "lost without a word", text)
+
+    def _check_lead(
+        self, number: int, cell: int, computed_from: list[tuple[int, _Reading]]
+    ) -> None:
+        """No gradient is applied that misses what slow workers should have pushed by then."""
+        if self._lead is None:
+            return
+        for shard, reading in computed_from:
+            if cell not in self._tally.acked[shard] | self._tally.buffered[shard]:
+                continue  # it was dropped as too stale
+            for worker, (since, clock) in reading.clocks.items():
+                if self._tally.active.get(worker) == since and clock is not None:
+                    require(
+                        number - 1 - clock <= self._lead,
+                        "too far ahead",
+                        f"{self.name} computed update {number} of shard {shard} from weights with "
+                        f"no more than update {clock} of {worker}",
+                    )
+
+    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        cells, tally = self._cells_in(shard, update), self._tally
+        self._told[shard] |= cells
+        if outcome == "dropped" and (shard, update) in self._remainders:  # it has to come again
+            self._told[shard] -= cells
+            self._kept[shard] |= cells
+        if outcome == "buffered":
+            tally.buffered[shard] |= cells
+            if update.incarnation < tally.joined.get(self.name, 0):
+                tally.forgiven[shard] |= cells  # shards take nothing more of this process
+        elif outcome == "dropped":
+            tally.buffered[shard] -= cells
+        else:
+            tally.acked[shard] |= cells
+            tally.seen[shard] |= cells
+
+    def _cells_in(self, shard: int, update: UpdateId) -> set[int]:
+        """The cells that an update brings: its own, and those withheld before, if not now."""
+        if (shard, update) not in self._brought:
+            if update.seq not in self._on_the_way:
+                self._remainders.add((shard, update))
+            own = {cell for seq, cell in self._on_the_way.items() if seq == update.seq}
+            withheld = self.client.withheld(shard).values()
+            kept = {cell for values in withheld for cell in cells_in(values)}
+            self._brought[shard, update] = (self._kept[shard] | own) - kept
+            self._kept[shard] = kept
+        return self._brought[shard, update]
+
+    def _check_all_sent(self) -> None:
+        """Who leaves in order has sent all that was withheld."""
+        for shard, told in enumerate(self._told):
+            left = self._pushed - told
+            text = f"{self.name} left, but never sent {sorted(left)} to shard {shard}"
+            require(not left, "withheld", text)
+
+
+def check_counts(what: str, values: np.ndarray, version: int, filtered: bool = False) -> None:
+    """Weights must hold each update once, and as many as their version says.
+
+    Where updates are `filtered`, some bring nothing, and others more than one.
+    """
+    counter, cells = values[0], values[1:]
+    if cells.max() > 1:
+        twice = np.flatnonzero(cells > 1).tolist()
+        require(False, "twice", f"{what}: applied more than once: {twice}")
+    total = cells.sum()
+    fits = total <= WITHHELD * version if filtered else total == version
+    if not (counter == total and fits):
+        text = f"{what}: version {version}, but counter {counter:g} and {total:g} updates"
+        require(False, "counts", text)
+
+
+def cells_in(values: np.ndarray) -> set[int]:
+    """The cells whose updates are in the weights."""
+    return set(values[1:].nonzero()[0].tolist())
+
+
+def cells_of(worker: str) -> range:
+    """The cells that the updates of a worker with this name add to."""
+    first = int(worker.partition("-")[2]) * CELLS
+    return range(first, first + CELLS)
