@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from dps.events import Reported, ResourceSampled
 from flows.analysis.learning import course
 from flows.analysis.ledger import Row, applied_rows
-from flows.analysis.ranks import nearest_rank
+from flows.analysis.statistics import nearest_rank
 from flows.analysis.throughput import COMPUTE, computing
 from flows.records.record import Record
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from flows.analysis.faults import FaultTimes
 from flows.analysis.ledger import Row
-from flows.analysis.ranks import nearest_rank
+from flows.analysis.statistics import nearest_rank
 
 Period = Literal["before", "during", "after"]
 PERIODS: tuple[Period, ...] = ("before", "during", "after")

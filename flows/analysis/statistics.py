@@ -18,6 +18,14 @@ from scipy import stats
 
 from flows.metrics.metric import Better
 
+
+def nearest_rank(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least `share` of the values do not exceed."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.8

@@ -24,7 +24,7 @@ from dps.cluster.node.worker import Worker
 from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules.rule import SGD
 from dps.events import Applied, Moved
-from flows.analysis.ranks import nearest_rank
+from flows.analysis.statistics import nearest_rank
 from flows.records.live import Watch, eventually
 from flows.records.record import Record
 

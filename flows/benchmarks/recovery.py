@@ -31,7 +31,7 @@ from dps.core.rules.rule import SGD
 from dps.events import NodeJoined
 from dps.protocol.group import Timings
 from flows.analysis.faults import FaultTimes, fault_times
-from flows.analysis.ranks import nearest_rank
+from flows.analysis.statistics import nearest_rank
 from flows.records.live import Watch, eventually
 from flows.records.record import Record
 

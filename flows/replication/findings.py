@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.files import write_whole
 from flows.replication.charts import Chart
 from flows.replication.claims import HEADINGS, Claim, markdown_table
-from flows.report.pages import page
+from flows.report.html import page
 
 TEMPLATE = "replication/replication.jinja"
 PAGE, TEXT, FIGURES = "replication.html", "findings.md", "figures"

@@ -26,9 +26,23 @@ from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import Chapter, Drawing, write_files
 from flows.report.figures.gallery import chapters, drawings
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
-from flows.report.pages import page
 from flows.report.reproduce import experiment_yaml, versions
 from flows.report.sentences import Sentence
+
+
+def page(template: str, **content: Any) -> str:
+    """Return the page that a template makes of its content."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("flows", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**content)
+
 
 TEMPLATE = "report/report.jinja"
 FIGURES = "figures"

@@ -22,13 +22,13 @@ from flows.analysis.steps import Steps
 from flows.analysis.system_metrics import system_metrics
 from flows.metrics import COLUMNS
 from flows.records.record import Record
-from flows.tracking.schema import refuse_other_schema
 from flows.tracking.store import (
     Refused,
     create_database,
     default_uri,
     directory_id,
     prepare_mlflow,
+    refuse_other_schema,
     refused,
     refuses,
     require_reachable,
@@ -317,7 +317,7 @@ class Tracker:
     def _log_trial_files(
         self, run_id: str, record: Record, outcome: Outcome, events_file: Path
     ) -> None:
-        from flows.report.figures.alone import trial_figure
+        from flows.report.figures.recovery import trial_figure
 
         self._client.log_artifact(run_id, str(events_file))
         self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")

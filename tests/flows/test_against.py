@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from dps.events import ResourceSampled, TrainingStarted, TrialStarted
-from flows.analysis.groups import strategies
-from flows.analysis.labels import in_order
+from flows.analysis.groups import in_order, strategies
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.resources import busiest, cores_used

@@ -16,7 +16,7 @@ from dps.events import (
 )
 from flows.analysis.learning import Loss, Target, course
 from flows.analysis.outcome import outcome
-from flows.analysis.ranks import nearest_rank
+from flows.analysis.statistics import nearest_rank
 from flows.analysis.steps import Steps
 from flows.records.record import Record
 from tests.flows.records import PRICES, acked, fault, scores

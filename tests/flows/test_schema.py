@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import StoreUnavailable
-from flows.tracking.schema import refuse_other_schema
+from flows.tracking.store import refuse_other_schema
 from flows.tracking.tracker import Tracker
 from tests.flows.stores import with_store
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from flows.analysis.labels import besides, numbers
+from flows.analysis.groups import besides, numbers
 
 FEWEST_VALUES = 3
 # Values whose distances differ by more than this would crowd at one end of an axis to scale.

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from flows.analysis.outcome import Outcome
+from flows.records.record import Record
+from flows.report.figures.curves import SECONDS, accuracy_points
+from flows.report.figures.dataset import start
+from flows.report.figures.style import legend_above, line_key, looks, panel, percent_axis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,24 +20,35 @@ from typing import TYPE_CHECKING, Any
 from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group
 from flows.analysis.learning import evaluations
-from flows.analysis.outcome import Outcome
 from flows.report import sentences as words
-from flows.report.figures.curves import accuracy_points
-from flows.report.figures.dataset import Subject, Trial, end, start, whole
+from flows.report.figures.dataset import Subject, Trial, end, whole
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import (
     INK,
     REFERENCE,
     Look,
-    legend_above,
-    line_key,
-    panel,
     patch_key,
-    percent_axis,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def trial_figure(record: Record, outcome: Outcome) -> Figure:
+    """Draw one trial."""
+    figure, axes = panel()
+    strategy = outcome.identity.strategy
+    look = looks([strategy])[strategy]
+    points = accuracy_points(record, start(record))
+    axes.plot([t for t, _ in points], [value for _, value in points], color=look.colour)
+    for fault in outcome.faults:
+        mark_fault(axes, fault, look, start(record))
+    percent_axis(axes, "test accuracy")
+    axes.set_xlabel(SECONDS)
+    keys = [line_key("accuracy", look.colour), *(fault_keys(look) if outcome.faults else [])]
+    legend_above(axes, keys)
+    return figure
+
 
 SINCE = "seconds since the fault"
 

@@ -18,7 +18,8 @@ from dps.sim.schedules.schedule import Fault, Kind, Role, Schedule, Trigger, Who
 from dps.sim.schedules.strategies import Case
 
 if TYPE_CHECKING:
-    from dps.sim.schedules.draw import Draw
+    from dps.sim.schedules.stories import Draw
+
 
 Story = Callable[["Draw"], list[Fault]]
 
