@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from dps import events
 from dps.events import Event, Reported, from_dict, to_dict, to_json
 from dps.events.reading import LARGEST, NotAnEvent, from_line
-from tests.flows.records import acked, applied
-from tests.strategies import records
+from tests.support.records import acked, applied
+from tests.support.strategies import records
 
 KINDS = [
     cls

@@ -10,7 +10,7 @@ import pytest
 
 from dps.events import Detected, Evaluated, Event, Promoted, TrialEnded, TrialStarted, WorkerLeft
 from dps.events.lines import level_of, line_of, log
-from tests.flows.records import acked, applied
+from tests.support.records import acked, applied
 
 LABELS = {"trial": "chain.kill.seed-0", "group": "ab12"}
 PROMOTED = Promoted(12.5, 0, 3, "replica-0-1", 120)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.report.html import write_report
-from tests.flows.synthetic import write_experiment
+from tests.support.synthetic import write_experiment
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the extra `browser` is not installed")
 

@@ -41,7 +41,7 @@ from dps.events import (
     Undisturbed,
     WorkerJoined,
 )
-from tests.cluster.training import (
+from tests.support.training import (
     COUNTING,
     PRELOAD,
     SECONDS,
@@ -53,7 +53,7 @@ from tests.cluster.training import (
     results,
     versions,
 )
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.node.transport import SystemClock
 from dps.core.faults.plan import AtUpdates, FaultPlan, Kill, Pause
 from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
-from tests.cluster.training import (
+from tests.support.training import (
     COUNTING,
     PRELOAD,
     SECONDS,
@@ -28,7 +28,7 @@ from tests.cluster.training import (
     results,
     versions,
 )
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

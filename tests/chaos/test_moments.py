@@ -31,8 +31,8 @@ from dps.events import (
     Resumed,
 )
 from tests.chaos.test_injector import EVALUATOR, Broken, training
-from tests.cluster.training import SECONDS, nodes
-from tests.support import eventually
+from tests.support.training import SECONDS, nodes
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

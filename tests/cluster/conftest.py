@@ -8,7 +8,7 @@ import pytest
 from distributed import Client
 
 from dps.cluster.backends.local import LocalCluster
-from tests.cluster.training import PRELOAD, nodes
+from tests.support.training import PRELOAD, nodes
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from dps.core.recovery import Checkpoint, Recovery
 from dps.core.updates import Call, Operation, UpdateId
 from dps.protocol.messages import Push
 from tests.contracts.test_durabilities import DURABILITIES, lose
-from tests.protocol.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 CALLS = 6
 KINDS = [kind for kind in DURABILITIES if kind != "checkpoint, all"]  # refused: see choices.py

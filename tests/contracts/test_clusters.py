@@ -22,8 +22,9 @@ from dps.cluster.node.transport import SystemClock
 from dps.core.faults.plan import AtUpdates, InChain, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
-from tests.cluster.deployment import deployed, workers
-from tests.cluster.training import (
+from tests.slurm.there import go
+from tests.support.deployment import deployed, workers
+from tests.support.training import (
     COUNTING,
     PRELOAD,
     SECONDS,
@@ -35,8 +36,7 @@ from tests.cluster.training import (
     results,
     versions,
 )
-from tests.slurm.there import go
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -27,7 +27,7 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Restored
 from dps.protocol.messages import Push
-from tests.protocol.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}
 TABLE = SparseSpec("emb", 2, "float64")

@@ -21,7 +21,7 @@ from dps.protocol.group import Group
 from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode
-from tests.protocol.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 RANDOM = np.random.default_rng(3)
 PARAMS = {"w": np.zeros((40, 10), np.float32), "b": np.zeros(30)}

@@ -23,8 +23,8 @@ from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode
-from tests.core.builders import same_state
-from tests.protocol.worlds import Setting, in_world
+from tests.support.builders import same_state
+from tests.support.worlds import Setting, in_world
 
 RULES: list[UpdateRule] = [
     dps.SGD(0.5),

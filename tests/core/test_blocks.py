@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from dps.core.blocks import Layout, all_finite
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
-from tests.strategies import DTYPES, models
+from tests.support.strategies import DTYPES, models
 
 PARAMS = {
     "w": np.arange(12, dtype=np.float32).reshape(4, 3),

@@ -19,7 +19,7 @@ from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState, check_gradient
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
-from tests.core.builders import Model
+from tests.support.builders import Model
 
 RANDOM = np.random.default_rng(7)
 START = {"w": RANDOM.standard_normal((4, 3)), "b": RANDOM.standard_normal(3).astype(np.float32)}

@@ -20,7 +20,7 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 from dps.protocol.compression import dense, packed
 from dps.protocol.wire import decode, encode
-from tests.core.builders import Model
+from tests.support.builders import Model
 
 PROXIMAL = dps.Proximal(0.1, dps.L1(1.0))
 CHAINS: dict[str, list[Filter]] = {

@@ -19,7 +19,7 @@ from dps.core.shard import ShardState, Step, apply, result_of
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import ConfigurationError, FunctionFailed
 from dps.protocol import wire
-from tests.core.builders import Model, leave, same_state
+from tests.support.builders import Model, leave, same_state
 
 Parts = Mapping[str, Part]
 

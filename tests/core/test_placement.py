@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
 from dps.core.placement import place
-from tests.strategies import models
+from tests.support.strategies import models
 
 weights = st.dictionaries(st.text(max_size=4), st.integers(1, 1000), min_size=1, max_size=60)
 

@@ -24,7 +24,7 @@ from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
-from tests.core.builders import Model
+from tests.support.builders import Model
 
 RANDOM = np.random.default_rng(11)
 X = RANDOM.standard_normal((80, 9)) @ (np.eye(9) + 0.1 * RANDOM.standard_normal((9, 9)))

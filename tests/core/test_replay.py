@@ -14,7 +14,7 @@ from dps.core.replay import Plan, plan
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
-from tests.core.builders import Model
+from tests.support.builders import Model
 
 MODEL = Model.of(w=np.zeros(2, np.float32), b=np.zeros(1, np.float64))
 POLICIES = get_args(Policy)

@@ -20,7 +20,7 @@ from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
-from tests.core.builders import Model
+from tests.support.builders import Model
 
 MODEL = Model.of(w=np.zeros(3))
 RULE = StalenessAware(SGD(0.5))

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages whose Python is run by tests of what they show, with a cluster as a user starts it.
 RUN_ELSEWHERE = {
-    "README.md": "tests/cluster/test_facade.py",
-    "docs/filters.md": "tests/cluster/test_filters.py",
-    "docs/sparse-tables.md": "tests/cluster/test_facade.py",
+    "README.md": "tests/cluster/driver/test_facade.py",
+    "docs/filters.md": "tests/cluster/driver/test_filters.py",
+    "docs/sparse-tables.md": "tests/cluster/driver/test_facade.py",
 }
 
 _FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,6 @@ from dps.cluster.backends.local import LocalCluster
 from flows.cli import app
 from flows.config.experiment import load_experiment
 from flows.config.fault_trace import read_trace
-from tests.cluster.training import PRELOAD, nodes
 from tests.docs.pages import (
     ROOT,
     RUN_ELSEWHERE,
@@ -31,6 +30,7 @@ from tests.docs.pages import (
     scripts,
     shell_lines,
 )
+from tests.support.training import PRELOAD, nodes
 
 # What a program prints that shows that it did what its page says.
 PRINTED = {

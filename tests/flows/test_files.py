@@ -17,8 +17,8 @@ from flows.records.record import GRID_FILE, Record, write_grid
 from flows.replication.charts import Chart, Dot
 from flows.replication.findings import TEXT, Findings
 from flows.replication.ttf import findings as ttf
-from tests.flows.records import PRICES
-from tests.flows.test_ttf_claims import study
+from tests.flows.replication.test_ttf_claims import study
+from tests.support.records import PRICES
 
 CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
 DONE = Finished(Path(), Record(()), outcome(Record(()), PRICES))

@@ -30,7 +30,7 @@ from dps.protocol.messages import (
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather
 from dps.sim.world import COORDINATOR
-from tests.protocol.worlds import TIMINGS, Setting, in_world, until
+from tests.support.worlds import TIMINGS, Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 

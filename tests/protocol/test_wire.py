@@ -22,7 +22,7 @@ from dps.protocol.messages import PullRange, PullRows, RowsRead
 from dps.protocol.messages import membership as messages
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import Frames, decode, encode, size
-from tests.strategies import arrays, records
+from tests.support.strategies import arrays, records
 
 CARRIED = (
     *(Endpoint, UpdateId, Operation, Rows, Progress, ShardState, SparseTable, Level),

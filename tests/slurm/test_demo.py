@@ -18,7 +18,7 @@ import yaml
 from dps.events import Killed, NodeJoined, Promoted, Restored
 from flows.records.record import Record, read_record
 from tests.slurm.there import CLUSTER, skip_without
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 # Twelve trials, each with jobs of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -22,7 +22,9 @@ from dps.cluster.node.transport import SystemClock
 from dps.core.faults.plan import AtUpdates, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
-from tests.cluster.training import (
+from tests.slurm.test_slurm import CONFIG
+from tests.slurm.there import go
+from tests.support.training import (
     COUNTING,
     SECONDS,
     Events,
@@ -32,9 +34,7 @@ from tests.cluster.training import (
     params,
     results,
 )
-from tests.slurm.test_slurm import CONFIG
-from tests.slurm.there import go
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
 

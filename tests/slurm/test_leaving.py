@@ -26,7 +26,7 @@ from flows.config.experiment import load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial
 from flows.records.record import Record, event_files, read_record
-from tests.flows.test_leaving import check_whole
+from tests.flows.execution.test_leaving import check_whole
 from tests.slurm.there import CLUSTER, go
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]

@@ -17,10 +17,10 @@ from dps.cluster.backends.jobqueue import JobGroup
 from dps.cluster.backends.slurm_jobs import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
-from tests.cluster.tls import ports_below, said_plainly
-from tests.cluster.training import SECONDS, nodes
 from tests.slurm.there import CLUSTER, go
-from tests.support import eventually
+from tests.support.tls import ports_below, said_plainly
+from tests.support.training import SECONDS, nodes
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
 

@@ -1,0 +1,138 @@
+"""A deployment that somebody else runs: what is used of it, what is refused, what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client
+
+from dps.cluster.backends import existing
+from dps.cluster.backends.existing import ExistingCluster
+from dps.cluster.backends.local import is_running
+from dps.cluster.backends.tls import from_files, temporary
+from dps.cluster.names import NodeSpec
+from dps.errors import CapacityError, ConfigurationError
+from tests.support.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
+from tests.support.tls import files_of
+from tests.support.training import SECONDS, nodes
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+MEMBERS = nodes(1, replicas=1, workers=1)
+
+
+@pytest.fixture(scope="module")
+def with_roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a deployment with as many Dask workers of each role as `MEMBERS` needs."""
+    folder = tmp_path_factory.mktemp("with-roles")
+    groups = workers(2, "--resources", "server=1"), workers(1, "--resources", "worker=1")
+    with deployed(folder, *groups) as address:
+        yield address
+
+
+def resources(cluster: ExistingCluster) -> dict[str, list[str]]:
+    """For each node, the Dask resources of the Dask worker that it is."""
+    known = cluster.client.sync(cluster.client.scheduler.identity, n_workers=-1)["workers"]
+    found = {cluster.seats.of(at): list(info["resources"]) for at, info in known.items()}
+    return {spec.name: resources for spec, resources in found.items() if spec is not None}
+
+
+def test_dask_resources_tell_which_nodes_are_for_what(with_roles: str) -> None:
+    with ExistingCluster(with_roles, MEMBERS) as cluster:
+        assert resources(cluster) == {
+            "server-0": ["server"],
+            "replica-0-1": ["server"],
+            "worker-0": ["worker"],
+        }
+        (note,) = cluster.notes
+        assert note.startswith("replica-0-1, server-0 share a host")
+
+
+def test_too_few_dask_workers_of_a_role_are_refused(
+    with_roles: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(existing, "JOIN_SECONDS", 0.0)
+    with pytest.raises(CapacityError, match=r"3 as server.*there are 3 \(2 as server, 1 as work"):
+        ExistingCluster(with_roles, nodes(3, workers=1))
+
+
+def test_a_node_comes_back_with_its_nanny(with_roles: str) -> None:
+    with ExistingCluster(with_roles, MEMBERS) as cluster:
+        cluster.kill("server-0")
+        assert cluster.gone("server-0", SECONDS)
+        cluster.start(NodeSpec("server-0-b", "server"))
+        eventually(lambda: "server-0-b" in cluster.pids, SECONDS)
+        assert resources(cluster)["server-0-b"] == ["server"]
+        assert cluster.running("server-0-b", 0.0)
+
+
+def test_a_deployment_is_left_as_it_was(with_roles: str) -> None:
+    def kept(dask_scheduler: Any) -> tuple[int, list[str]]:
+        return dask_scheduler.allowed_failures, list(dask_scheduler.plugins)
+
+    with Client(with_roles, set_as_default=False) as client:
+        before = client.run_on_scheduler(kept)
+        with ExistingCluster(with_roles, MEMBERS) as cluster:
+            assert client.run_on_scheduler(kept)[0] == 0 < before[0]
+            pids = cluster.pids.values()
+        assert client.run_on_scheduler(kept) == before
+    assert all(is_running(pid, 0.0) for pid in pids)
+
+
+def test_no_scheduler_at_the_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(existing, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(CapacityError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+        ExistingCluster("tcp://127.0.0.1:9", MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("address", "own", "configured", "told"),
+    [
+        ("tls://127.0.0.1:9", False, {}, "asks for certificates, and none are given"),
+        ("tcp://127.0.0.1:9", True, {}, "address without TLS, and certificates are given"),
+        ("127.0.0.1:9", False, {"require-encryption": True}, "or required by Dask's own"),
+        ("tls://127.0.0.1:9", False, {"tls.ca-file": "/nowhere"}, "none are given"),
+        (
+            "tls://127.0.0.1:9",
+            False,
+            {"tls.ca-file": "/nowhere", "tls.client.cert": "/nowhere"},
+            r"cannot be used \(.*No such file",
+        ),
+        ("http://127.0.0.1:9", False, {}, "no address of a Dask scheduler; expected tcp://"),
+    ],
+)
+def test_an_address_that_certificates_do_not_fit_is_told_at_once(
+    tmp_path: Path, address: str, own: bool, configured: dict[str, Any], told: str
+) -> None:
+    security = from_files(**files_of(temporary(), tmp_path)) if own else None
+    settings = {f"distributed.comm.{name}": value for name, value in configured.items()}
+    with dask.config.set(settings), pytest.raises(ConfigurationError, match=told):
+        ExistingCluster(address, MEMBERS, security)
+
+
+def test_a_process_that_signals_do_not_reach_is_killed_by_itself_and_never_paused(
+    tmp_path: Path,
+) -> None:
+    if not can_have_own_pids():
+        pytest.skip("processes with pids of their own cannot be started here")
+    with (
+        deployed(tmp_path, workers(3), before=OWN_PIDS) as address,
+        ExistingCluster(address, MEMBERS) as cluster,
+    ):
+        assert cluster.obstacle("server-0", "kill") is None
+        for act in ("pause", "limit"):
+            assert "cannot be stopped" in str(cluster.obstacle("server-0", act))
+        with pytest.raises(ConfigurationError, match="run dps on that host"):
+            cluster.pause("server-0")
+        assert cluster.running("server-0", 0.0)
+        cluster.kill("server-0")
+        assert cluster.gone("server-0", SECONDS)
+        assert not cluster.running("server-0", 0.0)
+        with pytest.raises(ProcessLookupError):
+            cluster.kill("server-0")
+        assert cluster.running("replica-0-1", 0.0)

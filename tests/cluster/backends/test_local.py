@@ -1,0 +1,222 @@
+"""The cluster of processes on this machine: what it starts, where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.names import NodeSpec
+from dps.errors import ConfigurationError
+from tests.support.training import PRELOAD, SECONDS, nodes
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A cluster that no test of this module breaks."""
+    with LocalCluster(nodes(1, replicas=1, store=True, workers=1), PRELOAD) as found:
+        yield found
+
+
+def resources(cluster: LocalCluster) -> dict[str, list[str]]:
+    """For each node, the Dask resources that it offers."""
+    client = cluster.client
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return {str(info["name"]): list(info["resources"]) for info in workers.values()}
+
+
+def test_nodes_have_their_names_and_resources(cluster: LocalCluster) -> None:
+    assert resources(cluster) == {
+        "server-0": ["server"],
+        "replica-0-1": ["server"],
+        "store-0": ["store"],
+        "worker-0": ["worker"],
+    }
+
+
+def test_every_node_is_a_process_of_its_own(cluster: LocalCluster) -> None:
+    assert cluster.pids.keys() == {"scheduler", *resources(cluster)}
+    assert len({os.getpid(), *cluster.pids.values()}) == 6
+    in_nodes = cluster.client.run(os.getpid).values()
+    assert sorted([*in_nodes, cluster.pids["scheduler"]]) == sorted(cluster.pids.values())
+
+
+def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
+    listening = [
+        connection.laddr.ip
+        for pid in (os.getpid(), *cluster.pids.values())
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+    ]
+    assert len(listening) >= len(cluster.pids)
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_a_killed_node_stays_gone_until_another_is_started() -> None:
+    with LocalCluster([NodeSpec("server-0", "server")]) as cluster:
+        assert is_gone(cluster.kill("server-0"), SECONDS)
+        eventually(lambda: resources(cluster) == {}, SECONDS)
+        with pytest.raises(ProcessLookupError):
+            cluster.kill("server-0")
+        cluster.start(NodeSpec("server-0-b", "server"))
+        eventually(lambda: resources(cluster) == {"server-0-b": ["server"]}, SECONDS)
+
+
+def test_nodes_that_ended_cost_no_open_files() -> None:
+    with LocalCluster([NodeSpec("worker-0", "worker")]) as cluster:
+
+        def replace(number: int) -> int:
+            name = f"worker-{number}"
+            assert is_gone(cluster.kill(name), SECONDS)
+            with pytest.raises(ProcessLookupError):
+                cluster.kill(name)
+            cluster.start(NodeSpec(f"worker-{number + 1}", "worker"))
+            eventually(lambda: resources(cluster).keys() == {f"worker-{number + 1}"}, SECONDS)
+            return psutil.Process().num_fds()
+
+        first, *_, last = [replace(number) for number in range(6)]
+        assert last < first + 5  # the end of the last one may not be known yet
+
+
+def test_two_nodes_of_one_name_are_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(ConfigurationError, match="worker-0"):
+        cluster.start(NodeSpec("worker-0", "worker"))
+
+
+def test_dasks_dashboard_is_served_where_bokeh_is_installed() -> None:
+    with LocalCluster([NodeSpec("worker-0", "worker")], dashboard=True) as cluster:
+        assert (cluster.dashboard is not None) == (find_spec("bokeh") is not None)
+        if cluster.dashboard is not None:
+            assert cluster.dashboard.startswith("http://127.0.0.1:")
+            assert urlopen(cluster.dashboard, timeout=SECONDS).status == 200
+
+
+def test_close_ends_every_process() -> None:
+    with LocalCluster([NodeSpec("worker-0", "worker")]) as cluster:
+        cluster.start(NodeSpec("late", "worker"))
+        pids = cluster.pids.values()
+    assert all(is_gone(pid, 0.0) for pid in pids)
+
+
+def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    assert len(before) > len(cluster.pids)
+    with pytest.raises(ConfigurationError, match="worker-0"):
+        LocalCluster([NodeSpec("worker-0", "worker")] * 2)
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [process for process in left if not is_gone(process.pid, SECONDS)]
+
+
+# -- the end of the driver -----------------------------------------------------------------------
+
+DRIVER = """
+    import json, os, sys, time
+    from functools import partial
+
+    from dps import ParameterServer
+    from dps.cluster.backends.local import LocalCluster
+    from tests.support.training import PRELOAD, count_until, nodes, params, versions
+    from tests.support.waiting import eventually
+
+    if __name__ == "__main__":
+        with LocalCluster(nodes(1, replicas=1), PRELOAD) as cluster:
+            with ParameterServer(cluster.client, params(), recovery="chain") as ps:
+                futures = ps.run(partial(count_until, sys.argv[1]), workers=2)
+                eventually(lambda: versions(ps)[0] > 10, 30)
+                print(json.dumps(cluster.pids), flush=True)
+                cluster.client.gather(futures)
+"""
+
+
+@contextmanager
+def driver(
+    folder: Path,
+) -> Iterator[tuple[subprocess.Popen[str], list[int], dict[str, int]]]:
+    """A script in the middle of a training that never ends; the processes it started; the nodes."""
+    script = folder / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    with subprocess.Popen(
+        [sys.executable, script, folder / "never"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            pids = json.loads(process.stdout.readline())
+            started = psutil.Process(process.pid).children(recursive=True)
+            found = {child.pid for child in started}
+            assert found >= set(pids.values())
+            yield process, sorted(found), pids
+        finally:
+            process.kill()
+
+
+def test_a_name_that_is_too_long_for_sockets_is_told(tmp_path: Path) -> None:
+    scratch = tmp_path / ("long" * 20)
+    scratch.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dps.cluster.backends.local import LocalCluster\n"
+        "if __name__ == '__main__':\n"
+        "    LocalCluster([]).close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode == 0:
+        return  # later versions of Python look for another place themselves
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("dps.errors.ConfigurationError: no processes can be started")
+    assert str(scratch) in told
+    assert told.endswith("Set TMPDIR to another folder, of a short name.")
+
+
+def test_no_process_survives_the_death_of_the_driver(scratch: Path) -> None:
+    with driver(scratch) as (process, started, _):
+        process.send_signal(signal.SIGKILL)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+    assert not list(scratch.glob("dps-*"))
+
+
+def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(scratch: Path) -> None:
+    with driver(scratch) as (process, started, pids):
+        os.kill(pids["server-0"], signal.SIGSTOP)
+        process.send_signal(signal.SIGKILL)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+    assert not list(scratch.glob("dps-*"))
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "terminal"])
+def test_no_process_survives_an_interruption(scratch: Path, whole_group: bool) -> None:
+    with driver(scratch) as (process, started, _):
+        if whole_group:  # as Ctrl-C in a terminal does
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+        assert process.returncode != 0

@@ -1,0 +1,258 @@
+"""The end of workers and of groups: what goes on, what is told, and what is left on the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+import weakref
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dps import (
+    ASP,
+    BSP,
+    SGD,
+    SSP,
+    Checkpoint,
+    Consistency,
+    ParameterServer,
+    Recovery,
+    UpdatesLostWarning,
+    Worker,
+)
+from dps.cluster.driver.inbox import Inbox
+from dps.cluster.node.recorder import topic
+from dps.errors import CapacityError, GroupClosed
+from dps.events import Evaluated, Event, WorkerLeft, to_dict
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.group import Timings
+from tests.cluster.driver.test_facade import STEPS, first_weight
+from tests.support.training import (
+    COUNTING,
+    SECONDS,
+    Events,
+    count,
+    count_until,
+    counts,
+    params,
+    results,
+    versions,
+)
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+# -- workers that fail ---------------------------------------------------------------------------
+
+
+def fail_third_time(worker: Worker) -> int:
+    if worker.index == 1:
+        count(2, worker)
+        raise RuntimeError("out of luck")
+    return count(STEPS, worker)
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()], ids=repr)
+def test_a_worker_that_raises_ends_alone(plain: Client, consistency: Consistency) -> None:
+    events = Events()
+    choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": consistency}
+    with ParameterServer(plain, params(), shards=2, on_event=events, **choices) as ps:
+        healthy, failing = ps.run(fail_third_time, workers=2)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            failing.result(timeout=SECONDS)
+        assert healthy.result(timeout=SECONDS) == STEPS
+        assert counts(ps) == [STEPS + 2] * 2
+    reasons = {left.worker: left.reason for left in events.of(WorkerLeft)}
+    assert reasons == {"worker-0": "finished", "worker-1": "failed"}
+
+
+# -- up and down ---------------------------------------------------------------------------------
+
+
+def traces(client: Client, group: str) -> list[str]:
+    """Names of what the group has on the cluster: actors, tasks, plugins and handlers."""
+
+    def on_scheduler(dask_scheduler: Any) -> list[str]:
+        return [
+            *dask_scheduler.plugins,
+            *dask_scheduler.handlers,
+            *dask_scheduler.tasks,
+        ]
+
+    def on_node(dask_worker: Any) -> list[str]:
+        return [*dask_worker.state.actors, *dask_worker.state.tasks]
+
+    found = [*client.run_on_scheduler(on_scheduler), *chain(*client.run(on_node).values())]
+    return [name for name in found if group in name]
+
+
+def test_close_leaves_the_cluster_as_it_was(client: Client) -> None:
+    with ParameterServer(client, params(), shards=2, recovery="chain") as ps:
+        results(ps.run(partial(count, 2)))
+        group = ps.group.name
+        assert len(traces(client, group)) >= 4
+    eventually(lambda: not traces(client, group), SECONDS)
+    assert client.submit(sum, [1, 2]).result(timeout=SECONDS) == 3
+
+
+def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
+    client: Client, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    recovery = Recovery(Checkpoint(every=100, path=str(saved)))
+    ps = ParameterServer(client, params(), optimizer=COUNTING, recovery=recovery)
+    results(ps.run(partial(count, 3)))
+    saved.rename(tmp_path / "moved")
+    saved.touch()  # nothing can be written there any more
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UpdatesLostWarning)
+        with pytest.raises(UpdatesLostWarning, match="the last state is not in its checkpoint"):
+            ps.close()
+    eventually(lambda: not traces(client, ps.group.name), SECONDS)
+
+
+def held_by_scheduler(dask_scheduler: Any) -> int:
+    gc.collect()
+    return sum(isinstance(thing, Coordinator) for thing in gc.get_objects())
+
+
+def test_nothing_of_a_closed_group_is_kept(with_roles: Client) -> None:
+    def bring_up_and_close() -> weakref.ref[ParameterServer]:
+        with ParameterServer(with_roles, params(), on_event=Events()) as ps:
+            results(ps.run(partial(count, STEPS)))
+            return weakref.ref(ps)
+
+    groups = [bring_up_and_close() for _ in range(3)]
+
+    def forgotten() -> bool:
+        gc.collect()
+        return not any(group() for group in groups)
+
+    eventually(forgotten, SECONDS)
+    eventually(lambda: with_roles.run_on_scheduler(held_by_scheduler) == 0, SECONDS)
+
+
+def test_workers_end_when_the_group_is_closed_under_them(plain: Client, tmp_path: Path) -> None:
+    with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
+        futures = ps.run(partial(count_until, str(tmp_path / "never")), workers=2)
+        eventually(lambda: versions(ps)[0] > 5, SECONDS)
+    for future in futures:
+        with pytest.raises(GroupClosed):
+            future.result(timeout=SECONDS)
+
+
+def tell_of_the_end(flag: str, worker: Worker) -> None:
+    try:
+        count_until(f"{flag} never", worker)
+    except GroupClosed:
+        Path(flag).touch()
+
+
+def test_so_does_a_worker_whose_future_nobody_has_kept(plain: Client, tmp_path: Path) -> None:
+    flag = tmp_path / "ended"
+    with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
+        ps.run(partial(tell_of_the_end, str(flag)))
+        eventually(lambda: versions(ps)[0] > 5, SECONDS)
+    eventually(flag.exists, SECONDS)
+
+
+def compute_until(flag: str, worker: Worker) -> None:
+    Path(f"{flag} is awaited").touch()
+    eventually(Path(flag).exists, SECONDS)
+    worker.pull()
+
+
+def test_close_does_not_wait_for_long_computations(plain: Client, tmp_path: Path) -> None:
+    flag = tmp_path / "computed"
+    with ParameterServer(plain, params(), timings=Timings(call=0.2, patience=0.1)) as ps:
+        futures = ps.run(partial(compute_until, str(flag)))
+        eventually(Path(f"{flag} is awaited").exists, SECONDS)
+    assert futures[0].cancelled()
+    flag.touch()
+    eventually(lambda: not traces(plain, ps.group.name), SECONDS)
+
+
+def hold(flag: Path, _: int) -> None:
+    eventually(flag.exists, SECONDS)
+
+
+def test_a_cluster_that_is_busy_is_not_waited_for_forever(
+    plain: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dps.cluster.driver.parameter_server.START_SECONDS", 0.3)
+    flag = tmp_path / "go on"
+    busy = plain.map(partial(hold, flag), range(4), pure=False)
+    eventually(lambda: sum(map(len, plain.processing().values())) == 4, SECONDS)
+    with pytest.raises(CapacityError, match="busy"):
+        ParameterServer(plain, params())
+    flag.touch()
+    results(busy)
+
+
+def test_two_groups_share_a_client(client: Client) -> None:
+    with (
+        ParameterServer(client, params(), optimizer=COUNTING) as one,
+        ParameterServer(client, params(), shards=2, optimizer=SGD(2.0)) as other,
+    ):
+        futures = [*one.run(partial(count, 3)), *other.run(partial(count, 4))]
+        assert results(futures) == [3, 4]
+        assert counts(one) == [3]
+        assert counts(other) == [8, 8]
+
+
+def test_an_asynchronous_client_awaits_the_same_methods(with_roles: Client) -> None:
+    events = Events()
+
+    async def train() -> np.ndarray:
+        choices: dict[str, Any] = {"security": with_roles.security, "set_as_default": False}
+        async with (
+            Client(with_roles.scheduler.address, asynchronous=True, **choices) as client,
+            ParameterServer(client, params(), shards=2, optimizer=COUNTING, on_event=events) as ps,
+        ):
+            await ps.evaluate(first_weight, every=0.05)
+            done = await client.gather(ps.run(partial(count, STEPS), workers=2))
+            assert done == [STEPS, STEPS]
+            assert [reply.version for reply in await ps.audit()] == [2 * STEPS] * 2
+            weights: np.ndarray = (await ps.pull())["w"]
+            return weights
+
+    np.testing.assert_array_equal(asyncio.run(train()), 2 * STEPS)
+    assert events.of(Evaluated)[-1].loss == 2 * STEPS
+
+
+def test_what_the_scheduler_has_sent_arrives_before_a_group_ends(plain: Client) -> None:
+    """The coordinator is there: its last events come after all that nodes have sent."""
+    arrived: list[Event] = []
+    ending = WorkerLeft(0.0, "worker-0", 1, "finished")
+    inbox = Inbox(plain, "inbox", arrived.append)
+
+    async def check() -> None:
+        way_is_free, in_the_way = asyncio.Event(), asyncio.Event()
+
+        async def stand_in_the_way(event: Any) -> None:
+            in_the_way.set()
+            await way_is_free.wait()
+
+        inbox.open()
+        plain.subscribe_topic("in the way", stand_in_the_way)
+        while not in_the_way.is_set():  # until the scheduler knows of both subscriptions
+            await plain.log_event("in the way", "")
+            await asyncio.sleep(0.01)
+        await plain.log_event(topic("inbox"), [to_dict(ending)])
+        closing = asyncio.create_task(inbox.close(nodes=[]))
+        done, _ = await asyncio.wait([closing], timeout=1.0)
+        assert not done
+        way_is_free.set()
+        await closing
+        plain.unsubscribe_topic("in the way")
+
+    plain.sync(check, callback_timeout=SECONDS)
+    assert arrived == [ending]

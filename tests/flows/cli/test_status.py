@@ -1,0 +1,236 @@
+"""`dps status`: what is done, running and waiting, from files alone, beside real processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+
+from dps.errors import ConfigurationError
+from dps.events import DashboardServed, Event, TrialEnded
+from flows.monitor.status import State, Status, running, show, status_of
+from flows.records.owner import NOTE, noted, owner_of
+from flows.records.record import EVENTS_FILE, EventWriter, read_end, write_grid
+from flows.report.html import write_report
+from tests.support.synthetic import toy_events, write_events
+from tests.support.waiting import eventually
+
+DONE, FAILED, GOING, WAITING = "none.kill.seed-0", "none.kill.seed-1", "chain.kill.seed-0", "last"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An experiment of four trials: one is valid, one failed, one has no end yet."""
+    folder = tmp_path / "results" / "demo"
+    write_events(folder / DONE, toy_events("none"))
+    *events, end = toy_events("none", seed=1)
+    write_events(folder / FAILED, [*events, TrialEnded(end.t, "failed", "the store burnt down")])
+    go_on(folder)
+    write_grid(folder, [GOING, WAITING, DONE, FAILED], 0)
+    return folder
+
+
+def states(status: Status) -> dict[str, State]:
+    return {trial.trial: trial.state for trial in status.trials}
+
+
+def go_on(folder: Path, *events: Event) -> None:
+    """Write a record that has a beginning and no end, as a trial does that runs."""
+    started, *rest, _ = toy_events("chain")
+    rest.sort(key=lambda event: event.t)
+    with EventWriter(folder / GOING / EVENTS_FILE) as write:
+        for event in (replace(started, t=time.time()), *events, *rest[: len(rest) // 2]):
+            write(event)
+
+
+def shown(here: Path) -> str:
+    out = io.StringIO()
+    show(running(here), Console(file=out, width=120))
+    return out.getvalue()
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the folder, as `dps run` does."""
+    script = (
+        "import sys, pathlib\n"
+        "from flows.execution.experiment import exclusive\n"
+        "with exclusive(pathlib.Path(sys.argv[1])):\n"
+        "    print('at work', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, folder],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        yield process
+        process.kill()
+
+
+def test_what_was_left_before_is_waiting_and_what_is_written_now_is_running(
+    folder: Path, tmp_path: Path
+) -> None:
+    assert states(status_of(folder)) == {
+        GOING: "interrupted",
+        WAITING: "waiting",
+        DONE: "valid",
+        FAILED: "failed",
+    }
+    old = time.time() - 100
+    for name in (GOING, DONE, FAILED):
+        os.utime(folder / name / EVENTS_FILE, (old, old))
+    with at_work(folder):
+        before = states(status_of(folder))
+        assert (before[GOING], before[FAILED], before[DONE]) == ("waiting", "waiting", "valid")
+        assert "it is getting ready, or writes its report" in shown(tmp_path)
+        go_on(folder, DashboardServed(time.time(), "http://127.0.0.1:8787/status"))
+        (status,) = running(tmp_path)
+        assert states(status) == {**before, GOING: "running"}
+        going = status.trials[0].going
+        assert going is not None
+        assert 0 < going.updates < going.of == 800
+        told = shown(tmp_path)
+        assert f"{going.updates}/800" in told
+        assert f"{GOING}: Dask dashboard: http://127.0.0.1:8787/status" in told
+        assert "4 trials: 1 done, 1 running, 2 waiting" in told
+
+
+def test_the_report_of_what_is_running_links_to_its_dashboard(folder: Path) -> None:
+    link = '<a href="http://127.0.0.1:8787/status">Dask dashboard</a>'
+    with at_work(folder):
+        go_on(folder, DashboardServed(time.time(), "http://127.0.0.1:8787/status"))
+        page = write_report(folder, folder / "report.html").read_text()
+    assert "Running when this was written" in page
+    assert link in page
+    assert "3, 1 of them valid, 1 running" in page
+    assert '<span class="status running">running</span>' in page
+    assert "1 of 3 trials is left out of every figure and statistic" in page
+    afterwards = write_report(folder, folder / "report.html").read_text()
+    assert link not in afterwards
+    assert "2 of 3 trials are left out of every figure and statistic" in afterwards
+
+
+def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> None:
+    with at_work(folder) as process:
+        assert owner_of(folder) is not None
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+        for experiment in (None, "demo"):
+            with pytest.raises(ConfigurationError, match="running") as caught:
+                running(tmp_path, experiment)
+    told = str(caught.value)
+    assert told.startswith(f"demo is not running (process {process.pid} on {socket.gethostname()}")
+    assert "2 of 4 trials are done. `dps run` with its configuration goes on" in told
+
+
+def test_a_process_of_the_same_number_is_not_taken_for_it(folder: Path, tmp_path: Path) -> None:
+    with noted(folder):
+        note = json.loads((folder / NOTE).read_text())
+        assert running(tmp_path, "demo")
+    assert not (folder / NOTE).exists()
+    (folder / NOTE).write_text(json.dumps({**note, "began": note["began"] - 100}))
+    with pytest.raises(ConfigurationError, match="demo is not running"):
+        running(tmp_path, "demo")
+
+
+def test_one_on_another_host_is_judged_by_its_files(folder: Path, tmp_path: Path) -> None:
+    began = time.time() - 1000
+    note = {"host": "elsewhere", "pid": 1, "began": began, "since": began}
+    (folder / NOTE).write_text(json.dumps(note))
+    told = shown(tmp_path)
+    assert "by process 1 on elsewhere" in told
+    assert "nothing was heard" not in told
+    old = time.time() - 120
+    os.utime(folder / GOING / EVENTS_FILE, (old, old))
+    assert f"{GOING}: nothing was heard of it for 2 min" in shown(tmp_path)
+
+
+def test_where_nothing_runs_it_says_what_there_is(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no experiment is running in .*there: demo"):
+        running(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no experiment 'dmo' .* did you mean 'demo'"):
+        running(tmp_path, "dmo")
+    with pytest.raises(ConfigurationError, match="nothing is recorded there"):
+        running(tmp_path / "nowhere")
+    (folder / NOTE).write_text("{")
+    with pytest.raises(ConfigurationError, match="does not say who is at work here"):
+        running(tmp_path)
+
+
+def test_the_end_of_a_record_is_found(folder: Path) -> None:
+    path = folder / DONE / EVENTS_FILE
+    ended = read_end(path)
+    assert ended is not None
+    assert ended.status == "valid"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read_end(path) is None, "its last line is not whole"
+    assert read_end(folder / GOING / EVENTS_FILE) is None
+
+
+SMALL: dict[str, Any] = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"workers": 1, "updates": 100, "compute_seconds": 0.04},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "server": {"shards": 1},
+    "seeds": [0, 1],
+}
+
+
+@pytest.mark.cluster
+def test_beside_a_real_run(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    dps = [sys.executable, "-m", "flows.cli"]
+
+    def status() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*dps, "status"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    with subprocess.Popen(
+        [*dps, "run", "small.yaml"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
+    ) as process:
+
+        def half_way() -> str | None:
+            try:
+                (found,) = running(tmp_path)
+            except ConfigurationError:
+                return None
+            going = [trial.going for trial in found.trials if trial.going is not None]
+            return found.trials[0].trial if going and going[0].updates > 20 else None
+
+        first = eventually(half_way, 60)
+        told = status()
+        assert told.returncode == 0, told.stderr
+        assert f"2 trials: 1 running, 1 waiting, by process {process.pid} on" in told.stdout
+        assert f"{first}  running" in told.stdout
+        assert "/100" in told.stdout
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    assert not psutil.pid_exists(process.pid)
+    after = status()
+    assert (after.returncode, after.stdout) == (2, "")
+    assert after.stderr.startswith("dps: no experiment is running in ")
+    assert after.stderr.count("\n") == 1

@@ -1,0 +1,213 @@
+"""What a configuration says of TLS, and a whole trial over it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dps.cluster.backends.tls import temporary
+from dps.errors import ConfigurationError
+from dps.events import TrialEnded, TrialStarted
+from flows.analysis.finished import whole_record
+from flows.config.experiment import load_experiment
+from flows.config.tls import security_of
+from flows.config.trials import expand
+from flows.records.record import EVENTS_FILE, EventWriter, read_record
+from flows.records.settings import settings, trial_from
+from tests.support.stranger import got_by_a_stranger, needs_root
+from tests.support.tls import files_of, ports_below, said_plainly
+from tests.support.waiting import eventually
+
+RECORD = f"results/small/seed-0/{EVENTS_FILE}"
+RUN_SECONDS = 150.0  # until a small experiment is over, on a busy machine
+OLD_DIGEST = "840d19649ec6"  # of SMALL, in version 0.1.0
+
+SMALL: dict[str, Any] = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"workers": 1, "updates": 100},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "server": {"shards": 1},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return path
+
+
+def digest(config: Path, *overrides: str) -> str:
+    (trial,) = expand(load_experiment(str(config), overrides))
+    return trial.digest
+
+
+def test_a_trial_has_tls_unless_it_is_switched_off(config: Path) -> None:
+    def tls(*overrides: str) -> Any:
+        (trial,) = expand(load_experiment(str(config), overrides))
+        return settings(trial, {})["config"]["cluster"]
+
+    temporary = {"kind": "local", "tls": "temporary"}
+    assert tls() == tls("cluster={kind: local}") == tls("cluster.tls=temporary") == temporary
+    assert tls("cluster.tls=off") == {"kind": "local", "tls": "off"}
+
+
+def test_a_trial_is_the_one_that_it_was_before_tls_was_the_default(
+    config: Path, tmp_path: Path
+) -> None:
+    (trial,) = expand(load_experiment(str(config), []))
+    assert trial.digest == OLD_DIGEST
+    assert (
+        digest(config, "cluster.tls=off") == digest(config, "cluster.tls=temporary") == OLD_DIGEST
+    )
+    # As version 0.1.0 recorded it: without a word of where it ran.
+    told = settings(trial, {})
+    del told["config"]["cluster"]
+    path = tmp_path / "old" / trial.name / EVENTS_FILE
+    with EventWriter(path) as write:
+        write(TrialStarted(0.0, trial.name, told, {}))
+        write(TrialEnded(1.0, "valid", ""))
+    assert whole_record(trial, tmp_path / "old") is not None
+    assert trial_from(told, "here") == trial
+
+
+def test_a_trial_is_the_same_with_certificates_that_were_made_anew(
+    config: Path, tmp_path: Path
+) -> None:
+    old, new = (files_of(temporary(), tmp_path / name) for name in ("old", "new"))
+    with_old, with_new = (digest(config, f"cluster.tls={json.dumps(own)}") for own in (old, new))
+    assert with_old == with_new != digest(config)
+
+
+def test_a_record_can_be_read_when_its_certificates_are_gone(config: Path, tmp_path: Path) -> None:
+    own = files_of(temporary(), tmp_path / "own")
+    (trial,) = expand(load_experiment(str(config), [f"cluster.tls={json.dumps(own)}"]))
+    for path in own.values():
+        Path(path).unlink()
+    read = trial_from(settings(trial, {}), "here")
+    assert read == trial
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        security_of(read.config.cluster.tls)
+
+
+def test_certificates_are_looked_at_before_anything_runs(config: Path, tmp_path: Path) -> None:
+    own = files_of(temporary(), tmp_path / "own")
+    (trial,) = expand(
+        load_experiment(str(config), [f"cluster={{kind: local, tls: {json.dumps(own)}}}"])
+    )
+    security = security_of(trial.config.cluster.tls)
+    assert security is not None
+    assert security.tls_worker_cert == own["cert"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("tls: on", "expected off, temporary, or {ca_file"),
+        ("tls: {ca_file: /nowhere, cert: /nowhere}", "/nowhere: there is no such file"),
+        ("tls: {cert: /nowhere}", "is missing"),
+        ("tsl: temporary", "did you mean 'tls'?"),
+    ],
+)
+def test_what_cannot_work_is_refused(config: Path, setting: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_experiment(str(config), [f"cluster={{kind: local, {setting}}}"])
+    assert told in str(caught.value)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_a_whole_trial_is_over_tls_through_a_kill(tmp_path: Path, scratch: Path) -> None:
+    changes = {
+        "training": {"workers": 2, "updates": 150, "compute_seconds": 0.02},
+        "recovery": "chain",
+        "faults": [{"kind": "kill", "target": "server-0", "at_updates": 60}],
+    }
+    with running(tmp_path, scratch, **changes) as process:
+        listening = ports_below(process.pid)
+        answers = {port: said_plainly(port) for port in listening}
+        out, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 0, out
+    assert "without TLS" not in out
+    assert len(listening) >= 2 * 5, "two of each node, and of the scheduler"
+    # A TLS server may say by an alert (21) that it was sent something else.
+    assert {answer[:1] for answer in answers.values()} <= {b"", b"\x15"}, answers
+    ended = read_record(tmp_path / RECORD).ended
+    assert ended is not None
+    assert ended.status == "valid", ended.reason
+    assert list(scratch.rglob("*.pem")) == []
+
+
+@needs_root
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("tls", ["default", "off"])
+def test_another_user_runs_code_in_a_trial_only_if_tls_is_off(
+    tls: str, tmp_path: Path, scratch: Path
+) -> None:
+    changes: dict[str, Any] = {
+        "training": {"workers": 1, "updates": 100_000, "compute_seconds": 0.02},
+        "time_limit": 300.0,
+        **({} if tls == "default" else {"cluster": {"tls": tls}}),
+    }
+    with running(tmp_path, scratch, **changes) as process:
+        got = got_by_a_stranger(ports_below(process.pid))
+        process.terminate()
+        out, _ = process.communicate(timeout=RUN_SECONDS)
+    assert len(got) >= 2 * 4, "two of each node, and of the scheduler"
+    ran = [each for at_port in got.values() for each in at_port if "ran code as 0" in each]
+    if tls == "default":
+        assert set(map(tuple, got.values())) == {()}, got
+        assert "without TLS" not in out
+    else:
+        assert len(ran) == len(got) / 2, got
+        (warning,) = [line for line in out.splitlines() if "without TLS" in line]
+        assert "every user of this machine can run code as you" in warning
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_that_there_is_no_tls_is_said_once(tmp_path: Path, scratch: Path) -> None:
+    off = {"cluster": {"tls": "off"}, "seeds": [0, 1]}
+    with started(tmp_path, scratch, **off) as process:
+        out, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 0, out
+    assert out.count("warning: without TLS") == out.count("TLS") == 1, out
+
+
+@contextmanager
+def started(here: Path, scratch: Path, **changes: Any) -> Iterator[subprocess.Popen[str]]:
+    """`dps run` of a small experiment, which is ended if it does not end by itself."""
+    (here / "small.yaml").write_text(yaml.safe_dump({**SMALL, **changes}))
+    with subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "run", "small.yaml"],
+        cwd=here,
+        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def running(here: Path, scratch: Path, **changes: Any) -> Iterator[subprocess.Popen[str]]:
+    """The same, when it trains."""
+    with started(here, scratch, **changes) as process:
+        record = here / RECORD
+        eventually(lambda: record.exists() and '"Applied"' in record.read_text(), RUN_SECONDS)
+        yield process

@@ -1,0 +1,100 @@
+"""Drivers as processes: whatever becomes of one, its trial has an end and the others go on."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from dps.cluster.backends.local import is_gone
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import Trial, expand
+from flows.execution.attempt import Attempt
+from flows.execution.drivers import Drivers
+from flows.monitor.progress import PlainView
+from flows.records.record import EVENTS_FILE, read_record
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+GRACE = 5.0
+
+
+def trials(seeds: int) -> tuple[Trial, ...]:
+    settings = {
+        "experiment": "small",
+        "workload": {"kind": "softmax"},
+        "dataset": {"kind": "digits"},
+        "training": {"workers": 1, "updates": 20},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "server": {"shards": 1},
+        "seeds": list(range(seeds)),
+    }
+    return expand(ExperimentConfig.model_validate(settings))
+
+
+def driver_pid() -> int:
+    (pid,) = (
+        child.pid
+        for child in psutil.Process().children()
+        if "spawn_main" in " ".join(child.cmdline())
+    )
+    return pid
+
+
+def signal_when_set_up(folder: Path, number: int) -> None:
+    """Send a signal to the driver of a trial that has just begun to set up its cluster."""
+    eventually((folder / EVENTS_FILE).exists, 30)
+    os.kill(driver_pid(), number)
+
+
+def test_whatever_becomes_of_a_trial_the_next_ones_run(tmp_path: Path) -> None:
+    broken, whole, hung, lost, last = trials(5)
+    # What no check of a configuration foresees.
+    unforeseen = broken.config.model_copy(update={"evaluation": None})
+    planned = [
+        replace(broken, config=unforeseen),
+        whole,
+        replace(hung, config=hung.config.model_copy(update={"time_limit": 0.5})),
+        lost,
+        last,
+    ]
+    sent = {lost.name: signal.SIGKILL, hung.name: signal.SIGSTOP}
+    threads = []
+
+    def attempts() -> Iterator[Attempt]:
+        for trial in planned:
+            view.started(trial)
+            folder = tmp_path / trial.name
+            if trial.name in sent:
+                arguments = (folder, sent[trial.name])
+                threads.append(threading.Thread(target=signal_when_set_up, args=arguments))
+                threads[-1].start()
+            yield Attempt(trial, folder)
+
+    out = io.StringIO()
+    view = PlainView(Console(file=out))
+    view.begin("small", planned, [])
+    with Drivers(grace=GRACE) as drivers:
+        over = [attempt.trial.name for attempt in drivers.run(attempts(), view)]
+        pid = driver_pid()
+    assert is_gone(pid, 0)
+    for thread in threads:
+        thread.join()
+    assert over == [trial.name for trial in planned]
+    ends = {name: read_record(tmp_path / name / EVENTS_FILE).ended for name in over}
+    told = {name: (end.status, end.reason) for name, end in ends.items() if end is not None}
+    assert told[whole.name] == told[last.name] == ("valid", "")
+    assert {told[trial.name][0] for trial in (broken, lost, hung)} == {"failed"}
+    assert told[broken.name][1].startswith("AttributeError: 'NoneType' object has no attribute")
+    assert "AttributeError" in (tmp_path / broken.name / "traceback.txt").read_text()
+    assert told[lost.name][1] == "its driver was lost: ended by SIGKILL"
+    assert told[hung.name][1].startswith("it hung: not over 5.5 s after its start")

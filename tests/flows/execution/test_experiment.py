@@ -1,0 +1,261 @@
+"""The flow behind `dps run`, on records of toy trials and a real tracking store."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
+from flows.analysis.finished import print_comparison
+from flows.config.experiment import ExperimentConfig
+from flows.execution.attempt import Attempt
+from flows.execution.experiment import Ran, run_experiment
+from flows.monitor.progress import PlainView
+from flows.records.record import EARLIER, EVENTS_FILE, event_files
+from flows.tracking.store import default_uri
+from tests.support.stores import with_store
+from tests.support.synthetic import demo_trials, toy_events, write_events
+
+Edit = Callable[[list[Event]], list[Event]]
+
+
+class ToyRunner:
+    """Writes a toy record in place of running a trial, and remembers which it was asked for."""
+
+    parallel = 1
+
+    def __init__(self, edit: dict[str, Edit] | None = None, interrupt: str = "") -> None:
+        self.ran: list[str] = []
+        self.edit = edit or {}
+        self.interrupt = interrupt
+
+    def warm_up(self, trials: int) -> None:
+        pass
+
+    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
+        for attempt in attempts:
+            self.write(attempt)
+            yield attempt
+
+    def write(self, attempt: Attempt) -> None:
+        trial, folder = attempt.trial, attempt.folder
+        self.ran.append(trial.name)
+        events = toy_events(trial.labels["recovery"], trial.labels["faults"], trial.seed)
+        events = self.edit.get(trial.name, list)(events)
+        assert isinstance(events[0], TrialStarted)
+        told = {**events[0].settings, "circumstances": dict(attempt.circumstances)}
+        events[0] = replace(events[0], settings=told)
+        if trial.name == self.interrupt:
+            write_events(folder, events[:40])
+            raise KeyboardInterrupt
+        write_events(folder, events)
+
+
+@pytest.fixture
+def experiment() -> ExperimentConfig:
+    # The toy trials have the digests of this experiment, restricted to two strategies here.
+    base = demo_trials()[0].config.model_dump(exclude={"seed", "recovery", "faults"})
+    kill = next(t for t in demo_trials() if t.labels["faults"] == "kill").config.faults
+    axes = {
+        "recovery": ["none", "chain"],
+        "faults": {"no fault": [], "kill": [fault.model_dump() for fault in kill]},
+    }
+    return ExperimentConfig.model_validate({**base, "axes": axes, "seeds": [0]})
+
+
+NAMES = ["none.no-fault.seed-0", "none.kill.seed-0", "chain.no-fault.seed-0", "chain.kill.seed-0"]
+
+
+# One block, in the order that the seed 0 draws.
+ORDER = [NAMES[1], NAMES[2], NAMES[3], NAMES[0]]
+
+
+def go(
+    experiment: ExperimentConfig,
+    here: Path,
+    run: ToyRunner,
+    *,
+    store: str | None = None,
+    retry_invalid: bool = False,
+    resume: bool = True,
+) -> tuple[Ran, str]:
+    out = io.StringIO()
+    view = PlainView(Console(file=out))
+    if store is None:
+        with_store(here)
+    done = run_experiment(
+        experiment, here, view, run, store, retry_invalid=retry_invalid, resume=resume
+    )
+    return done, out.getvalue()
+
+
+def children(here: Path) -> list[str]:
+    client = MlflowClient(tracking_uri=default_uri(here))
+    (experiment,) = client.search_experiments(filter_string="name = 'dps/demo'")
+    runs = client.search_runs([experiment.experiment_id], "tags.`dps.kind` = 'trial'")
+    return sorted(run.data.tags["dps.trial"] for run in runs)
+
+
+def test_runs_tracks_and_reports_every_trial_once(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    first = ToyRunner()
+    done, _ = go(experiment, tmp_path, first)
+    assert first.ran == ORDER
+    assert [outcome.identity.trial for outcome in done.outcomes] == NAMES
+    assert done.failed == ()
+    assert done.report == tmp_path / "results" / "demo" / "report.html"
+    assert done.report.stat().st_size > 10_000
+    assert children(tmp_path) == sorted(NAMES)
+
+    second = ToyRunner()
+    again, text = go(experiment, tmp_path, second)
+    assert second.ran == []
+    assert "demo: 4 trials, 0 to run" in text
+    assert f"recorded already, skipped: {', '.join(NAMES)}" in text
+    assert again.outcomes == done.outcomes
+    assert children(tmp_path) == sorted(NAMES)
+
+
+def test_an_interruption_keeps_what_is_whole_and_goes_on(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go(experiment, tmp_path, ToyRunner(interrupt=ORDER[2]))
+    folder = tmp_path / "results" / "demo"
+    left_over = folder / ORDER[2] / "checkpoints"
+    left_over.mkdir()
+    assert (folder / ORDER[2] / EVENTS_FILE).exists()
+
+    rest = ToyRunner()
+    done, _ = go(experiment, tmp_path, rest)
+    assert rest.ran == ORDER[2:]
+    assert all(outcome.valid for outcome in done.outcomes)
+    assert not left_over.exists()
+    assert children(tmp_path) == sorted(NAMES)
+
+
+def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    go(experiment, tmp_path, ToyRunner())
+    changed = experiment.model_copy(update={"time_limit": 61.0})
+    runner = ToyRunner()
+    go(changed, tmp_path, runner)
+    assert runner.ran == ORDER
+
+
+def test_records_of_another_configuration_do_not_mix_with_those_of_a_run_that_is_interrupted(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    go(experiment, tmp_path, ToyRunner())
+    changed = experiment.model_copy(update={"time_limit": 61.0})
+    with pytest.raises(KeyboardInterrupt):
+        go(changed, tmp_path, ToyRunner(interrupt=ORDER[1]))
+    found = event_files(tmp_path / "results" / "demo")
+    assert {path.parent.name for path in found} == set(ORDER[:2])
+    kept = tmp_path / "results" / "demo" / EARLIER
+    assert len(list(kept.glob(f"*/{EVENTS_FILE}"))) == len(ORDER)
+
+
+def test_after_a_failed_trial_the_others_go_on(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    def fail(events: list[Event]) -> list[Event]:
+        return [*events[:-1], TrialEnded(events[-1].t, "failed", "the store burnt down")]
+
+    runner = ToyRunner(edit={NAMES[0]: fail})
+    done, text = go(experiment, tmp_path, runner)
+    assert runner.ran == ORDER
+    assert [outcome.identity.trial for outcome in done.failed] == NAMES[:1]
+    assert "failed: the store burnt down" in text
+    retry = ToyRunner()
+    done, _ = go(experiment, tmp_path, retry)
+    assert retry.ran == NAMES[:1]
+    assert done.failed == ()
+    assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
+    assert f"<li>{NAMES[0]}: 1 attempt before failed or invalid</li>" in done.report.read_text()
+    out = io.StringIO()
+    print_comparison(done.outcomes, Console(file=out, width=200))
+    before = f"{NAMES[0]}: 1 attempt before failed or invalid; the records are kept in earlier/"
+    assert before in out.getvalue()
+
+
+def test_invalid_trials_run_again_only_when_asked_for(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    def miss(events: list[Event]) -> list[Event]:
+        return [*events[:-1], TrialEnded(events[-1].t, "invalid", "no fault came")]
+
+    done, _ = go(experiment, tmp_path, ToyRunner(edit={NAMES[0]: miss}))
+    assert [each.status for each in done.outcomes] == ["invalid", "valid", "valid", "valid"]
+    untouched = ToyRunner()
+    go(experiment, tmp_path, untouched)
+    assert untouched.ran == []
+    retry = ToyRunner()
+    done, _ = go(experiment, tmp_path, retry, retry_invalid=True)
+    assert retry.ran == NAMES[:1]
+    assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
+
+
+def test_trials_that_were_gone_on_with_run_again_where_records_must_be_whole(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    def late(events: list[Event]) -> list[Event]:
+        return [events[0], TrialResumed(events[0].t, "checkpoints", 100), *events[1:]]
+
+    done, _ = go(experiment, tmp_path, ToyRunner(edit={NAMES[0]: late}))
+    assert [each.whole for each in done.outcomes] == [False, True, True, True]
+    untouched = ToyRunner()
+    go(experiment, tmp_path, untouched)
+    assert untouched.ran == []
+    again = ToyRunner()
+    done, _ = go(experiment, tmp_path, again, resume=False)
+    assert again.ran == NAMES[:1]
+    assert all(each.whole for each in done.outcomes)
+    assert {each.failed_before for each in done.outcomes} == {0}, "nothing went wrong with it"
+    (kept,) = (tmp_path / "results" / "demo" / EARLIER).glob(f"*/{EVENTS_FILE}")
+    assert kept.parent.name.endswith(".resumed-1")
+
+
+def test_an_unwritable_results_folder_stops_it_first(
+    experiment: ExperimentConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "results").write_text("a file where the folder should be")
+    runner = ToyRunner()
+    with pytest.raises(StoreUnavailable, match="cannot be written"):
+        go(experiment, tmp_path, runner)
+    assert runner.ran == []
+
+
+def test_an_unusable_store_stops_it_first(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("a file where the folder should be")
+    runner = ToyRunner()
+    with pytest.raises(StoreUnavailable, match="MLFLOW_TRACKING_URI"):
+        go(experiment, tmp_path, runner)
+    assert runner.ran == []
+
+
+def test_missing_data_stop_it_first(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    dataset = {"kind": "fashion_mnist", "folder": str(tmp_path / "nowhere")}
+    other = ExperimentConfig.model_validate(
+        {**experiment.model_dump(exclude_unset=True), "dataset": dataset}
+    )
+    runner = ToyRunner()
+    with pytest.raises(ConfigurationError, match="nowhere has no"):
+        go(other, tmp_path, runner)
+    assert runner.ran == []
+
+
+def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Path) -> None:
+    class Nested(ToyRunner):
+        def write(self, attempt: Attempt) -> None:
+            go(experiment, tmp_path, ToyRunner())
+
+    with pytest.raises(ConfigurationError, match="another `dps run` or `dps resume` is writing"):
+        go(experiment, tmp_path, Nested())

@@ -1,0 +1,55 @@
+"""How long trials take: guessed, then learnt from those that have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.config.base import StragglingSection
+from flows.monitor.estimate import Durations, about, guess
+from tests.support.synthetic import demo_trials
+
+TRIALS = demo_trials()
+
+
+def test_a_guess_grows_with_what_there_is_to_do() -> None:
+    plain = next(t for t in TRIALS if t.labels["faults"] == "no fault")
+    killed = next(t for t in TRIALS if t.labels["faults"] == "kill")
+    training = plain.config.training
+    slow = training.model_copy(update={"compute_seconds": 0.05})
+    slower = plain.config.model_copy(update={"training": slow})
+    assert guess(plain.config) < guess(killed.config) < guess(slower)
+    assert guess(slower) - guess(plain.config) == pytest.approx(800 * 0.04 / 2)
+
+
+def test_a_guess_counts_stragglers_as_they_are_on_average() -> None:
+    plain = next(t.config for t in TRIALS if t.name == "none.no-fault.seed-0")
+    straggling = StragglingSection(factor=20, share=0.05)
+    training = plain.training.model_copy(update={"straggling": straggling})
+    slower = plain.model_copy(update={"training": training})
+    assert guess(slower) - guess(plain) == pytest.approx(0.95 * 800 * 0.01 / 2)
+
+
+def test_what_was_seen_counts_more_than_guesses() -> None:
+    durations = Durations()
+    first, other = TRIALS[0], next(t for t in TRIALS if t.labels != TRIALS[0].labels)
+    same = next(t for t in TRIALS if t.labels == first.labels and t.seed != first.seed)
+    durations.note(first, 2 * guess(first.config))
+    assert durations.of(same) == 2 * guess(first.config)
+    assert durations.of(other) == pytest.approx(2 * guess(other.config))
+
+
+def test_trials_at_once_take_as_long_as_the_longest_at_least() -> None:
+    durations = Durations()
+    durations.note(TRIALS[0], 10.0)
+    one = durations.of(TRIALS[1])
+    assert durations.total(TRIALS[:2], 1) == 10.0 + one
+    assert durations.total(TRIALS[:2], 2) == pytest.approx((10.0 + one) / 2)
+    assert durations.total(TRIALS[:2], 8) == max(10.0, one)
+    assert durations.total([], 2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.2, "1 s"), (42.4, "42 s"), (95, "2 min"), (9000, "2.5 h")]
+)
+def test_durations_are_told_as_precisely_as_they_are_known(seconds: float, told: str) -> None:
+    assert about(seconds) == told

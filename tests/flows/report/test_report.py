@@ -1,0 +1,487 @@
+"""Reports: self-contained pages whose every number is one of the outcomes'."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
+from flows.analysis.faults import FaultTimes
+from flows.analysis.groups import Group, summarize
+from flows.analysis.learning import evaluations
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.series import series
+from flows.config.base import ComparisonSection
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import expand
+from flows.metrics import BY_KEY
+from flows.records.record import EVENTS_FILE, read_record, write_grid
+from flows.report import sentences as words
+from flows.report.figures.bands import Curve, band
+from flows.report.figures.cost import front
+from flows.report.figures.figure import Table, slugs, write_files
+from flows.report.figures.gallery import chapters, drawings
+from flows.report.figures.style import STRATEGY_COLOURS, looks
+from flows.report.html import read_trials, render, write_report
+from flows.report.reproduce import experiment_yaml
+from tests.support.synthetic import (
+    KILL_AT,
+    STRATEGIES,
+    demo_trials,
+    missed,
+    toy_events,
+    unsure_trials,
+    write_events,
+    write_experiment,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_experiment(tmp_path_factory.mktemp("results") / "demo")
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    return write_report(folder, folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> list[Outcome]:
+    return [outcome for _, outcome in read_trials(folder, load_prices())]
+
+
+def group(outcomes: list[Outcome], strategy: str, condition: str) -> Group:
+    [found] = [g for g in summarize(outcomes) if (g.strategy, g.condition) == (strategy, condition)]
+    return found
+
+
+class Tags(HTMLParser):
+    """Collects opening tags, checks that they are closed in order, and keeps the text."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "circle"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    return tags
+
+
+def text_of(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_from_anywhere(page: str) -> None:
+    tags = parsed(page)
+    loading = [v or "" for k, v in tags.attributes if k in ("src", "href", "data", "xlink:href")]
+    assert all(value.startswith(("#", "data:")) for value in loading)
+    assert "<script" not in page
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_no_id_occurs_twice(page: str) -> None:
+    ids = [value for name, value in parsed(page).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_inside_a_figure_has_its_target(page: str) -> None:
+    ids = {value for name, value in parsed(page).attributes if name == "id"}
+    shown = re.sub(r'href="data:[^"]*"', "", page)
+    used = {*re.findall(r"url\(#([^)]+)\)", shown), *re.findall(r'href="#([^"]+)"', shown)}
+    assert used
+    assert used <= ids
+
+
+def test_the_figures_take_the_page_s_colours(page: str) -> None:
+    style = page[page.index("<style>") : page.index("</style>")]
+    dark = style[style.index("prefers-color-scheme: dark") :]
+    for name in {*re.findall(r"var\(--((?:strategy|part)-\d)", page), "ink", "grid", "muted"}:
+        assert f"--{name}:" in dark
+    figures = page[page.index("</style>") :]
+    assert not re.search(r"(?<!, )#(?:000000|1c2127|d55e00)", figures)
+
+
+def test_the_page_says_what_was_measured(page: str, outcomes: list[Outcome]) -> None:
+    text = " ".join(parsed(page).text.split())
+    killed = group(outcomes, "none", "kill")
+    assert f"lost {KILL_AT} of 1,600 acked updates" in text
+    assert "A replica took over" in text
+    for key in ("accuracy_final", "rto_seconds", "sent_bytes_all", "cost_usd"):
+        spread = killed.spread(key)
+        assert spread
+        assert BY_KEY[key].text(spread.mean) in text
+    assert "applied twice: none in 16 trials" in text
+
+
+def test_the_page_names_the_configuration_the_versions_and_the_prices(page: str) -> None:
+    text = parsed(page).text
+    assert "dps run demo.yaml" in text
+    assert "learning_rate: 0.1" in text
+    assert "0.1.0" in text
+    assert load_prices().sources["gb_moved"] in text
+
+
+def test_every_figure_on_the_page_is_defined_there(page: str) -> None:
+    text = parsed(page).text
+    for key in ("updates_lost", "rto_seconds", "staleness_p99", "peak_bytes_all", "cost_usd"):
+        assert BY_KEY[key].definition in text
+
+
+def test_invalid_and_failed_trials_are_named_and_left_out(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path)
+    write_events(folder / "chain.kill.seed-0", missed(toy_events("chain", "no fault")))
+    failed = [*toy_events("chain", "kill", 1)[:-1], TrialEnded(2e9, "failed", "<out of memory>")]
+    write_events(folder / "chain.kill.seed-1", failed)
+    text = " ".join(parsed(write_report(folder, tmp_path / "r.html").read_text()).text.split())
+    assert "2 of 16 trials are left out of every figure and statistic" in text
+    assert "invalid: the training ended first" in text
+    assert "failed: <out of memory>" in text
+    groups = summarize([outcome for _, outcome in read_trials(folder, load_prices())])
+    assert sum(len(g.left_out) for g in groups) == 2
+    assert sum(len(g.trials) for g in groups) == 14
+
+
+def test_a_broken_promise_is_shown(tmp_path: Path) -> None:
+    events = toy_events("chain", "no fault")
+    applied = next(event for event in events if type(event).__name__ == "Applied")
+    twice = [*events[:-1], _again(applied), events[-1]]
+    write_events(tmp_path / "chain.no-fault.seed-0", twice)
+    text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
+    assert "applied twice in chain.no-fault.seed-0" in text
+
+
+def _again(applied: object) -> object:
+    later = tuple(version + 5000 for version in applied.versions)  # type: ignore[attr-defined]
+    return dataclasses.replace(applied, versions=later)  # type: ignore[type-var]
+
+
+def test_a_report_of_one_trial_without_axes(tmp_path: Path) -> None:
+    started, *rest = toy_events("none", "no fault")
+    settings = {**started.settings, "labels": {}}  # type: ignore[attr-defined]
+    write_events(tmp_path / "seed-0", [dataclasses.replace(started, settings=settings), *rest])  # type: ignore[call-arg]
+    page = write_report(tmp_path, tmp_path / "r.html").read_text()
+    assert "All trials" in parsed(page).text
+
+
+def test_a_report_where_nothing_is_valid(tmp_path: Path) -> None:
+    write_events(tmp_path / "a", [*toy_events()[:-1], TrialEnded(2e9, "failed", "no memory")])
+    text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
+    assert "failed: no memory" in text
+
+
+def test_only_the_trials_of_the_last_run(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "experiment")
+    write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"], 0)
+    text = parsed(write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()).text
+    assert "applied twice: none in 2 trials" in text
+    assert "stateless" not in text[: text.index("Configuration")]
+
+
+def test_a_folder_without_trials(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no trial has been recorded"):
+        write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_a_report_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnavailable, match="report cannot be written"):
+        write_report(folder, tmp_path / "file" / "report.html")
+
+
+# -- repeating ---------------------------------------------------------------------------------
+
+
+def test_the_configuration_on_the_page_expands_to_the_same_trials(folder: Path) -> None:
+    records = [record for record, _ in read_trials(folder, load_prices())]
+    again = expand(ExperimentConfig.model_validate(yaml.safe_load(experiment_yaml(records))))
+    assert {t.digest for t in again} == {t.digest for t in demo_trials()}
+    assert {t.name for t in again} == {t.name for t in demo_trials()}
+
+
+# -- words and figures -------------------------------------------------------------------------
+
+
+def test_ranges_are_given_as_ranges(outcomes: list[Outcome]) -> None:
+    killed = group(outcomes, "none", "kill")
+    rto = killed.spread("rto_seconds")
+    assert rto
+    said = words.span(killed, "rto_seconds", " s")
+    assert said == f"{rto.low:.2f}–{rto.high:.2f} s"
+    assert words.span(killed, "updates_lost") == str(KILL_AT)
+    assert words.span(group(outcomes, "none", "no fault"), "rto_seconds") is None
+
+
+def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
+    said = {s: words.through_fault(group(outcomes, s, "kill"), None).text for s in STRATEGIES}
+    assert "initial values" in said["none"]
+    assert "Test accuracy fell from" in said["none"]
+    assert "lost 17 of 1,600" in said["checkpoint"]
+    assert "lost no acked update" in said["chain"]
+    assert "32 updates computed during the outage were applied after it" in said["stateless"]
+    assert "significant" not in " ".join(said.values())
+
+
+def test_a_strategy_keeps_its_look_whatever_is_beside_it() -> None:
+    alone, together = looks(["chain"]), looks(["mine", "stateless", "chain"])
+    assert alone["chain"] == together["chain"]
+    assert together["mine"].colour == STRATEGY_COLOURS[4]
+
+
+def test_every_figure_is_a_file_of_each_kind_and_its_table_holds_what_is_drawn(
+    folder: Path, tmp_path: Path
+) -> None:
+    found = chapters(read_trials(folder, load_prices()))
+    assert [chapter.name for chapter in found] == [
+        "accuracy",
+        "through",
+        "timeline",
+        "recovery",
+        "work",
+        "resources",
+        "money",
+    ]
+    drawn = list(drawings(found))
+    write_files(drawn[:2], tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png", ".csv"}
+    assert (tmp_path / f"{drawn[0].name}.png").read_bytes().startswith(b"\x89PNG")
+    names = {drawing.name for drawing in drawn}
+    assert len(names) == len(drawn)
+    assert {
+        "accuracy-time-kill",
+        "timeline-kill-chain",
+        "recovery-time",
+        "cost-accuracy-kill",
+    } <= names
+    for drawing in drawn:
+        header, *rows = csv.reader(drawing.csv.splitlines())
+        assert rows
+        assert {len(row) for row in rows} == {len(header)}
+
+
+def test_the_table_of_recovery_times_agrees_with_the_outcomes(
+    folder: Path, outcomes: list[Outcome]
+) -> None:
+    drawn = {d.name: d for d in drawings(chapters(read_trials(folder, load_prices())))}
+    rto = group(outcomes, "chain", "kill").spread("rto_seconds")
+    assert rto
+    rows = [row for row in drawn["recovery-time"].table.rows if row[0] == "chain"]
+    assert sum(row[3] for row in rows if row[2] != "total of a trial") == pytest.approx(rto.mean)
+    assert {row[3] for row in rows if row[2] == "total of a trial"} == {rto.low, rto.high}
+
+
+def test_time_through_a_fault_counts_from_the_one_that_took_a_shard_down(tmp_path: Path) -> None:
+    events = toy_events("chain", "kill", 0)
+    [kill] = [event for event in events if isinstance(event, Killed)]
+    harmless = Disturbed(kill.t - 0.2, 1, "slow", "worker-0", 40, "it was slow", True)
+    record = read_record(write_events(tmp_path, [*events[:-1], harmless, events[-1]]))
+    [drawn] = [
+        drawing
+        for drawing in drawings(chapters([(record, outcome(record, load_prices()))]))
+        if drawing.name == "through-fault-kill-chain"
+    ]
+    times = [since for *_, since, accuracy in drawn.table.rows if not np.isnan(accuracy)]
+    assert times == pytest.approx([step.t - kill.t for step in evaluations(record)])
+
+
+def test_the_timeline_tells_every_part_of_a_recovery(folder: Path) -> None:
+    drawn = {d.name: d for d in drawings(chapters(read_trials(folder, load_prices())))}
+    rows = drawn["timeline-kill-checkpoint"].table.rows
+    lanes = {row[0] for row in rows}
+    assert {"shard 0", "shard 1", "server-0", "server-0-b", "worker-1"} <= lanes
+    down = [row for row in rows if row[0] == "shard 0" and row[4] == "fault 0"]
+    assert [row[1] for row in down] == ["detect", "wait for a node", "restore"]
+    assert all(before[3] == after[2] for before, after in pairwise(down))
+    assert ("server-0", "fault") in {row[:2] for row in rows}
+
+
+def test_a_band_is_there_only_where_every_seed_has_a_value() -> None:
+    x = np.array([0.0, 1.0, 2.0, 3.0])
+    gap = np.array([1.0, np.nan, 1.0, 1.0])
+    found = band([Curve("a", 0, x, gap), Curve("a", 1, x[:3], 3 * np.ones(3))])
+    assert found
+    assert (found.x[0], found.x[-1]) == (0.0, 2.0)
+    assert np.isnan(found.mean[1:-1]).all()
+    assert (found.mean[-1], found.low[-1], found.high[-1]) == (2.0, 1.0, 3.0)
+
+
+def test_a_band_over_three_seeds_is_the_interval_of_the_mean() -> None:
+    x = np.array([0.0, 1.0])
+    found = band([Curve("a", seed, x, np.full(2, float(seed))) for seed in range(3)])
+    assert found
+    # Student's t with 2 degrees of freedom: 4.303 × 1 / √3.
+    assert found.high[0] - found.mean[0] == pytest.approx(2.484, abs=1e-3)
+    assert found.mean[0] - found.low[0] == pytest.approx(2.484, abs=1e-3)
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    points = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8), (1.0, 0.4), (4.0, 0.95)]
+    assert front(points) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
+
+
+def test_words_and_legends_speak_only_of_what_is_drawn(folder: Path) -> None:
+    trials = [
+        each for each in read_trials(folder, load_prices()) if each[1].identity.seed in (0, 1)
+    ]
+    drawn = {d.name: d for d in drawings(chapters(trials))}
+    [tradeoff, *_] = [d for name, d in drawn.items() if name.startswith("cost-accuracy")]
+    assert "(its 95% interval would take 3 seeds at least)" in tradeoff.note
+    [roles, *_] = [d for name, d in drawn.items() if name.startswith("cpu-roles")]
+    [axes] = roles.figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    named = {text.get_text() for text in legend.get_texts()}
+    assert "server" in named
+    assert named == {row[2] for row in roles.table.rows if row[3] > 0}
+
+
+def test_names_of_files_differ_even_where_labels_hardly_do() -> None:
+    found = slugs(["a b", "a-b", "A/B", ""])
+    assert len(set(found.values())) == 4
+    assert all(re.fullmatch(r"[a-z0-9.~-]*", slug) for slug in found.values())
+
+
+def test_a_table_leaves_gaps_empty() -> None:
+    table = Table(("a", "b"), ((1, float("nan")), (None, 0.123456789)))
+    assert table.to_csv() == "a,b\n1,\n,0.123457\n"
+
+
+def test_what_is_said_of_faults_of_any_kind() -> None:
+    fault = dict.fromkeys(field.name for field in dataclasses.fields(FaultTimes))
+    seen = {**fault, "fault": 0, "node": "server-1", "updates": 9, "began": 12.0, "ended": 13.5}
+    told = words.told(FaultTimes(**{**seen, "kind": "slow"}), 10.0)  # type: ignore[arg-type]
+    assert told == "server-1 was slowed down at 2.00 s for 1.50 s, and every shard went on serving"
+    lost = words.told(FaultTimes(**{**seen, "kind": "host", "ended": None}), 10.0)  # type: ignore[arg-type]
+    assert lost.startswith("server-1 was lost with its host at 2.00 s")
+    assert "hit by “flood”" in words.told(FaultTimes(**{**seen, "kind": "flood"}), 10.0)  # type: ignore[arg-type]
+
+
+def test_a_resumed_trial_is_said_to_be_one_and_left_out_of_figures_over_time(
+    tmp_path: Path,
+) -> None:
+    events = toy_events("checkpoint", "no fault")
+    began = next(event.t for event in events if type(event).__name__ == "TrainingStarted")
+    resumed = [*events[:-1], TrialResumed(began, "somewhere", 250), events[-1]]
+    write_events(tmp_path / "checkpoint.no-fault.seed-0", resumed)
+    write_events(tmp_path / "chain.no-fault.seed-0", toy_events("chain", "no fault"))
+    trials = read_trials(tmp_path, load_prices())
+    drawn = {d.name: d for d in drawings(chapters(trials))}
+    over_time = drawn["accuracy-time-no-fault"]
+    assert {row[0] for row in over_time.table.rows} == {"chain"}
+    assert "1 of the trials was resumed" in over_time.note
+    against = drawn["accuracy-gradients-no-fault"].table.rows
+    assert min(row[2] for row in against if row[0] == "checkpoint") >= 250
+    text = parsed(write_report(tmp_path, tmp_path / "r.html").read_text()).text
+    assert "went on from its checkpoints at 250 updates" in text
+    rows = {outcome.identity.strategy: outcome.row() for _, outcome in trials}
+    for key in ("training_seconds", "updates_acked", "cpu_seconds_all", "cost_usd"):
+        assert rows["checkpoint"][key] is None
+        assert rows["chain"][key] is not None
+    assert rows["checkpoint"]["accuracy_final"] is not None
+    assert rows["checkpoint"].keys() == rows["chain"].keys()
+
+
+def test_numbers_read_well() -> None:
+    seconds, share, money = (BY_KEY[k] for k in ("rto_seconds", "accuracy_final", "cost_usd"))
+    assert [seconds.text(v) for v in (0, 0.0412, 1.583, 12.34, 1234.5)] == [
+        "0",
+        "0.041",
+        "1.58",
+        "12.3",
+        "1,234",
+    ]
+    assert share.text(0.9567) == "95.7"
+    assert [money.text(v) for v in (0.0012345, 1e-9, 2.5)] == ["0.001234", "<0.000001", "2.50"]
+    assert BY_KEY["updates_lost"].text(1234) == "1,234"
+    assert BY_KEY["accuracy_drop"].text(-0.019) == "−1.9"
+    assert seconds.text(None) == "–"
+    assert BY_KEY["peak_bytes_all"].text(159_800_000) == "160"
+
+
+def test_series_are_in_order_and_cover_the_training(folder: Path) -> None:
+    record = read_record(folder / "chain.kill.seed-0" / EVENTS_FILE)
+    points = series(record)
+    assert [p.t for p in points] == sorted(p.t for p in points)
+    names = {p.name for p in points}
+    assert {"train/loss", "eval/accuracy", "staleness/p99", "server/updates"} <= names
+    assert {"resource/server/cpu_seconds", "resource/worker/sent_bytes"} <= names
+
+
+def test_rendering_is_deterministic(folder: Path) -> None:
+    trials, prices = read_trials(folder, load_prices())[:4], load_prices()
+    pages = [render(trials, prices, ComparisonSection(), chapters(trials)) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unsure_page() -> str:
+    return render(unsure_trials(), load_prices(), ComparisonSection(), [])
+
+
+def test_what_the_correction_alone_hides_is_explained_on_the_page(unsure_page: str) -> None:
+    text = text_of(unsure_page)
+    assert "p 0.032, corrected 0.064 only before correction about 5 seeds would show it" in text
+    assert (
+        "“Only before correction”: by itself the difference is significant, and its interval "
+        "excludes 0; after the correction for 6 comparisons, of 3 seeds each, it is not."
+    ) in text
+    assert "chain worse than none by 44.0 points, but only before correction" in text
+
+
+def test_no_interval_on_the_page_that_excludes_0_is_told_as_no_difference(
+    unsure_page: str,
+) -> None:
+    cells = re.findall(
+        r'"difference">.*? \((.*?) to (.*?)\)</small>.*?"verdict .*?">(.*?)</small>',
+        unsure_page,
+        re.DOTALL,
+    )
+    bounds = [
+        ([float(each.replace("−", "-").replace(",", "")) for each in (low, high)], said)
+        for low, high, said in cells
+    ]
+    excluding = [said for (low, high), said in bounds if low > 0 or high < 0]
+    assert len(excluding) == 6
+    assert "no difference shown" not in excluding
+    assert excluding.count("only before correction") == 1
+
+
+def test_a_page_without_such_verdicts_does_not_explain_them(page: str) -> None:
+    assert "before correction" not in text_of(page)

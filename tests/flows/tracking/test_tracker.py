@@ -1,0 +1,368 @@
+"""Tracking, against a real MLflow store: what ends up in it, and that nothing gets in twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socketserver
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps.errors import StoreUnavailable
+from dps.events import Evaluated, TrialStarted
+from flows.analysis.outcome import outcome
+from flows.analysis.prices import load_prices
+from flows.records.record import Record, read_record
+from flows.report.html import read_trials, write_report
+from flows.tracking.store import default_uri
+from flows.tracking.tracker import METRICS_PER_BATCH, Tracker, flat, tracked_experiments
+from tests.support.synthetic import (
+    UPDATES,
+    missed,
+    reported,
+    toy_events,
+    write_events,
+    write_experiment,
+)
+
+TRIALS = 16
+
+
+class LosesAnswers:
+    """A server that carries out what it is asked for, and whose answers are lost on the way.
+
+    `asked` has the first line of each request. Use as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        asked = self.asked
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                if line := self.rfile.readline():
+                    asked.append(line)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> LosesAnswers:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracked:
+    """A working directory whose toy experiment has been tracked, and a client to look with."""
+
+    here: Path
+    folder: Path
+    tracker: Tracker
+    client: Any
+
+    def runs(self, query: str = "") -> list[Any]:
+        experiment = self.client.get_experiment_by_name("dps/demo")
+        return list(self.client.search_runs([experiment.experiment_id], query))
+
+    def children(self) -> list[Any]:
+        return self.runs(f"tags.`mlflow.parentRunId` = '{self.tracker.parent_id}'")
+
+    def child(self, name: str) -> Any:
+        [run] = self.runs(f"tags.`dps.trial` = '{name}'")
+        return run
+
+
+def track_all(tracker: Tracker, folder: Path) -> None:
+    trials = read_trials(folder, load_prices())
+    for record, result in trials:
+        events_file = folder / result.identity.trial / "events.jsonl"
+        tracker.track_trial(record, result, events_file, "0123456789abcdef")
+    figures = folder / "figures"
+    report = write_report(folder, folder / "report.html", figures=figures)
+    tracker.track_experiment(trials, report, figures)
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Tracked:
+    here = tmp_path_factory.mktemp("here")
+    folder = write_experiment(here / "results" / "demo")
+    tracker = Tracker("demo", here)
+    track_all(tracker, folder)
+    from mlflow import MlflowClient
+
+    return Tracked(here, folder, tracker, MlflowClient(default_uri(here)))
+
+
+def test_one_parent_and_a_child_for_every_trial(tracked: Tracked) -> None:
+    assert len(tracked.runs()) == 1 + TRIALS
+    assert len(tracked.children()) == TRIALS
+    assert {run.info.status for run in tracked.runs()} == {"FINISHED"}
+
+
+def test_the_experiments_of_a_store_are_known_by_name(tracked: Tracked) -> None:
+    experiment = tracked.client.get_experiment_by_name("dps/demo")
+    assert tracked_experiments(default_uri(tracked.here))["demo"] == experiment.experiment_id
+
+
+def test_tracking_again_changes_nothing(tracked: Tracked) -> None:
+    before = {run.info.run_id for run in tracked.runs()}
+    again = Tracker("demo", tracked.here)
+    track_all(again, tracked.folder)
+    assert again.parent_id == tracked.tracker.parent_id
+    assert {run.info.run_id for run in tracked.runs()} == before
+
+
+def test_a_trial_that_ran_again_replaces_its_child(tracked: Tracked, tmp_path: Path) -> None:
+    old = tracked.child("none.no-fault.seed-1")
+    events = toy_events("none", "no fault", 1)
+    later = reported(events[-2].t, 401, 0.123)
+    path = write_events(tmp_path, [*events[:-1], later, events[-1]])
+    record = read_record(path)
+    tracked.tracker.track_trial(record, outcome(record, load_prices()), path)
+    new = tracked.child("none.no-fault.seed-1")
+    assert new.info.run_id != old.info.run_id
+    assert len(tracked.children()) == TRIALS
+
+
+def test_runs_of_another_directory_are_left_alone(tracked: Tracked, tmp_path: Path) -> None:
+    before = {run.info.run_id for run in tracked.runs()}
+    events = toy_events("none", "no fault", 1)
+    later = reported(events[-2].t, 401, 0.321)
+    record = read_record(path := write_events(tmp_path, [*events[:-1], later, events[-1]]))
+    theirs = Tracker("demo", tmp_path, default_uri(tracked.here))
+    entered = theirs.track_trial(record, outcome(record, load_prices()), path)
+    assert {run.info.run_id for run in tracked.runs()} == before | {theirs.parent_id, entered}
+    again = Tracker("demo", tmp_path, default_uri(tracked.here))
+    assert again.parent_id == theirs.parent_id
+    assert again.track_trial(record, outcome(record, load_prices()), path) == entered
+    for run_id in (entered, theirs.parent_id):
+        tracked.client.delete_run(run_id)
+
+
+def test_requests_are_not_repeated_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
+    with pytest.raises(StoreUnavailable), LosesAnswers() as server:
+        Tracker("demo", tmp_path, server.uri)
+    assert len(server.asked) == 1
+
+
+def test_tags_say_which_trial_it_is(tracked: Tracked) -> None:
+    run = tracked.child("chain.kill.seed-1")
+    tags = run.data.tags
+    assert run.info.run_name == "chain.kill.seed-1"
+    assert tags["mlflow.parentRunId"] == tracked.tracker.parent_id
+    assert (tags["dps.strategy"], tags["dps.condition"], tags["dps.seed"]) == ("chain", "kill", "1")
+    assert (tags["dps.status"], tags["dps.label.recovery"]) == ("valid", "chain")
+    assert len(tags["dps.digest"]) == 12
+
+
+def test_parent_and_children_carry_the_digest_of_their_experiment(tracked: Tracked) -> None:
+    [parent] = tracked.runs("tags.`dps.kind` = 'experiment'")
+    digest = parent.data.tags["dps.experiment.digest"]
+    assert len(digest) == 12
+    assert tracked.child("chain.kill.seed-1").data.tags["dps.experiment.digest"] == digest
+
+
+def test_params_are_flat_and_dotted(tracked: Tracked) -> None:
+    params = tracked.child("chain.kill.seed-0").data.params
+    assert params["recovery.durability.kind"] == "chain"
+    assert params["training.updates"] == str(UPDATES)
+    assert params["faults.0.target"] == "server-0"
+    assert params["workload.hidden"] == "[32]"
+    assert params["versions.dps"] == "0.1.0"
+    assert (params["axis.recovery"], params["axis.faults"]) == ("chain", "kill")
+
+
+def test_series_are_whole_and_start_with_the_training(tracked: Tracked) -> None:
+    run = tracked.child("stateless.kill.seed-0")
+    losses = tracked.client.get_metric_history(run.info.run_id, "train/loss")
+    assert len(losses) == UPDATES
+    record = read_record(tracked.folder / "stateless.kill.seed-0" / "events.jsonl")
+    scores = record.of(Evaluated)
+    history = tracked.client.get_metric_history(run.info.run_id, "eval/accuracy")
+    assert [m.value for m in history] == [s.accuracy for s in scores]
+    assert [m.timestamp for m in history] == [round(1000 * s.t) for s in scores]
+    steps = [m.step for m in history]
+    assert steps == sorted(steps)
+    assert steps[0] < 10
+    assert steps[-1] == UPDATES  # the gradients pushed, so that runs of any speed align
+    for name in ("staleness/p99", "staleness/seconds_p99", "server/updates", "eval/loss"):
+        assert len(tracked.client.get_metric_history(run.info.run_id, name)) > 5
+
+
+def test_final_scalars_stand_beside_the_series(tracked: Tracked) -> None:
+    metrics = tracked.child("none.kill.seed-0").data.metrics
+    row = outcome(
+        read_record(tracked.folder / "none.kill.seed-0" / "events.jsonl"), load_prices()
+    ).row()
+    assert metrics["final/accuracy"] == row["accuracy_final"]
+    assert metrics["recovery/rto_seconds"] == row["rto_seconds"]
+    assert metrics["updates/lost"] == row["updates_lost"]
+    assert metrics["cost/usd"] == row["cost_usd"]
+    assert metrics["system/server/system_memory_usage_megabytes"] > 100
+    assert metrics["final/non_finite_values_dropped"] == 0
+    assert "recovery/rto_seconds" not in tracked.child("none.no-fault.seed-0").data.metrics
+
+
+def test_the_data_set_is_an_input(tracked: Tracked) -> None:
+    [entry] = tracked.child("none.kill.seed-0").inputs.dataset_inputs
+    assert (entry.dataset.name, entry.dataset.digest) == ("digits", "0123456789ab")
+
+
+def test_artifacts_lie_in_the_working_directory(tracked: Tracked) -> None:
+    run = tracked.child("none.kill.seed-0")
+    names = {file.path for file in tracked.client.list_artifacts(run.info.run_id)}
+    assert names == {"events.jsonl", "trial.png"}
+    assert run.info.artifact_uri.startswith((tracked.here / "mlruns").as_uri())
+    parent = tracked.tracker.parent_id
+    assert {f.path for f in tracked.client.list_artifacts(parent)} == {"figures", "report.html"}
+    figures = {file.path for file in tracked.client.list_artifacts(parent, "figures")}
+    for name in ("accuracy-time-kill", "recovery-time", "timeline-kill-chain"):
+        assert {f"figures/{name}.{ending}" for ending in ("svg", "png", "csv")} <= figures
+
+
+def test_an_invalid_trial_is_a_failed_run(tracked: Tracked, tmp_path: Path) -> None:
+    path = write_events(tmp_path, missed(toy_events("chain", "no fault")))
+    record = read_record(path)
+    tracker = Tracker("other", tracked.here)
+    run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
+    run = tracked.client.get_run(run_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["dps.reason"] == "the training ended first"
+
+
+def test_values_that_are_not_finite_are_dropped_and_counted(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    events = toy_events("chain", "no fault")
+    odd = [
+        reported(events[-2].t, step, value)
+        for step, value in enumerate([float("nan"), float("inf"), 0.5])
+    ]
+    path = write_events(tmp_path, [*events[:-1], *odd, events[-1]])
+    record = read_record(path)
+    tracker = Tracker("odd", tracked.here)
+    run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
+    metrics = tracked.client.get_run(run_id).data.metrics
+    assert metrics["final/non_finite_values_dropped"] == 2
+    assert len(tracked.client.get_metric_history(run_id, "train/loss")) == UPDATES + 1
+
+
+def test_long_series_and_long_settings_fit(tracked: Tracked, tmp_path: Path) -> None:
+    started, *rest = toy_events("none", "no fault")
+    settings = {**started.settings, "digest": "long", "config": {"note": "x" * 20_000}}  # type: ignore[attr-defined]
+    many = [reported(rest[0].t + i / 1000, i, 1.0) for i in range(3 * METRICS_PER_BATCH)]
+    events = [dataclasses.replace(started, settings=settings), *many, *rest]  # type: ignore[call-arg]
+    path = write_events(tmp_path, events)
+    record = read_record(path)
+    tracker = Tracker("long", tracked.here)
+    run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
+    run = tracked.client.get_run(run_id)
+    assert run.data.params["note"].endswith("x…")
+    assert len(tracked.client.get_metric_history(run_id, "train/loss")) > 3 * METRICS_PER_BATCH
+
+
+def test_an_experiment_deleted_in_the_interface_comes_back(tracked: Tracked) -> None:
+    Tracker("deleted", tracked.here)
+    experiment = tracked.client.get_experiment_by_name("dps/deleted")
+    tracked.client.delete_experiment(experiment.experiment_id)
+    Tracker("deleted", tracked.here)
+    assert tracked.client.get_experiment_by_name("dps/deleted").lifecycle_stage == "active"
+
+
+# -- stores that cannot be used ----------------------------------------------------------------
+
+
+def test_a_file_in_the_way_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("in the way")
+    with pytest.raises(StoreUnavailable, match=r"cannot be used: .*MLFLOW_TRACKING_URI"):
+        Tracker("demo", tmp_path)
+
+
+def test_a_store_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / "mlruns" / "mlflow.db").write_text("no database at all, but long enough " * 50)
+    with pytest.raises(StoreUnavailable, match=r"file is not a database\. Move the file away"):
+        Tracker("demo", tmp_path)
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9"):
+        Tracker("demo", tmp_path, "http://127.0.0.1:9")
+
+
+def test_a_store_of_an_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="pigeon://"):
+        Tracker("demo", tmp_path, "pigeon://loft")
+
+
+# -- manners -----------------------------------------------------------------------------------
+
+
+def test_mlflow_neither_talks_nor_reports_home(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path; from flows.tracking.tracker import Tracker\n"
+        "Tracker('quiet', Path.cwd())\n"
+        "from mlflow.telemetry.utils import is_telemetry_disabled\n"
+        "assert is_telemetry_disabled()\n"
+    )
+    markers = ("CI", "PYTEST_CURRENT_TEST", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_TRACKING_URI")
+    environment = {k: v for k, v in os.environ.items() if k not in markers}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "mlruns" / "mlflow.db").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"mlruns"}
+
+
+def test_flat_settings() -> None:
+    nested = {"a": {"b": 1, "c": {}}, "d": [{"e": 2}], "f": [1, 2], "g": None}
+    assert flat(nested) == {"a.b": 1, "a.c": {}, "d.0.e": 2, "f": [1, 2], "g": None}
+
+
+def test_a_record_without_a_start_can_be_tracked(tracked: Tracked, tmp_path: Path) -> None:
+    path = write_events(tmp_path, toy_events()[-3:])
+    record = Record(read_record(path).events)
+    Tracker("nameless", tracked.here).track_trial(record, outcome(record, load_prices()), path)
+
+
+def test_settings_whose_names_mlflow_does_not_take_are_tracked(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    started, *others = toy_events()
+    assert isinstance(started, TrialStarted)
+    config = {**started.settings["config"], "filters": {"*": [{"kind": "lossless"}]}}
+    settings = {**started.settings, "config": config}
+    path = write_events(tmp_path, [dataclasses.replace(started, settings=settings), *others])
+    record = read_record(path)
+    tracker = Tracker("filtered", tracked.here)
+    tracker.track_trial(record, outcome(record, load_prices()), path)
+    [run] = [
+        run
+        for experiment in tracked.client.search_experiments(filter_string="name = 'dps/filtered'")
+        for run in tracked.client.search_runs([experiment.experiment_id])
+        if "filters._.0.kind" in run.data.params
+    ]
+    assert run.data.params["filters._.0.kind"] == "lossless"
+
+
+def test_the_parent_counts_trials_by_status(tracked: Tracked) -> None:
+    metrics = tracked.client.get_run(tracked.tracker.parent_id).data.metrics
+    assert metrics["trials/valid"] == TRIALS

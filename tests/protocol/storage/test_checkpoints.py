@@ -1,0 +1,290 @@
+"""When checkpoints are written: the promise in updates and in seconds, and what acks wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps.core.recovery import Checkpoint, Recovery
+from dps.errors import StoreUnavailable
+from dps.events import CheckpointFailed, CheckpointWritten, Event, Moved, Restored
+from dps.protocol.messages import Drain
+from dps.protocol.storage import checkpoints as saving
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.sim.process import Process, SimClock
+from dps.sim.world import COORDINATOR
+from tests.support.worlds import Setting, happened, in_world, until
+
+ONES = {"w": np.ones(40)}
+_numbers = count()
+
+
+def saved(**choices: Any) -> Recovery:
+    return Recovery(Checkpoint(path=f"memory://saving-{next(_numbers)}", **choices))
+
+
+def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
+    return [event for event in happened(s, kind) if event.shard == shard]
+
+
+@contextmanager
+def unwritable() -> Iterator[None]:
+    """Have no checkpoint written."""
+
+    def fail(self: CheckpointFiles, *args: Any) -> int:
+        raise StoreUnavailable("no space")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointFiles, "write", fail)
+        yield
+
+
+def test_what_is_unsaved_is_written_in_time_though_nothing_follows() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        loop = asyncio.get_running_loop()
+        acked = loop.time()
+        await until(lambda: events(s, CheckpointWritten)[-1].version)
+        assert 0.3 < loop.time() - acked < 1.0
+        written = len(events(s, CheckpointWritten))
+        await asyncio.sleep(30)
+        assert len(events(s, CheckpointWritten)) == written, "there was nothing to write"
+        await client.push(ONES)
+        assert len(events(s, CheckpointWritten)) == written, "no ack waits after a long rest"
+
+    in_world(scenario, recovery=saved(seconds=1.0))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("every", [None, 5])
+def test_no_more_is_lost_than_was_acked_in_the_interval(mode: str, every: int | None) -> None:
+    lost = []
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        acked: list[float] = []
+
+        async def push() -> None:
+            while True:
+                await client.push(ONES)
+                acked.append(loop.time())
+                await asyncio.sleep(s.random.uniform(0, 0.05))
+
+        pushing = process.run(push())
+        await asyncio.sleep(s.random.uniform(0.2, 1.5))
+        crashed = loop.time()
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: len(events(s, Restored)) == 2)
+        pushing.cancel()
+        version = events(s, Restored)[-1].version
+        gone = [at for at in acked if at <= crashed][version:]
+        assert all(crashed - at <= 0.4 for at in gone)
+        assert every is None or len(gone) <= every
+        lost.append(len(gone))
+
+    for seed in range(40):
+        recovery = saved(every=every, seconds=0.4, mode=mode)
+        in_world(scenario, seed=seed, shards=1, recovery=recovery)
+    assert any(lost)
+
+
+def test_what_is_acked_during_a_write_is_saved_in_time_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its age counts from when it was acked, not from the end of a slow write without it."""
+    seconds, slow = 1.0, 0.4
+
+    async def slowly(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(slow)
+        return work()
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        acked: dict[int, float] = {}
+        saved: dict[int, float] = {}
+
+        def note(process: Process, event: Event) -> None:
+            if isinstance(event, CheckpointWritten):
+                saved[event.version] = loop.time()
+
+        s.world.watchers.append(note)
+        for version in (1, 2):
+            await client.push(ONES)
+            acked[version] = loop.time()
+            await asyncio.sleep(seconds / 2 + 0.05)  # then a write is under way
+        await until(lambda: 2 in saved)
+        assert saved[1] - acked[1] <= seconds
+        assert acked[2] < saved[1]
+        assert saved[2] - acked[2] <= seconds
+
+    monkeypatch.setattr(saving, "in_thread", slowly)
+    in_world(scenario, shards=1, recovery=saved(seconds=seconds))
+
+
+@pytest.mark.parametrize("choices", [{}, {"every": 50}])
+def test_what_was_acked_before_a_move_is_saved_in_time_after_it(choices: dict[str, Any]) -> None:
+    """Though nothing is pushed after it: the new holder does not know since when it is acked."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        await client.push(ONES)
+        acked = loop.time()
+        await s.scaled(Drain(s.world.endpoint("server-0")))
+        assert loop.time() - acked < 0.5
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
+        assert loop.time() - acked <= 1.0
+        s.world.crash(s.world.name_of((await s.world.complete()).views[0].chain[0]))
+        await s.world.bring_up(["server-1"])
+        await until(lambda: len(events(s, Restored)) == 2)
+        assert events(s, Restored)[-1].version == 1
+
+    recovery = saved(seconds=1.0, **choices)
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+@pytest.mark.parametrize("every", [None, 5])
+def test_a_move_makes_no_loss_larger(every: int | None) -> None:
+    """The old holder and the new one are lost together, at any moment of the move."""
+    seconds, lost, interrupted = 0.4, 0, 0
+
+    async def scenario(s: Setting) -> None:
+        nonlocal lost, interrupted
+        process, client = await s.enter("worker-0")
+        loop = asyncio.get_running_loop()
+        acked: list[float] = []
+
+        async def push() -> None:
+            while True:
+                await client.push(ONES)
+                acked.append(loop.time())
+                await asyncio.sleep(s.random.uniform(0, 0.1))
+
+        pushing = process.run(push())
+        for slow in ("server-0", "spare-0"):
+            s.network.slow("scheduler", slow, 0.05)
+        await asyncio.sleep(s.random.uniform(0.1, 0.8))
+        await s.ask(COORDINATOR, Drain(s.world.endpoint("server-0")))
+        await asyncio.sleep(s.random.uniform(0, 0.6))
+        crashed, moved = loop.time(), bool(events(s, Moved))
+        for name in ("server-0", "spare-0"):
+            s.world.crash(name)
+        await s.world.bring_up(["spare-1"])
+        await until(lambda: len(events(s, Restored)) == 2)
+        pushing.cancel()
+        version = events(s, Restored)[-1].version
+        gone = [at for at in acked if at <= crashed][version:]
+        assert all(crashed - at <= seconds for at in gone)
+        assert every is None or len(gone) <= every
+        lost += len(gone)
+        interrupted += not moved
+
+    for seed in range(12):
+        recovery = saved(every=every, seconds=seconds)
+        in_world(scenario, seed=seed, shards=1, recovery=recovery, extra=("spare-0",))
+    assert lost
+    assert 0 < interrupted < 12
+
+
+def test_acks_do_not_wait_for_a_write_that_is_under_way() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        for _ in range(3):
+            await client.push(ONES)
+        with unwritable():
+            async with asyncio.timeout(0.5):
+                for _ in range(7):
+                    await client.push(ONES)
+            await asyncio.sleep(0.1)
+            assert events(s, CheckpointFailed)
+
+    in_world(scenario, recovery=saved(every=10))
+
+
+@pytest.mark.parametrize(
+    "choices", [{"every": 6}, {"seconds": 1.0}, {"every": 6, "seconds": 1.0, "mode": "sync"}]
+)
+def test_while_the_path_cannot_be_written_to_acks_stop_at_the_interval(
+    choices: dict[str, Any],
+) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        acked: list[int] = []
+
+        async def push() -> None:
+            while True:
+                acked.append(await client.push(ONES))
+                await asyncio.sleep(0.1)
+
+        with unwritable():
+            pushing = process.run(push())
+            await asyncio.sleep(5.0)
+            stopped_at = len(acked)
+            assert stopped_at <= 11
+            await asyncio.sleep(5.0)
+            assert len(acked) == stopped_at
+            assert "no space" in events(s, CheckpointFailed)[-1].reason
+        await asyncio.sleep(2.0)
+        assert len(acked) > stopped_at
+        pushing.cancel()
+
+    in_world(scenario, recovery=saved(**choices))
+
+
+def test_a_newcomer_acks_nothing_before_what_it_was_given_is_saved() -> None:
+    """It does not know since when that is acked."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        (state,) = await s.states()
+        wanted = Checkpoint(path="memory://newcomer", seconds=1.0)
+        keeper = saving.Checkpoints(0, wanted, "g", SimClock(process), lambda event: None)
+        keeper.take_over(0, state.version)
+        with unwritable(), pytest.raises(StoreUnavailable, match="no space"):
+            await keeper.commit(1, state)
+        await keeper.commit(1, state)
+        assert keeper.saved == state.version
+        await keeper.close()
+
+    in_world(scenario, shards=1)
+
+
+def test_both_limits_hold_together() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        for _ in range(6):
+            await client.push(ONES)
+        await asyncio.sleep(0.1)
+        assert events(s, CheckpointWritten)[-1].version >= 3, "by the number of updates"
+        version = (await s.states())[0].version
+        await asyncio.sleep(10.0)
+        assert events(s, CheckpointWritten)[-1].version == version, "by the time"
+
+    in_world(scenario, recovery=saved(every=6, seconds=10.0))
+
+
+def test_a_server_whose_files_a_later_one_has_taken_over_stops_writing() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        keeper = s.world.hosts[s.world.endpoint("server-0").address].replica(0)._durability
+        files, state = keeper._files, (await s.states())[0]  # type: ignore[attr-defined]
+        files.write(9, state)
+        push = process.run(client.push(ONES))
+        await asyncio.sleep(5.0)
+        failures = events(s, CheckpointFailed)
+        assert [f"epoch 9, not {e.epoch}" in e.reason for e in failures] == [True]
+        assert not push.done(), "nothing that cannot be saved is acked"
+        push.cancel()
+
+    in_world(scenario, shards=1, recovery=saved(every=1))

@@ -1,0 +1,170 @@
+"""What the checker takes for broken, and what not, where no random schedule shows it.
+
+One broken variant shows only in the last bit of the weights, which no counter has. All others are
+caught by random schedules (`tests/sim/test_mutants.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import Mock, patch
+
+import numpy as np
+import pytest
+
+from dps.core.recovery import Chain, Recovery, SharedStore, WorkerCache
+from dps.core.shard import initial_state
+from dps.core.updates import Operation, UpdateId
+from dps.events import Restored
+from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
+from dps.protocol.server.batching import Rounds
+from dps.sim.checks.audit import Auditor, publishing
+from dps.sim.injector import Injector
+from dps.sim.schedules.strategies import CASES
+from dps.sim.workload.counter import Tally
+from dps.sim.workload.shapes import name_of
+from dps.sim.world import COORDINATOR
+from tests.protocol.coordinator.test_membership import view_of
+from tests.protocol.server import test_consistency as consistency
+from tests.support.worlds import Setting, happened, in_world, until
+
+
+async def round_in_order_of_arrival(self: Rounds, complete: bool = False) -> None:
+    """Apply a round's updates in the order in which they came."""
+    if self._state().clocks.keys() <= self._held.keys():
+        complete_round, self._held = self._held, {}
+        for held in complete_round.values():
+            held.step.set_result(await self._apply(held.operation))
+
+
+def test_rounds_in_order_of_arrival_are_noticed() -> None:
+    with (
+        patch.object(Rounds, "finish", round_in_order_of_arrival),
+        pytest.raises((AssertionError, TimeoutError)),
+    ):
+        consistency.test_bsp_is_the_sequential_computation_whatever_the_schedule(0)
+
+
+def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> None:
+    """A host gets what it was sent for an epoch that is over; then the shard starts anew."""
+
+    async def scenario(s: Setting) -> None:
+        untouched = Mock(spec=Injector, touched=lambda process: False)
+        Auditor(s.world, CASES["worker cache"], Tally(1, lambda: False), untouched)
+        restored = len(happened(s, Restored))
+        s.world.crash("server-0")
+        await until(lambda: len(happened(s, Restored)) == restored + 1)
+        view = await view_of(s)
+        assert [s.world.name_of(member) for member in view.chain] == ["spare-0"]
+
+        await s.world.bring_up(["server-0"])
+        host = s.world.endpoint("server-0")
+        state = initial_state(params[name_of(0)].view(np.uint8), s.world.group.rule)
+        await s.ask(host, Install(0, view.epoch - 1, (host,), state, "initial"))
+        assert len(happened(s, Restored)) == restored + 2
+        assert not s.network.broken.done()
+        assert await view_of(s) == view
+
+        # Now the coordinator is made to forget who has the shard, and has it restored elsewhere.
+        tender = s.world._coordinator._tenders[0]
+        tender.unsettle(without=view.chain[0])
+        tender.wake()
+        assert "spare-0 had its state" in str(await s.network.broken)
+
+    params = {name_of(0): np.zeros(9)}
+    in_world(scenario, params=params, shards=1, recovery=Recovery(WorkerCache()), extra=["spare-0"])
+
+
+@pytest.mark.parametrize("came", ["nothing", "mail", "mail that is kept", "in use"])
+def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(came: str) -> None:
+    """With server and store lost a shard starts anew; that is given up, and tried elsewhere."""
+
+    async def listen(s: Setting) -> None:
+        lost = Mock(spec=Injector, touched=lambda process: False, has_touched=lambda role: True)
+        Auditor(s.world, replace(CASES["stateless"], shards=1), Tally(1, lambda: False), lost)
+
+    async def scenario(s: Setting) -> None:
+        restored, spare = len(happened(s, Restored)), s.world.endpoint("spare-0")
+        answered = s.held_back(spare, lambda m: isinstance(m, Install) and came != "in use")
+        s.world.crash("store-0", back_after=0.1)
+        s.world.crash("server-0")
+        await until(lambda: len(happened(s, Restored)) == restored + 1)
+        if came.startswith("mail"):
+            gradient = Operation(
+                "gradient", UpdateId("worker-0", 1, 1), gradient=np.zeros(72, np.uint8)
+            )
+            await s.ask(spare, ReplayBuffered(0, s.world.view(0).epoch, (gradient,)))
+            if came == "mail that is kept":
+                mailbox = s.world.table.mailbox
+                assert mailbox is not None
+                await s.ask(mailbox, Deposit(0, s.world.view(0).epoch + 1, gradient))
+        elif came == "in use":
+            await s.world.complete()
+        await s.world.bring_up(["server-0"])
+
+        tender = s.world._coordinator._tenders[0]
+        if came == "in use":  # the coordinator is made to forget who has the shard
+            tender.store_lost()
+            tender.unsettle(without=spare)
+        tender.interrupt()
+        tender.wake()
+        await until(lambda: happened(s, Restored)[-1].node == "server-0")
+        answered.set()
+        broken = s.network.broken
+        assert broken.done() == (came in ("mail", "in use"))
+        assert not broken.done() or "spare-0 had its state" in str(broken.result())
+
+    params = {name_of(0): np.zeros(9)}
+    what = {"recovery": Recovery(SharedStore()), "extra": ["spare-0"], "meanwhile": listen}
+    in_world(scenario, params=params, shards=1, **what)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_who_has_stopped_for_a_move_counts_until_others_serve(served: bool) -> None:
+    """The newcomer is lost before it serves, then the rest, and the shard starts anew."""
+
+    async def listen(s: Setting) -> None:
+        untouched, case = Mock(spec=Injector, touched=lambda process: False), CASES["chain(2)"]
+        auditors.append(
+            Auditor(s.world, replace(case, shards=1), Tally(1, lambda: False), untouched)
+        )
+
+    async def scenario(s: Setting) -> None:
+        goes, stays = (s.world.endpoint(name) for name in ("server-1", "server-0"))
+        entered = s.held_back(stays, lambda m: isinstance(m, Configure) and goes not in m.chain)
+        with publishing(auditors[0].published):
+            await s.ask(COORDINATOR, Drain(goes))
+            replica = s.world.hosts[goes.address].replica(0)
+            await until(lambda: goes not in replica.chain)
+            assert goes in s.world.view(0).chain
+            if not served:  # the coordinator is made to forget that it has to come back
+                s.world._coordinator._tenders[0].unsettle(without=goes)
+            s.world.crash("server-2")
+            if served:
+                await until(lambda: s.world.view(0).chain == (stays, goes))
+                entered.set()
+                await until(lambda: s.world.view(0).chain == (stays,) and s.world.view(0).serving)
+            s.world.crash("server-0")
+            await s.world.bring_up(["server-3"])
+            await until(lambda: happened(s, Restored)[-1].node == "server-3")
+        broken = s.network.broken
+        assert broken.done() != served
+        assert served or "server-1 had its state" in str(broken.result())
+
+    auditors: list[Auditor] = []
+    params, what = {name_of(0): np.zeros(9)}, {"recovery": Recovery(Chain(2)), "servers": 2}
+    in_world(scenario, params=params, shards=1, extra=["server-2"], meanwhile=listen, **what)
+
+
+@pytest.mark.parametrize("leave_hosts", [True, False])
+def test_all_workers_of_a_group_end_with_it(leave_hosts: bool) -> None:
+    """Else one that is left pushes to hosts of its own group, of which the next one has nothing."""
+
+    async def scenario(s: Setting) -> None:
+        workers = [(await s.enter(name))[0] for name in ("worker-0", "worker-0", "worker-1")]
+        hosts = [s.world.process(name) for name in ("server-0", "server-1")]
+        s.world.end(leave_hosts)
+        assert not any(process.alive for process in workers)
+        assert all(host is not None and host.alive == leave_hosts for host in hosts)
+
+    in_world(scenario)
