@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from flows.config.limits import LONGEST_LINE, LONGEST_MESSAGE, LONGEST_QUOTED, MOST_LINES
+LONGEST_QUOTED = 60  # of a value in a sentence
+MOST_LINES = 20
+LONGEST_LINE = 1_500
+LONGEST_MESSAGE = 4_000
 
 # Control characters, half characters, other ends of lines, and what turns the direction of writing.
 _UNSEEN = re.compile(

@@ -16,5 +16,11 @@ Array = np.ndarray
 WORTH = 64  # bytes: a shorter list is sent as it is
 
 
-def _digest(keys: Array) -> str:
+def is_cached(keys: Array) -> bool:
+    """Whether a list is long enough to be sent by its digest."""
+    return keys.nbytes >= WORTH
+
+
+def digest_of(keys: Array) -> str:
+    """What a list is called by those who have it."""
     return blake2b(keys.data, digest_size=16).hexdigest()

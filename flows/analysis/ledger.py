@@ -17,7 +17,6 @@ from dps.core.updates import UpdateId
 
 if TYPE_CHECKING:
     from dps.events import Replayed
-    from flows.analysis.ledger import Ack, Row, Truncation
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator

@@ -19,7 +19,6 @@ from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, targ
 from flows.analysis.ledger import Ledger, applied_rows, ledger
 from flows.analysis.prices import Prices
 from flows.analysis.resources import (
-    LINKS,
     Cost,
     Storage,
     Usage,
@@ -29,9 +28,10 @@ from flows.analysis.resources import (
     total_usage,
     usage_by_role,
 )
-from flows.analysis.staleness import Period, Staleness, by_period, staleness
+from flows.analysis.staleness import Staleness, by_period, staleness
 from flows.analysis.throughput import Pace, pace
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
+from flows.metrics.metric import LINKS, Period
 from flows.records.record import Record
 
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.

@@ -11,9 +11,9 @@ from dps.core.recovery import Checkpoint
 from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
 from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
+from flows.metrics.metric import LINKS
 from flows.records.record import Record
 
-LINKS = ("train", "replicate", "store", "control")
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
 BYTES_PER_GB = 1e9

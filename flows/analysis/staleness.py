@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
 from flows.analysis.faults import FaultTimes
 from flows.analysis.ledger import Row
 from flows.analysis.statistics import nearest_rank
+from flows.metrics.metric import Period
 
-Period = Literal["before", "during", "after"]
 PERIODS: tuple[Period, ...] = ("before", "during", "after")
 
 

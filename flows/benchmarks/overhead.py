@@ -29,8 +29,9 @@ from dps.core.recovery import (
     with_checkpoint_path,
 )
 from dps.core.rules.rule import SGD
-from flows.analysis.resources import LINKS, sent_by_link, total_usage, usage_by_role
+from flows.analysis.resources import sent_by_link, total_usage, usage_by_role
 from flows.benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell
+from flows.metrics.metric import LINKS
 from flows.records.live import Watch
 
 ROUNDS = 5

@@ -28,8 +28,8 @@ from flows.cli.console import curves as _curves
 from flows.cli.console import exit_if_failed as _exit_if_failed
 from flows.cli.console import store as _store
 from flows.cli.console import warn as _warn
-from flows.cli.examples import app as examples
-from flows.cli.replicate import app as replicate
+from flows.cli.examples import app as _examples
+from flows.cli.replicate import app as _replicate
 from flows.cli.replicate import run_replication
 from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
@@ -43,9 +43,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Break a parameter server on purpose, and measure what each way to recover costs.",
 )
-app.add_typer(replicate, name="replicate")
+app.add_typer(_replicate, name="replicate")
 app.add_typer(checks)
-app.add_typer(examples)
+app.add_typer(_examples)
 
 Config = Annotated[
     str,
@@ -184,7 +184,7 @@ def _run_experiment(
     from flows.report.terminal import print_verdicts
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
-    at_once = check_deployments(experiment, parallel)
+    at_once = check_deployments(experiment, parallel, _warn)
     console = _console()
     if at_once > 1:
         print(

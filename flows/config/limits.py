@@ -46,9 +46,5 @@ MOST_CURVE_BYTES = 64 * 1024 * 1024  # of published curves, with a row for each 
 
 # -- messages ------------------------------------------------------------------------------------
 
-LONGEST_QUOTED = 60  # of a value in a sentence
 MOST_COMPLAINTS = 10
-MOST_LINES = 20
-LONGEST_LINE = 1_500
-LONGEST_MESSAGE = 4_000
 MOST_LISTED = 60  # names that are suggested

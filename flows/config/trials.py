@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dps.errors import ConfigurationError
 from flows.config.experiment import ExperimentConfig, TrialConfig
@@ -116,3 +117,17 @@ def _part(axis: str, label: str) -> str:
     # A bare number says nothing: it gets the last word of its axis, as in "tau-4".
     named = text if text[:1].isalpha() else f"{axis.rpartition('.')[2]}-{text}"
     return named[:LONGEST_PART].rstrip("-.")
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names; lists of mappings are numbered."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value):
+            value = {str(i): entry for i, entry in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{name}."))
+        else:
+            found[name] = value
+    return found

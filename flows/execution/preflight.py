@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dps.errors import ConfigurationError
-from flows.cli.console import warn
 from flows.config.cluster import QueueSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.fault_text import line
 from flows.config.trials import Trial, expand
 
 
-def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
+def check_deployments(
+    experiment: ExperimentConfig, parallel: int, warn: Callable[[str], None]
+) -> int:
     """Refuse an experiment that cannot run on the deployment that it names, if it names any.
 
-    Returns how many of its trials may run at once: `parallel`, or as many as there is room for.
+    Returns how many of its trials may run at once: `parallel`, or as many as there is room for, of
+    which `warn` is told.
 
     Raises
     ------
@@ -39,13 +41,13 @@ def check_deployments(experiment: ExperimentConfig, parallel: int = 1) -> int:
         nodes = config.node_names, config.training.workers_per_node
         if config.cluster.kind != "local":
             alike[config.cluster.model_dump_json(), nodes].append(trial)
-    at_once = min([parallel, *(_check(trials) for trials in alike.values())])
+    at_once = min([parallel, *(_check(trials, warn) for trials in alike.values())])
     if at_once < parallel:
         warn(f"--parallel {parallel}: the deployment has room for {at_once} at once")
     return at_once
 
 
-def _check(trials: Sequence[Trial]) -> int:
+def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:
     """Check trials that need the same nodes of the same cluster; return how many fit on it."""
     from dps.chaos.feasible import obstacles
     from dps.cluster.backends.existing import ExistingCluster

@@ -8,6 +8,10 @@ from typing import Any, Literal
 Unit = Literal["", "%", "points", "s", "MB", "USD", "count", "per second"]
 Better = Literal["higher", "lower"]
 
+# When a gradient was applied, seen from a fault; and what bytes are sent for.
+Period = Literal["before", "during", "after"]
+LINKS = ("train", "replicate", "store", "control")
+
 NOT_APPLICABLE = "–"
 # Units of what is counted or measured from 0 on.
 FROM_ZERO = ("count", "s", "MB", "USD", "per second")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dps.core.names import ROLES
-from flows.analysis.resources import LINKS
-from flows.metrics.metric import Column
+from flows.metrics.metric import LINKS, Column
 
 _ROLE_NAMES = {"all": "all roles", **{role: role for role in ROLES}}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flows.analysis.staleness import Period
-from flows.metrics.metric import Column, Unit
+from flows.metrics.metric import Column, Period, Unit
 
 UPDATES = (
     Column(

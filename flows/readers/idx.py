@@ -10,11 +10,14 @@ import gzip
 import math
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import Array
+
+Array = npt.NDArray[Any]
 
 UNSIGNED_BYTE = 0x08
 

@@ -24,11 +24,11 @@ from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices
 from flows.config.base import ComparisonSection
 from flows.config.errors import suggest
+from flows.config.trials import flat
 from flows.metrics import COLUMNS, NOT_APPLICABLE
 from flows.quoting import quoted
 from flows.records.record import event_files
 from flows.report.terminal import figure_name, print_verdicts, signed
-from flows.tracking.tracker import flat
 
 if TYPE_CHECKING:
     from rich.console import Console

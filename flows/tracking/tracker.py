@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.series import Point, series
 from flows.analysis.steps import Steps
 from flows.analysis.system_metrics import system_metrics
+from flows.config.trials import flat
 from flows.metrics import COLUMNS
 from flows.records.record import Record
 from flows.tracking.store import (
@@ -352,20 +353,6 @@ def tracked_experiments(uri: str) -> dict[str, str]:
             filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
         )
         return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings under dotted names; lists of mappings are numbered."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value):
-            value = {str(i): entry for i, entry in enumerate(value)}
-        if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{name}."))
-        else:
-            found[name] = value
-    return found
 
 
 def _points(record: Record) -> list[Point]:

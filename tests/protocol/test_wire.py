@@ -18,8 +18,8 @@ from dps.core.tables.row_gradients import Rows
 from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
+from dps.protocol import messages
 from dps.protocol.messages import PullRange, PullRows, RowsRead
-from dps.protocol.messages import membership as messages
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import Frames, decode, encode, size
 from tests.support.strategies import arrays, records

@@ -28,7 +28,7 @@ from distributed.security import Security
 from dps.cluster.backends.tls import temporary
 
 NOBODY = 65534
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SECONDS = 3.0
 PATHS = ("/metrics", "/status", "/json/identity.json", "/sitemap.json")
 

@@ -21,13 +21,9 @@ from dps.core.tables.row_gradients import KEYS
 from dps.errors import CapacityError, ConfigurationError, DpsError, GroupClosed, ShardUnavailable
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
-from dps.protocol.group import Group
 from dps.protocol.messages import AuditReply, Dismiss, Drain, Scale, Table
-from dps.protocol.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSet
-
     import distributed
 import contextlib
 import uuid
@@ -76,265 +72,10 @@ from dps.cluster.node.audit import audit_all
 
 T = TypeVar("T")
 
-
-class Readable:
-    """What anybody may read of a parameter server: a part of `dps.cluster.driver.parameter_server`."""
-
-    group: Group
-    _client: Any
-    _router: Router
-    _transport: Transport
-    _open: bool
-
-    def pull(self) -> dict[str, np.ndarray]:
-        """Return the current weights as fresh arrays, without waiting for any worker.
-
-        Raises
-        ------
-        ShardUnavailable
-            A shard stayed down for too long.
-        """
-
-        async def read(reader: Client) -> dict[str, np.ndarray]:
-            await reader.pull()
-            return {name: array.copy() for name, array in reader.weights().items()}
-
-        return self._read(read)
-
-    def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return rows of a sparse table by their keys, without waiting for any worker.
-
-        Parameters
-        ----------
-        table
-            Its name.
-        keys
-            Whole numbers from 0 to 2⁶³ - 1, in any order; some may be repeated.
-
-        Returns
-        -------
-        rows
-            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
-
-        Raises
-        ------
-        ShapeMismatch
-            An unknown table, or keys that are none.
-        ShardUnavailable
-            A shard stayed down for too long.
-        """
-        return self._read(lambda reader: reader.pull_rows(table, keys))
-
-    def pull_range(
-        self, table: str, start: int = 0, stop: int = KEYS
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
-
-        Returns
-        -------
-        keys
-            int64, sorted: those that were pushed to.
-        rows
-            (keys, width).
-        """
-        return self._read(lambda reader: reader.pull_range(table, start, stop))
-
-    def audit(self) -> list[AuditReply | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
-        self._require_open()
-        asked = self._client.sync(audit_all, self.group, self._router, self._transport)
-        replies: list[AuditReply | None] = asked
-        return replies
-
-    def table(self) -> Table:
-        """Return who serves what at this moment."""
-        self._require_open()
-        table: Table = self._client.sync(self._router.fetch)
-        return table
-
-    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
-        self._require_open()
-
-        async def read() -> T:
-            reader = Client(self.group, self._transport)
-            try:
-                return await what(reader)
-            finally:
-                await reader.close()
-
-        found: T = self._client.sync(read)
-        return found
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise GroupClosed("this parameter server is closed")
-
-
-T = TypeVar("T")
-
-
-class Elastic:
-    """What `ParameterServer` can do to itself while it runs. Methods may be called in any thread.
-
-    With an asynchronous Dask client, await what `scale`, `drain` and `remove_worker` return.
-    """
-
-    group: Group
-    _client: distributed.Client
-    _router: Router
-    _hosting: Hosting
-    _futures: MutableSet[Any]
-    _started_workers: int
-
-    if TYPE_CHECKING:
-
-        @property
-        def nodes(self) -> list[Node]: ...
-        def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]: ...
-        def _require_open(self) -> None: ...
-
-    def scale(self, servers: int) -> Any:
-        """Hold the shards on this many nodes from now on; return when they are there.
-
-        Shards are moved one by one, and as few as can be. Training goes on: a shard is held up only
-        for the moment in which its next server takes over, and no update is lost or applied twice.
-
-        Parameters
-        ----------
-        servers
-            How many of the nodes for servers that have joined are to hold shards: at least the
-            number of replicas of a shard, at most one for each replica of every shard.
-
-        Raises
-        ------
-        ConfigurationError
-            There can never be so many.
-        CapacityError
-            Fewer nodes for servers have joined. Start more Dask workers, then ask again.
-        ShardUnavailable
-            Shards could not be moved for so long as a shard may be unavailable. They are moved
-            still as soon as what keeps them is over.
-        """
-        self._require_open()
-        return self._client.sync(self._scale, servers)
-
-    def drain(self, node: str) -> Any:
-        """Move everything away from a node, and make no more use of it.
-
-        When it returns, the node can be shut down, and nothing is lost by that. If another node for
-        servers is idle it takes the place, otherwise there is one server less.
-
-        Parameters
-        ----------
-        node
-            The name of a node that holds shards, or keeps their states or mail.
-
-        Raises
-        ------
-        ConfigurationError
-            There is no such node.
-        CapacityError
-            The others cannot do without it.
-        NotServing
-            It keeps what a shard needs that is down at this moment.
-        ShardUnavailable
-            See `scale`.
-        """
-        self._require_open()
-        return self._client.sync(self._drain, node)
-
-    def add_worker(self, train: Callable[[Worker], T]) -> Any:
-        """Have one more worker take part; return its Dask future.
-
-        It begins at the clock of the slowest, with a number of its own, and as the only one that
-        was started together: `worker.index` is 0 of 1.
-
-        Raises
-        ------
-        CapacityError
-            Every thread of the nodes for workers is busy with a worker.
-        """
-        self._require_open()
-        nodes = [node for node in self.nodes if node.role == "worker"]
-        threads = sum(node.threads for node in nodes)
-        busy = sum(not future.done() for future in self._futures)
-        if busy >= threads:
-            raise CapacityError(
-                f"the {len(nodes)} nodes for workers have {threads} threads in all, and {busy} "
-                "workers run there; start more Dask workers, or remove a worker before"
-            )
-        return self.run(train, workers=1)[0]
-
-    def remove_worker(self, name: str) -> Any:
-        """Ask a worker to leave: its `worker.leaving` becomes true soon, and its function decides.
-
-        Nothing that it has pushed is lost. Its future tells when it has left.
-
-        Parameters
-        ----------
-        name
-            Such as "worker-0".
-
-        Raises
-        ------
-        ConfigurationError
-            No worker of this name was started.
-        """
-        self._require_open()
-        known = [f"worker-{number}" for number in range(self._started_workers)]
-        if name not in known:
-            there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise ConfigurationError(f"there is no worker {name!r}; started were: {there}")
-        return self._client.sync(self._dismiss, name)
-
-    async def _scale(self, servers: int) -> None:
-        group = self._hosting.group
-        servers = as_servers(servers, len(group.layout.shards), group.recovery)
-        # Nodes that join a cluster without roles become servers as far as there are too few.
-        self._hosting.group = replace(group, servers=servers)
-        await self._router.ask(Scale(servers))
-        await self._until(
-            lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
-        )
-
-    async def _dismiss(self, name: str) -> None:
-        await self._router.ask(Dismiss(name))
-
-    async def _drain(self, node: str) -> None:
-        hosts = self._hosting.hosts
-        found = [hosted for hosted in hosts if hosted.node.name == node]
-        if not found:
-            names = sorted(hosted.node.name for hosted in hosts)
-            raise ConfigurationError(
-                f"there is no node {node!r} that holds shards or states; there are: "
-                f"{', '.join(names)}"
-            )
-        hosted = found[-1]
-        host = hosted.endpoint
-        await self._router.ask(Drain(host))
-        await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
-        await self._hosting.release(hosted)
-
-    async def _until(self, holds: Callable[[Table], bool], what: str) -> None:
-        limit = self.group.timings.unavailable
-        try:
-            async with asyncio.timeout(limit):
-                table = await self._router.fetch()
-                while not holds(table):
-                    table = await self._router.newer(table.version)
-        except TimeoutError:
-            raise ShardUnavailable(
-                f"{what} could not be moved within {limit:g} s; they will be when what is in the "
-                "way is over: a node that does not answer, or too few nodes"
-            ) from None
-
-
-T = TypeVar("T")
-
 START_SECONDS = 60.0
 
 
-class ParameterServer(Readable, Elastic):
+class ParameterServer:
     """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
@@ -633,6 +374,72 @@ class ParameterServer(Readable, Elastic):
         results: list[Any] = self._client.sync(self._apply, function, args)
         return results
 
+    def pull(self) -> dict[str, np.ndarray]:
+        """Return the current weights as fresh arrays, without waiting for any worker.
+
+        Raises
+        ------
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+
+        async def read(reader: Client) -> dict[str, np.ndarray]:
+            await reader.pull()
+            return {name: array.copy() for name, array in reader.weights().items()}
+
+        return self._read(read)
+
+    def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return rows of a sparse table by their keys, without waiting for any worker.
+
+        Parameters
+        ----------
+        table
+            Its name.
+        keys
+            Whole numbers from 0 to 2⁶³ - 1, in any order; some may be repeated.
+
+        Returns
+        -------
+        rows
+            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
+
+        Raises
+        ------
+        ShapeMismatch
+            An unknown table, or keys that are none.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        return self._read(lambda reader: reader.pull_rows(table, keys))
+
+    def pull_range(
+        self, table: str, start: int = 0, stop: int = KEYS
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
+
+        Returns
+        -------
+        keys
+            int64, sorted: those that were pushed to.
+        rows
+            (keys, width).
+        """
+        return self._read(lambda reader: reader.pull_range(table, start, stop))
+
+    def audit(self) -> list[AuditReply | None]:
+        """Return the numbers of each shard's state, None for one that does not answer."""
+        self._require_open()
+        asked = self._client.sync(audit_all, self.group, self._router, self._transport)
+        replies: list[AuditReply | None] = asked
+        return replies
+
+    def table(self) -> Table:
+        """Return who serves what at this moment."""
+        self._require_open()
+        table: Table = self._client.sync(self._router.fetch)
+        return table
+
     @property
     def losses(self) -> list[Loss]:
         """The updates that were acknowledged, and that a shard has lost since.
@@ -653,6 +460,100 @@ class ParameterServer(Readable, Elastic):
         An update of arrays on two shards that both have lost it counts twice.
         """
         return sum(loss.updates for loss in self.losses)
+
+    def scale(self, servers: int) -> Any:
+        """Hold the shards on this many nodes from now on; return when they are there.
+
+        Shards are moved one by one, and as few as can be. Training goes on: a shard is held up only
+        for the moment in which its next server takes over, and no update is lost or applied twice.
+
+        Parameters
+        ----------
+        servers
+            How many of the nodes for servers that have joined are to hold shards: at least the
+            number of replicas of a shard, at most one for each replica of every shard.
+
+        Raises
+        ------
+        ConfigurationError
+            There can never be so many.
+        CapacityError
+            Fewer nodes for servers have joined. Start more Dask workers, then ask again.
+        ShardUnavailable
+            Shards could not be moved for so long as a shard may be unavailable. They are moved
+            still as soon as what keeps them is over.
+        """
+        self._require_open()
+        return self._client.sync(self._scale, servers)
+
+    def drain(self, node: str) -> Any:
+        """Move everything away from a node, and make no more use of it.
+
+        When it returns, the node can be shut down, and nothing is lost by that. If another node for
+        servers is idle it takes the place, otherwise there is one server less.
+
+        Parameters
+        ----------
+        node
+            The name of a node that holds shards, or keeps their states or mail.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such node.
+        CapacityError
+            The others cannot do without it.
+        NotServing
+            It keeps what a shard needs that is down at this moment.
+        ShardUnavailable
+            See `scale`.
+        """
+        self._require_open()
+        return self._client.sync(self._drain, node)
+
+    def add_worker(self, train: Callable[[Worker], T]) -> Any:
+        """Have one more worker take part; return its Dask future.
+
+        It begins at the clock of the slowest, with a number of its own, and as the only one that
+        was started together: `worker.index` is 0 of 1.
+
+        Raises
+        ------
+        CapacityError
+            Every thread of the nodes for workers is busy with a worker.
+        """
+        self._require_open()
+        nodes = [node for node in self.nodes if node.role == "worker"]
+        threads = sum(node.threads for node in nodes)
+        busy = sum(not future.done() for future in self._futures)
+        if busy >= threads:
+            raise CapacityError(
+                f"the {len(nodes)} nodes for workers have {threads} threads in all, and {busy} "
+                "workers run there; start more Dask workers, or remove a worker before"
+            )
+        return self.run(train, workers=1)[0]
+
+    def remove_worker(self, name: str) -> Any:
+        """Ask a worker to leave: its `worker.leaving` becomes true soon, and its function decides.
+
+        Nothing that it has pushed is lost. Its future tells when it has left.
+
+        Parameters
+        ----------
+        name
+            Such as "worker-0".
+
+        Raises
+        ------
+        ConfigurationError
+            No worker of this name was started.
+        """
+        self._require_open()
+        known = [f"worker-{number}" for number in range(self._started_workers)]
+        if name not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigurationError(f"there is no worker {name!r}; started were: {there}")
+        return self._client.sync(self._dismiss, name)
 
     def checkpoint(self) -> Any:
         """Write a checkpoint now; return when all that was acknowledged before is in it.
@@ -701,6 +602,23 @@ class ParameterServer(Readable, Elastic):
             not write it.
         """
         return self._client.sync(self._close, checkpoint)
+
+    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
+        self._require_open()
+
+        async def read() -> T:
+            reader = Client(self.group, self._transport)
+            try:
+                return await what(reader)
+            finally:
+                await reader.close()
+
+        found: T = self._client.sync(read)
+        return found
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise GroupClosed("this parameter server is closed")
 
     def _submit(
         self, train: Callable[[Worker], T], peers: Sequence[str], index: int, nodes: Sequence[Node]
@@ -821,6 +739,47 @@ class ParameterServer(Readable, Elastic):
                 await self._watch.close()
         finally:
             await self._take_down()
+
+    async def _scale(self, servers: int) -> None:
+        group = self._hosting.group
+        servers = as_servers(servers, len(group.layout.shards), group.recovery)
+        # Nodes that join a cluster without roles become servers as far as there are too few.
+        self._hosting.group = replace(group, servers=servers)
+        await self._router.ask(Scale(servers))
+        await self._until(
+            lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
+        )
+
+    async def _dismiss(self, name: str) -> None:
+        await self._router.ask(Dismiss(name))
+
+    async def _drain(self, node: str) -> None:
+        hosts = self._hosting.hosts
+        found = [hosted for hosted in hosts if hosted.node.name == node]
+        if not found:
+            names = sorted(hosted.node.name for hosted in hosts)
+            raise ConfigurationError(
+                f"there is no node {node!r} that holds shards or states; there are: "
+                f"{', '.join(names)}"
+            )
+        hosted = found[-1]
+        host = hosted.endpoint
+        await self._router.ask(Drain(host))
+        await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
+        await self._hosting.release(hosted)
+
+    async def _until(self, holds: Callable[[Table], bool], what: str) -> None:
+        limit = self.group.timings.unavailable
+        try:
+            async with asyncio.timeout(limit):
+                table = await self._router.fetch()
+                while not holds(table):
+                    table = await self._router.newer(table.version)
+        except TimeoutError:
+            raise ShardUnavailable(
+                f"{what} could not be moved within {limit:g} s; they will be when what is in the "
+                "way is over: a node that does not answer, or too few nodes"
+            ) from None
 
     async def _take_down(self) -> None:
         """Leave the cluster as it was before the group, whose workers have ended."""

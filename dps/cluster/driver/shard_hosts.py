@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dps.cluster.driver import roles
 from dps.cluster.driver.evaluators import Evaluators
 from dps.cluster.driver.hosted import Hosted
-from dps.cluster.names import Node
+from dps.cluster.names import HOSTING, Node
 from dps.cluster.node.actor import HostActor
 from dps.cluster.node.evaluator import Score
 from dps.protocol.client.routing_table import Router
@@ -67,7 +67,7 @@ class Hosting:
 
     async def make_hosts(self, nodes: Sequence[Node]) -> None:
         """Make the host actors on those nodes that are to have one; the coordinator gets them."""
-        hosting = [node for node in nodes if node.role in roles.HOSTING]
+        hosting = [node for node in nodes if node.role in HOSTING]
         if hosting:
             made = await asyncio.gather(*(self._make_host(node) for node in hosting))
             try:
@@ -87,7 +87,7 @@ class Hosting:
 
     async def close_to_workers(self, address: str) -> None:
         """Start nothing more on a node that holds nothing; evaluators there go on elsewhere."""
-        kept = roles.HOSTING
+        kept = HOSTING
         self.nodes = [n for n in self.nodes if n.address != address or n.role in kept]
         await self._evaluators.leave(address, self.nodes)
 
@@ -129,7 +129,7 @@ class Hosting:
         address = hosted.endpoint.address
         self._hosts.pop(address, None)  # two threads may drain one node
         self.nodes = [
-            node for node in self.nodes if node.address != address or node.role not in roles.HOSTING
+            node for node in self.nodes if node.address != address or node.role not in HOSTING
         ]
         await hosted.finish(self._client, self.group.timings.call)
 

@@ -30,7 +30,7 @@ from dps.protocol.transport import Endpoint
 
 
 class HostActor:
-    """A `Host` as a Dask actor; made by `dps.cluster.driver.parameter_server`, called by `DaskTransport`."""
+    """A `Host` as a Dask actor; made by the driver, called by `DaskTransport`."""
 
     def __init__(self, group: Group, node: str, role: str, key: str) -> None:
         keep_memory()

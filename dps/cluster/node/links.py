@@ -43,7 +43,10 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """What asks the process to keep something for others is refused (see `dps.protocol.storage.state_store`)."""
+    """What asks the process to keep something for others is refused.
+
+    See `dps.protocol.storage.state_store`.
+    """
 
 
 Condition = Closed | Late | Full

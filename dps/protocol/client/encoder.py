@@ -94,7 +94,7 @@ class Outgoing:
         return {s: self._committed(s, self._outboxes[s].remainder(operation)) for s in left}
 
     def withheld(self, shard: int) -> dict[str, np.ndarray]:
-        """What is withheld from a shard, by array (see `dps.core.filters.outbox.Outbox.withheld`)."""
+        """What is withheld from a shard, by array (see `Outbox.withheld`)."""
         return self._outboxes[shard].withheld() if self._outboxes else {}
 
     @property

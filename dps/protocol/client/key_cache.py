@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation
-from dps.protocol.key_cache import WORTH, _digest
+from dps.protocol.key_cache import digest_of, is_cached
 from dps.protocol.transport import Endpoint
 
 REMEMBERED = 256
@@ -36,7 +36,7 @@ class KnownKeys:
         if not op.codec or to != self._at or not self._known:
             return op
         sections = list(taken_apart(op))
-        digests = [_digest(section.keys) for section in sections]
+        digests = [digest_of(section.keys) for section in sections]
         if not any(digest in self._known for digest in digests):
             return op
         return assembled(op, [self._short(s, d) for s, d in zip(sections, digests, strict=True)])
@@ -50,8 +50,8 @@ class KnownKeys:
             self._at = by
             self._known.clear()
         for section, was in zip(taken_apart(op), sent.codec, strict=True):
-            if section.keys.nbytes >= WORTH:
-                digest = was.cached or _digest(section.keys)
+            if is_cached(section.keys):
+                digest = was.cached or digest_of(section.keys)
                 self._known[digest] = None
                 self._known.move_to_end(digest)
         while len(self._known) > REMEMBERED:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dps.protocol.messages import Account, Loss, Restoration, _loss
+from dps.protocol.messages import Account, Loss, Restoration
+from dps.protocol.messages.losses import loss_after
 
 
 class Receipts:
@@ -86,7 +87,7 @@ class Receipts:
             if account.count > there:
                 known = self._losses.get((account.shard, last.epoch))
                 workers = {**(known.workers if known else {}), account.name: account.count - there}
-                loss = _loss(last, workers, last.certain)
+                loss = loss_after(last, workers, last.certain)
                 found[account.shard, last.epoch] = self._losses[account.shard, last.epoch] = loss
         for loss in found.values():
             self._on_loss(loss)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from dps.protocol.functions import names_of
-from dps.protocol.messages import Account, Brought, Loss, Restoration, Statement, _loss
+from dps.protocol.messages import Account, Brought, Loss, Restoration, Statement
+from dps.protocol.messages.losses import loss_after
 
 
 @dataclass(slots=True)
@@ -231,4 +232,4 @@ def _found(inquiry: _Inquiry) -> Loss | None:
     # The store has whatever was acknowledged, also to those that nobody can ask.
     if not workers and (certain or restoration.source == "store"):
         return None
-    return _loss(restoration, workers, certain)
+    return loss_after(restoration, workers, certain)

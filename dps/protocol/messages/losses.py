@@ -148,7 +148,7 @@ def brought(source: str, state: ShardState, based_on: int | None = None) -> Brou
     return Brought(source, state.version, applied, based_on)
 
 
-def _loss(restoration: Restoration, workers: dict[str, int], certain: bool) -> Loss:
+def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool) -> Loss:
     r = restoration
     total = sum(workers.values())
     return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation
 from dps.errors import KeysUnknown, ShapeMismatch
-from dps.protocol.key_cache import WORTH, Array, _digest
+from dps.protocol.key_cache import Array, digest_of, is_cached
 
 CACHE_BYTES = 1 << 26
 
@@ -56,9 +56,9 @@ class KeyLists:
         return self._lists.get(digest)
 
     def _keep(self, keys: Array) -> None:
-        if keys.nbytes < WORTH:
+        if not is_cached(keys):
             return
-        digest = _digest(keys)
+        digest = digest_of(keys)
         if self._found(digest) is None:
             self._lists[digest] = keys.copy()  # else the whole payload would be kept
             self._nbytes += keys.nbytes

@@ -1,8 +1,8 @@
 """Owns one replica of a shard: gates, applies, replicates and acknowledges operations.
 
 An operation is applied under a lock, which gives it its place in the order, and is then committed
-(`dps.protocol.server.commit_log`). Weights are served only once everything in them is committed, so what a
-client has seen is never taken back by the loss of a replica.
+(`dps.protocol.server.commit_log`). Weights are served only once everything in them is committed, so
+what a client has seen is never taken back by the loss of a replica.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dps.core.shard import ShardState
-from dps.protocol.client.client import copies as rebuild
+from dps.protocol.client import copies as rebuild
 from dps.protocol.client.routing_table import Router
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.membership import Members, _Member

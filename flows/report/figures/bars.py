@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flows.analysis.groups import Group
-from flows.analysis.resources import LINKS
+from flows.metrics.metric import LINKS
 from flows.report.figures.dataset import Subject, mean_of, row_names
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import INK, PART_COLOURS, legend_above, panel, patch_key, row_axis

@@ -382,7 +382,7 @@ def test_what_is_no_function_is_refused(plain: Client) -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "docs/sparse-tables.md"])
 def test_the_lines_in_a_document_run_as_they_stand(tmp_path: Path, document: str) -> None:
-    text = (Path(__file__).parents[2] / document).read_text()
+    text = (Path(__file__).parents[3] / document).read_text()
     block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert block is not None, f"{document} has no ```python block"
     script = tmp_path / "quick_start.py"

@@ -124,7 +124,7 @@ def test_a_filter_that_could_not_be_read_back_is_refused(
 
 
 def test_the_examples_of_the_page_about_filters_run(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "filters.md").read_text()
     training, own = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script = tmp_path / "examples.py"
     script.write_text(own + training.replace("[TopK(0.05)", "[EverySecondPush(), TopK(0.05)"))

@@ -95,5 +95,5 @@ def test_mistakes_are_told(config: Path, override: str, told: str) -> None:
 
 
 def test_compression_needs_its_library(config: Path) -> None:
-    with patch("dps.protocol.codecs.find_spec", return_value=None):
+    with patch("dps.protocol.compression.find_spec", return_value=None):
         assert "pip install lz4" in complaint(config, "filters={'*': [{kind: lossless}]}")

@@ -17,10 +17,11 @@ from dps.errors import StoreUnavailable
 from dps.events import Evaluated, TrialStarted
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
+from flows.config.trials import flat
 from flows.records.record import Record, read_record
 from flows.report.html import read_trials, write_report
 from flows.tracking.store import default_uri
-from flows.tracking.tracker import METRICS_PER_BATCH, Tracker, flat, tracked_experiments
+from flows.tracking.tracker import METRICS_PER_BATCH, Tracker, tracked_experiments
 from tests.support.synthetic import (
     UPDATES,
     missed,

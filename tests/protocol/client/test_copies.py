@@ -14,8 +14,8 @@ from dps.core.rules.ftrl import FTRL
 from dps.core.rules.rule import SGD, Adam, UpdateRule
 from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
+from dps.protocol.client import copies as rebuild
 from dps.protocol.client.client import Client
-from dps.protocol.client.client import copies as rebuild
 from dps.protocol.coordinator.copy_offers import Offers
 from dps.protocol.messages import Install, Offer, Weights
 from dps.protocol.server.commit_log import Commits

@@ -109,7 +109,8 @@ def test_a_list_that_is_not_there_is_asked_for() -> None:
 def test_neither_end_keeps_lists_without_bound() -> None:
     nbytes = operation().codec[0].key_bytes
     lists = KeyLists()
-    with patch.object(keys, "CACHE_BYTES", 3 * nbytes), patch.object(keys, "REMEMBERED", 3):
+    at_server = patch("dps.protocol.server.key_cache.CACHE_BYTES", 3 * nbytes)
+    with at_server, patch("dps.protocol.client.key_cache.REMEMBERED", 3):
         known = KnownKeys()
         for first in range(4):
             lists.completed(operation(first))
