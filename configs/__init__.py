@@ -1,1 +1,1 @@
-"""Owns the experiments that come with the package; `dps run NAME` finds them here by file name."""
+"""The experiments that come with the package; `dps run NAME` finds them here by file name."""

@@ -1,4 +1,4 @@
-"""Owns every error that dps raises on purpose; all share the root `DpsError`. And one warning.
+"""Every error that dps raises on purpose; all share the root `DpsError`. And one warning.
 
 Errors cross the wire by name and message (see `dps.protocol.wire`), so each takes one string, and
 the string is written for the person who reads it: what is wrong, where, and what to do.

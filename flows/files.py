@@ -1,4 +1,4 @@
-"""Owns how files with results are written: whole or not at all, and with a message if it fails.
+"""How files with results are written: whole or not at all, and with a message if it fails.
 
 A folder that cannot be written after hours of running must not end in a traceback. And how files
 that somebody names are read: a device or a pipe would be read for ever.

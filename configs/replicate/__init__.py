@@ -1,1 +1,1 @@
-"""Owns the experiments that repeat those of two papers; `dps replicate` runs them."""
+"""The experiments that repeat those of two papers; `dps replicate` runs them."""

@@ -1,4 +1,4 @@
-"""Owns the price table of the documentation, which is drawn from `flows/analysis/prices.yaml`.
+"""The price table of the documentation, which is drawn from `flows/analysis/prices.yaml`.
 
 A page has it where it says `<!-- prices -->`.
 """

@@ -1,4 +1,4 @@
-"""Owns a fault from its strike to its end, on one node or on several at once."""
+"""A fault from its strike to its end, on one node or on several at once."""
 
 from __future__ import annotations
 

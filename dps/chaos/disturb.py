@@ -1,4 +1,4 @@
-"""Owns disturbances of nodes that go on: each is carried out, proven, recorded and taken back.
+"""Disturbances of nodes that go on: each is carried out, proven, recorded and taken back.
 
 Every kind of fault but kill and pause (`dps.chaos.strike`) has a class that carries it out; this
 finds out which one, and makes events of what it saw.
@@ -17,6 +17,7 @@ from dps.chaos.slow import Slowdown
 from dps.cluster.names import Node
 from dps.cluster.node.links import BOTH, Closed, Late, Way
 from dps.core.faults.plan import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
+from dps.core.names import STORE_ROLES
 from dps.core.recovery import Checkpoint
 from dps.errors import DpsError
 from dps.events import CheckpointFailed, Disturbed, Event, FaultMissed, Sink, Undisturbed
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
 
 Lasting = Slow | Cut | Delay | DiskFull
-KEEPERS = ("store", "mailbox")
 WAYS: dict[str, tuple[Way, ...]] = {"in": ("in",), "out": ("out",), "both": BOTH}
 
 
@@ -107,7 +107,7 @@ class Disturber:
                 return Interference(self._remote(node), number, Closed(WAYS[direction]), seconds)
             case Delay(delay=delay, seconds=seconds):
                 return Interference(self._remote(node), number, Late(delay), seconds)
-            case DiskFull(seconds=seconds) if self._member(node).role in KEEPERS:
+            case DiskFull(seconds=seconds) if self._member(node).role in STORE_ROLES:
                 return FullStore(self._remote(node), number, seconds)
             case DiskFull():
                 serves = partial(self._shards, self._member(node).address)

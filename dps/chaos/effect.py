@@ -1,4 +1,4 @@
-"""Owns what all disturbances have in common: they begin, they end, and both leave evidence."""
+"""What all disturbances have in common: they begin, they end, and both leave evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns whether the faults of a plan can be done to the nodes of a cluster, before any of them is.
+"""Whether the faults of a plan can be done to the nodes of a cluster, before any of them is.
 
 Signals reach the processes of this machine only, so on a cluster of several machines some faults
 are possible on some nodes. Where it is known only later whom a fault hits, every node counts that

@@ -1,4 +1,4 @@
-"""Owns how files fail: a node that may write no more, and checkpoints that are damaged on disk.
+"""How files fail: a node that may write no more, and checkpoints that are damaged on disk.
 
 A process whose limit of file sizes is 0 gets an error from every write to a file, while sockets and
 what is on the disk already stay as they are: to what runs in it, the disk is full.

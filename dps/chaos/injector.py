@@ -1,4 +1,4 @@
-"""Owns the injector: it waits for each fault's moment, and has it carried out on whom it hits then.
+"""The injector: it waits for each fault's moment, and has it carried out on whom it hits then.
 
 It runs in a thread of the driver, beside the training. What it does and sees is recorded as events;
 a fault that did not happen, or had no effect, is recorded as missed. Killed nodes are replaced by
@@ -173,7 +173,7 @@ class Injector:
     def _tell_of_the_end(self, number: int, fault: Fault) -> None:
         """Record that the training ended before the moment of a fault."""
         match fault.when:
-            case AtSeconds(lapses=True):
+            case AtSeconds(optional=True):
                 return
             case AtUpdates(updates):
                 end = f"at {self._progress.updates} updates, before the fault at {updates}"

@@ -1,4 +1,4 @@
-"""Owns how the dps links of a node are disturbed from the driver, and probed to prove it.
+"""How the dps links of a node are disturbed from the driver, and probed to prove it.
 
 The switch and the order to probe go to the node over Dask's own connections, which stay as they
 are. The probe itself is a message of dps like any other: from the node to the coordinator and back.

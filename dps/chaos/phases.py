@@ -1,4 +1,4 @@
-"""Owns the phases that a fault may wait for, as they are seen from outside while they last.
+"""The phases that a fault may wait for, as they are seen from outside while they last.
 
 A checkpoint is being written while a part of it is on disk that is newer than the newest whole one.
 A shard is being restored while the routing table says that nobody serves it.

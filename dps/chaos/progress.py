@@ -1,4 +1,4 @@
-"""Owns how many updates the shards have applied, asked in a thread of its own.
+"""How many updates the shards have applied, asked in a thread of its own.
 
 A shard that is down or stopped answers late; faults that come at seconds must not wait for it.
 """

@@ -1,4 +1,4 @@
-"""Owns how a process is slowed down: stopped and let go on in turns, many times a second.
+"""How a process is slowed down: stopped and let go on in turns, many times a second.
 
 Each turn is far shorter than a lease, so that nobody takes the process for lost. What it is owed of
 stopped time is counted from the time that it really ran, so the factor holds on a busy machine too.

@@ -1,4 +1,4 @@
-"""Owns single faults on real processes: each is carried out, proven and recorded, or missed.
+"""Single faults on real processes: each is carried out, proven and recorded, or missed.
 
 What a fault did is seen from outside, by the state in which the system shows the process; that a
 signal was sent proves nothing.

@@ -1,4 +1,4 @@
-"""Owns whom a fault hits: its target is looked up among the living nodes when the fault is due."""
+"""Whom a fault hits: its target is looked up among the living nodes when the fault is due."""
 
 from __future__ import annotations
 

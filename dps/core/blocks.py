@@ -1,4 +1,4 @@
-"""Owns the map between named arrays and blocks, and where blocks lie in a shard's flat buffer.
+"""The map between named arrays and blocks, and where blocks lie in a shard's flat buffer.
 
 A `Layout` cuts arrays into blocks, places blocks on shards, and then gathers gradients into and
 scatters weights out of one contiguous byte buffer per shard. The keys of sparse tables are placed

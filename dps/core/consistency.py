@@ -1,4 +1,4 @@
-"""Owns the consistency models as data: how far workers may run ahead of one another.
+"""The consistency models as data: how far workers may run ahead of one another.
 
 The gates are enforced at the shard (`dps.protocol.server.replica`) on the workers' clocks, which
 are part of the shard's state (`dps.core.shard`). A worker's clock is the number of its last applied

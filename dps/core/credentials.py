@@ -1,4 +1,4 @@
-"""Owns what is done about passwords in addresses: they are found, to be refused, and masked.
+"""What is done about passwords in addresses: they are found, to be refused, and masked.
 
 Who somebody is belongs in the environment. An address is shown, recorded and copied; a password in
 one would be as well.

@@ -1,4 +1,4 @@
-"""Owns functions of a user's that run on shards: what they see, may return, and how that travels.
+"""Functions of a user's that run on shards: what they see, may return, and how that travels.
 
 A function sees the shard's part of the parameters. What it returns is kept in the shard's state, so
 that whoever asks again gets the same answer without another run. Only the shard's head runs it; its

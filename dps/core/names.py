@@ -1,4 +1,4 @@
-"""Owns what the name of a node tells: its role, and whose place it took.
+"""What the name of a node tells: its role, and whose place it took.
 
 A node is called by its role and numbers, such as "replica-0-1"; the node that takes the place of a
 lost one has that one's name and a suffix more.
@@ -7,6 +7,7 @@ lost one has that one's name and a suffix more.
 from __future__ import annotations
 
 NODE_ROLES = ("server", "replica", "spare", "store", "worker", "evaluator")
+STORE_ROLES = ("store", "mailbox")  # of nodes that keep states and mail, and no replicas
 ROLES = (*NODE_ROLES, "scheduler")  # of all processes whose use is measured
 _SUFFIX = "-b"
 

@@ -1,4 +1,4 @@
-"""Owns the placement of blocks on shards: rendezvous hashing with bounded load.
+"""The placement of blocks on shards: rendezvous hashing with bounded load.
 
 Plain rendezvous hashing leaves shards uneven when there are few blocks. Here each block goes to
 the shard that ranks highest for it among those that it still fits under the mean load, and where

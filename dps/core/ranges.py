@@ -1,4 +1,4 @@
-"""Owns the checks of the numbers that are given to update rules, filters, tables and the like.
+"""The checks of the numbers that are given to update rules, filters, tables and the like.
 
 A number that passes becomes a plain float or int: numpy's own would turn float32 arrays into
 float64, and cannot cross the wire.

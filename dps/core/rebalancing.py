@@ -1,4 +1,4 @@
-"""Owns which replicas move when the set of hosts changes: few of them, and evenly afterwards.
+"""Which replicas move when the set of hosts changes: few of them, and evenly afterwards.
 
 A host is to hold the mean number of replicas, rounded down or up. What is on a host that may hold
 none has to move; beyond that, replicas move from the fullest host to the emptiest until they differ

@@ -1,4 +1,4 @@
-"""Owns the three axes of recovery as data: durability, outage and replay, and their presets.
+"""The three axes of recovery as data: durability, outage and replay, and their presets.
 
 A `Recovery` only says what is wanted; `dps.protocol` carries it out.
 """

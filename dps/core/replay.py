@@ -1,4 +1,4 @@
-"""Owns the replay policies: how gradients that were buffered during an outage are applied.
+"""The replay policies: how gradients that were buffered during an outage are applied.
 
 A policy turns the buffered operations, oldest first, into the operations that the shard applies.
 Whatever it does to the gradients, every update keeps its identity, so that none enters twice.

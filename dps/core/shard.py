@@ -1,4 +1,4 @@
-"""Owns the shard: the state machine that applies operations to a shard's blocks and rows.
+"""The shard: the state machine that applies operations to a shard's blocks and rows.
 
 State is one immutable value: weights, rows, optimizer state, version, dedupe table and workers'
 clocks together, because they must be copied, replicated and restored together. Applying an

@@ -1,4 +1,4 @@
-"""Owns the identity of updates and the operations that change a shard.
+"""The identity of updates and the operations that change a shard.
 
 An operation is what travels from a worker to a shard, down a chain and into a mailbox. A shard is
 a state machine over operations: replicas that apply the same ones in the same order are bitwise

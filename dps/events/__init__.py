@@ -1,4 +1,4 @@
-"""Owns the event records: what happened, when, where. They are the only record of a run.
+"""The event records: what happened, when, where. They are the only record of a run.
 
 Each event is a frozen dataclass that turns into one flat JSON object and back. Every number in a
 report is computed from these. Times are seconds since the Unix epoch on the clock of the process

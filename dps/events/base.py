@@ -1,4 +1,4 @@
-"""Owns what all events have in common: their root, their table of kinds, and their form as JSON."""
+"""What all events have in common: their root, their table of kinds, and their form as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the events of injected faults: what was done to whom, and what proves its effect.
+"""The events of injected faults: what was done to whom, and what proves its effect.
 
 `fault` is always the number of the fault in the trial's plan, from 0.
 """

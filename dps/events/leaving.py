@@ -1,4 +1,4 @@
-"""Owns the events of nodes that leave in order, because they are told to."""
+"""The events of nodes that leave in order, because they are told to."""
 
 from __future__ import annotations
 

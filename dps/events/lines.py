@@ -1,4 +1,4 @@
-"""Owns events as lines of Python's logging, `key=value`, in loggers such as `dps.shard`.
+"""Events as lines of Python's logging, `key=value`, in loggers such as `dps.shard`.
 
 What comes with every update, or several times a second, makes no line. Nothing is shown unless
 somebody asks for it: the level of a logger is WARNING until then, and `dps` has no handler.

@@ -1,4 +1,4 @@
-"""Owns the compression of encoded gradients, and the way back from what travels to numbers."""
+"""The compression of encoded gradients, and the way back from what travels to numbers."""
 
 from __future__ import annotations
 

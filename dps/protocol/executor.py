@@ -1,4 +1,4 @@
-"""Owns where numerics are run: at once if they are short, else in a thread beside the loop."""
+"""Where numerics are run: at once if they are short, else in a thread beside the loop."""
 
 from __future__ import annotations
 

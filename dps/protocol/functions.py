@@ -1,4 +1,4 @@
-"""Owns the rules of calling functions on shards: who calls, what is refused, what comes of it."""
+"""The rules of calling functions on shards: who calls, what is refused, what comes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the description of one server group: what its hosts, workers and coordinator agree on."""
+"""The description of one server group: what its hosts, workers and coordinator agree on."""
 
 from __future__ import annotations
 

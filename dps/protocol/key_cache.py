@@ -1,4 +1,4 @@
-"""Owns key caching: a list of indices that the shard's node has had before is sent by its digest.
+"""Key caching: a list of indices that the shard's node has had before is sent by its digest.
 
 The lists are soft state of both ends. A node that does not have the one that is meant says so, and
 the operation is sent again with it, under the same number. What goes further, down a chain or to a

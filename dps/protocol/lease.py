@@ -1,4 +1,4 @@
-"""Owns leases: the right to serve, or to be waited for, which lasts only while it is renewed.
+"""Leases: the right to serve, or to be waited for, which lasts only while it is renewed.
 
 The holder counts from the moment at which it asked, on its own clock, and takes a tenth off; the
 coordinator counts from the moment at which it was asked. As long as the rates of their clocks

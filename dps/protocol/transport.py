@@ -1,4 +1,4 @@
-"""Owns the two interfaces that the protocol runs against: `Transport` and `Clock`.
+"""The two interfaces that the protocol runs against: `Transport` and `Clock`.
 
 `dps.cluster` implements them on Dask, `dps.sim` on virtual time in one process.
 """

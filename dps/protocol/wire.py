@@ -1,4 +1,4 @@
-"""Owns the form of messages on the wire: a JSON header and the arrays, without pickle.
+"""The form of messages on the wire: a JSON header and the arrays, without pickle.
 
 A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
 It travels as a list of numpy arrays: first the header as bytes, then each array as it is, so that

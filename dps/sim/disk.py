@@ -1,4 +1,4 @@
-"""Owns the simulated disk: an fsspec filesystem in memory that fails in the ways that disks do.
+"""The simulated disk: an fsspec filesystem in memory that fails in the ways that disks do.
 
 Files are seen by all processes. What a process does to it happens at once, but a process may be
 made to crash between two of its operations, and what a dead process still tries fails. Each machine

@@ -1,4 +1,4 @@
-"""Owns the carrying out of faults: it waits until each is due, and finds out whom it hits."""
+"""The carrying out of faults: it waits until each is due, and finds out whom it hits."""
 
 from __future__ import annotations
 

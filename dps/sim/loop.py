@@ -1,4 +1,4 @@
-"""Owns virtual time: an asyncio event loop that never waits but jumps to what happens next.
+"""Virtual time: an asyncio event loop that never waits but jumps to what happens next.
 
 Every callback runs in an order that follows from the program alone, so a simulation that draws all
 its chances from one seed repeats itself exactly. What belongs to a paused process is put aside and

@@ -1,4 +1,4 @@
-"""Owns the network between simulated processes: delays, losses, duplicates, cuts and crashes.
+"""The network between simulated processes: delays, losses, duplicates, cuts and crashes.
 
 A message is encoded as it is on a real wire, travels for a time drawn from the link's own seeded
 generator, and is decoded at the other end, so nothing is shared between processes but what they

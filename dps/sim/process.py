@@ -1,4 +1,4 @@
-"""Owns the simulated process: what runs in it, whether it lives, and what its clocks show.
+"""The simulated process: what runs in it, whether it lives, and what its clocks show.
 
 Every task knows the process that it runs in by a context variable, which tasks inherit.
 """

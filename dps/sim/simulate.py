@@ -1,4 +1,4 @@
-"""Owns the running of one schedule: the counter workload under its faults, then every check."""
+"""The running of one schedule: the counter workload under its faults, then every check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the word for a broken promise: what kind it is, and how to see it happen again."""
+"""The word for a broken promise: what kind it is, and how to see it happen again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns a whole group in simulation: coordinator, hosts, driver and workers, as on a Dask cluster.
+"""A whole group in simulation: coordinator, hosts, driver and workers, as on a Dask cluster.
 
 The world does what Dask and the driver do around the protocol: it starts processes with names and
 roles, tells the coordinator of those that are gone, has initial values installed where they are
@@ -19,16 +19,16 @@ import numpy as np
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, NotServing
 from dps.events import Event
-from dps.protocol.client.bootstrap import Seeder
+from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.rebalancer import Scaling
+from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts, Drain, HostInfo, Table, View
-from dps.protocol.server.shard_server import Host
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Network, SimTransport
 from dps.sim.process import Process, SimClock
@@ -85,7 +85,7 @@ class World:
         self.network = network
         self.events: list[tuple[str, Event]] = []
         self.watchers: list[Callable[[Process, Event], None]] = []
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, ShardServer] = {}
         self.drained: set[Endpoint] = set()
         self._random = random
         self._machines = machines
@@ -100,7 +100,7 @@ class World:
         self._coordinator = self._scheduler.do(self._make_coordinator)
         self._scheduler.services[COORDINATOR.key] = self._coordinator.handle
         self._seeding = self._driver.run(
-            Seeder(group, initial, self._transport, self._router, saved).run()
+            Bootstrap(group, initial, self._transport, self._router, saved).run()
         )
 
     async def start(self, extra: Sequence[str] = ()) -> None:
@@ -228,7 +228,7 @@ class World:
             await self.bring_up(missing)
 
     @property
-    def scaling(self) -> Scaling:
+    def scaling(self) -> Rebalancer:
         """What the coordinator knows of how many hosts are to hold shards."""
         return self._coordinator.scaling
 
@@ -244,7 +244,7 @@ class World:
 
     def view(self, shard: int) -> View:
         """Who serves a shard, as the coordinator knows it now."""
-        return self._coordinator._tenders[shard].view
+        return self._coordinator._controllers[shard].view
 
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""
@@ -285,7 +285,7 @@ class World:
         process = self._start_process(name)
         me = Endpoint(process.address, HOST)
         transport = SimTransport(self.network, process)
-        host = Host(self.group, name, me, transport, SimClock(process), self._sink(process))
+        host = ShardServer(self.group, name, me, transport, SimClock(process), self._sink(process))
         process.services[me.key] = host.handle
         process.do(host.start)
         self.hosts[process.address] = host

@@ -1,4 +1,4 @@
-"""Owns the comparison of an experiment's strategies: per condition and metric, against a baseline.
+"""The comparison of an experiment's strategies: per condition and metric, against a baseline.
 
 Only valid trials enter, paired by their seed. All comparisons of an experiment are one family: the
 verdicts are corrected for how many they are. What to compare by is kept beside the records, so

@@ -1,4 +1,4 @@
-"""Owns when things happened in a trial: the span of the training, and the moments of each fault."""
+"""When things happened in a trial: the span of the training, and the moments of each fault."""
 
 from __future__ import annotations
 

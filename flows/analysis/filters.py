@@ -1,4 +1,4 @@
-"""Owns what filters did in a trial: bytes before and after them, and what they held back."""
+"""What filters did in a trial: bytes before and after them, and what they held back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns how finished trials are read back and shown: on the terminal, as CSV, as JSON."""
+"""How finished trials are read back and shown: on the terminal, as CSV, as JSON."""
 
 from __future__ import annotations
 

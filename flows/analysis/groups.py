@@ -1,4 +1,4 @@
-"""Owns how trials are grouped and summed up: per strategy and condition, mean and range over seeds.
+"""How trials are grouped and summed up: per strategy and condition, mean and range over seeds.
 
 Only valid trials enter; with a handful of seeds a range is all that can honestly be said.
 """

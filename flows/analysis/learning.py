@@ -1,4 +1,4 @@
-"""Owns what a trial did to the model: accuracy and loss over the course of the training.
+"""What a trial did to the model: accuracy and loss over the course of the training.
 
 Everything is from the evaluator's snapshots. The course of a training is told against time, against
 the gradients that workers had pushed, and against the samples in them; lost gradients count, for

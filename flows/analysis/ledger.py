@@ -1,4 +1,4 @@
-"""Owns the ledger of updates: which applications survived, which were lost, which happened twice.
+"""The ledger of updates: which applications survived, which were lost, which happened twice.
 
 A shard's history is a line of versions that a failure may cut back: a restored copy or a promoted
 replica holds version r, and whatever earlier epochs applied after r is gone. What is left is the

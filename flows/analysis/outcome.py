@@ -1,4 +1,4 @@
-"""Owns the outcome of a trial: everything that the tables show, computed from its events alone.
+"""The outcome of a trial: everything that the tables show, computed from its events alone.
 
 The parts are computed next door (`learning` accuracy and loss, `staleness`, `lineage` the ledger of
 updates, `pace`, `timeline` the moments of the faults, `usage` resources and money); `columns` says

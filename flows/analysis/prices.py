@@ -1,4 +1,4 @@
-"""Owns the price table: USD per node-hour, per GB moved and per GB-month stored, with sources."""
+"""The price table: USD per node-hour, per GB moved and per GB-month stored, with sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what a trial used, per role of node: processor time, memory, bytes, money."""
+"""What a trial used, per role of node: processor time, memory, bytes, money."""
 
 from __future__ import annotations
 

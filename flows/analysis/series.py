@@ -1,4 +1,4 @@
-"""Owns the time series of a trial: loss, accuracy, staleness, versions, idleness and resources.
+"""The time series of a trial: loss, accuracy, staleness, versions, idleness and resources.
 
 Beside each evaluation stand the gradients and samples pushed until then, so that accuracy and loss
 can be drawn against them as well as against time.

@@ -1,4 +1,4 @@
-"""Owns how old the weights were that applied gradients came from, and when: around a fault."""
+"""How old the weights were that applied gradients came from, and when: around a fault."""
 
 from __future__ import annotations
 

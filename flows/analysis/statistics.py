@@ -1,4 +1,4 @@
-"""Owns the statistics of experiments: intervals, paired differences, verdicts, numbers of repeats.
+"""The statistics of experiments: intervals, paired differences, verdicts, numbers of repeats.
 
 Pure functions over plain numbers, on scipy. Trials of two strategies with the same seed start from
 the same values and see the same batches, so strategies are compared seed by seed; verdicts are

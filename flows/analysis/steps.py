@@ -1,4 +1,4 @@
-"""Owns the count of gradients that workers have pushed: the common step of a trial's series.
+"""The count of gradients that workers have pushed: the common step of a trial's series.
 
 Runs of different speed align on it. It counts work that was done, so it never goes back: updates
 that a failure undid stay counted.

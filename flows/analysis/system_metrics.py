@@ -1,4 +1,4 @@
-"""Owns what a trial's processes used over time, under the names of MLflow's own system metrics.
+"""What a trial's processes used over time, under the names of MLflow's own system metrics.
 
 MLflow shows metrics of these names on a page of their own. They are made from the samples in the
 record: of all processes together, and by role.

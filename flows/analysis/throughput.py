@@ -1,4 +1,4 @@
-"""Owns how fast a training went: gradients per second, how many of them survived, idle workers."""
+"""How fast a training went: gradients per second, how many of them survived, idle workers."""
 
 from __future__ import annotations
 

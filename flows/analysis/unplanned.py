@@ -1,4 +1,4 @@
-"""Owns the losses that no fault asked for: of nodes that crashed, or seemed dead to a busy machine.
+"""The losses that no fault asked for: of nodes that crashed, or seemed dead to a busy machine.
 
 Such a trial is none of the experiment's: a control without faults that lost a node is no control.
 """

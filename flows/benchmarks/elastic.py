@@ -1,4 +1,4 @@
-"""Owns `dps bench elastic`: how long a training is held up by a shard that moves.
+"""`dps bench elastic`: how long a training is held up by a shard that moves.
 
 Two shards go back and forth between real processes under the load of workers. What counts is what
 the shard itself shows: the longest time between two updates that it applied about each move, beside

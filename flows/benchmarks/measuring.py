@@ -1,4 +1,4 @@
-"""Owns `dps bench measuring`: what it costs to be measured, in gradients per second.
+"""`dps bench measuring`: what it costs to be measured, in gradients per second.
 
 The training of the demo runs again and again on one cluster, in turn with everything recorded and
 evaluated as in a trial, and with nobody listening and nobody evaluating. Which of the two comes

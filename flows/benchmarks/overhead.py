@@ -1,4 +1,4 @@
-"""Owns the second half of `dps bench recovery`: what being prepared costs while nothing fails.
+"""The second half of `dps bench recovery`: what being prepared costs while nothing fails.
 
 Every strategy trains in the same way, one worker with an emulated computation of fixed length, and
 is compared with `none`. They take turns in short rounds, each on a fresh cluster, so that whatever

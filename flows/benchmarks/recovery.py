@@ -1,4 +1,4 @@
-"""Owns the first half of `dps bench recovery`: how long a shard is away when its server fails.
+"""The first half of `dps bench recovery`: how long a shard is away when its server fails.
 
 A group trains on real processes, with one more node kept warm; again and again the node that heads
 the shard is killed or stopped, and a fresh one takes its place before the next fault. The parts of

@@ -1,4 +1,4 @@
-"""Owns `dps bench sparse`: keys per second of sparse tables, beside what else could hold the rows.
+"""`dps bench sparse`: keys per second of sparse tables, beside what else could hold the rows.
 
 All systems do the same with random keys out of a table that is full: read their rows, and apply a
 gradient of them (SGD). They take turns in short rounds, so that whatever else the machine does

@@ -1,4 +1,4 @@
-"""Owns `dps bench transport`: push and pull between two processes, beside what else could carry it.
+"""`dps bench transport`: push and pull between two processes, beside what else could carry it.
 
 All systems do the same: a gradient goes to the other process, is applied to the weights there, and
 the new weights come back. They take turns in short rounds, so that whatever else the machine does

@@ -1,4 +1,4 @@
-"""Owns the `dps` command: what each subcommand is called and takes, and how errors end it.
+"""The `dps` command: what each subcommand is called and takes, and how errors end it.
 
 Only light modules are imported here: MLflow, Dask and numpy's users take seconds, so each command
 imports what it needs.

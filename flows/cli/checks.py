@@ -1,4 +1,4 @@
-"""Owns the commands that check and time dps itself: `dps soak`, `dps simulate` and `dps bench`."""
+"""The commands that check and time dps itself: `dps soak`, `dps simulate` and `dps bench`."""
 
 from __future__ import annotations
 

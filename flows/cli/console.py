@@ -1,4 +1,4 @@
-"""Owns what commands share: the terminal, the tracking store, and how they tell what went wrong."""
+"""What commands share: the terminal, the tracking store, and how they tell what went wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the check of a machine: what an experiment would run on, and what is missing."""
+"""The check of a machine: what an experiment would run on, and what is missing."""
 
 from __future__ import annotations
 

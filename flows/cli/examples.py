@@ -1,4 +1,4 @@
-"""Owns `dps example`: runs a problem on this machine, and says how near its reference it came."""
+"""`dps example`: runs a problem on this machine, and says how near its reference it came."""
 
 from __future__ import annotations
 

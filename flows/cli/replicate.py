@@ -1,4 +1,4 @@
-"""Owns `dps replicate`: one command for each paper whose experiments are repeated."""
+"""`dps replicate`: one command for each paper whose experiments are repeated."""
 
 from __future__ import annotations
 

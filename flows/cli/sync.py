@@ -1,4 +1,4 @@
-"""Owns `dps sync`: the tracking store gets what is recorded here and not in it, from records alone.
+"""`dps sync`: the tracking store gets what is recorded here and not in it, from records alone.
 
 What is there whole stays as it is, and what is half written is replaced, so it may be repeated.
 """

@@ -1,4 +1,4 @@
-"""Owns the axes of a grid: the labels of their values, and which combinations of them there are.
+"""The axes of a grid: the labels of their values, and which combinations of them there are.
 
 Axes vary independently, but for those that vary together (`zip`); combinations may be left out
 (`exclude`). How many there are is counted without going through them, so that a grid that is far

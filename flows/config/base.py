@@ -1,4 +1,4 @@
-"""Owns the sections of a configuration, one pydantic model for each, and what they build of `dps`.
+"""The sections of a configuration, one pydantic model for each, and what they build of `dps`.
 
 Types are exact (a text is no number), unknown keys are refused with the nearest known one.
 """

@@ -1,4 +1,4 @@
-"""Owns the section of a configuration that says on which kind of cluster trials run.
+"""The section of a configuration that says on which kind of cluster trials run.
 
 Sections say what was written; `open` gives the cluster, with the nodes that a trial needs. Each has
 the `patience` with which its nodes are waited for, in seconds, and the `ways` in which they can be

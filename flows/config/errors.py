@@ -1,4 +1,4 @@
-"""Owns the wording of what is wrong with a configuration: one readable line for each mistake.
+"""The wording of what is wrong with a configuration: one readable line for each mistake.
 
 It turns the errors of pydantic into dotted keys and sentences, with the place of each in the file.
 """

@@ -1,4 +1,4 @@
-"""Owns what an experiment may be told: the typed configuration, read from YAML and checked whole.
+"""What an experiment may be told: the typed configuration, read from YAML and checked whole.
 
 `TrialConfig` is one trial; `ExperimentConfig` is a base, axes of variation over any dotted key, and
 seeds. Both are pydantic models at the edge; the `build_…` methods hand on the objects of `dps`.
@@ -56,7 +56,13 @@ from flows.config.base import (
 )
 from flows.config.cluster import ClusterSection, LocalSection
 from flows.config.errors import Complaint, complaints, placed, suggest
-from flows.config.fault_checks import Stage, entry_objections, is_local, late, plan_objections
+from flows.config.fault_checks import (
+    FaultContext,
+    entry_objections,
+    is_local,
+    late,
+    plan_objections,
+)
 from flows.config.faults import FaultSection
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
@@ -263,12 +269,14 @@ class TrialConfig(_Settings):
         else:
             yield from plan_objections(expanded, stage)
 
-    def _stage(self) -> Stage:
+    def _stage(self) -> FaultContext:
         durability = self.recovery.durability
         writes = durability.kind == "checkpoint"
         local = durability.kind == "checkpoint" and is_local(durability.path)
         ways = self.cluster.ways
-        return Stage(self.node_names, self.server.shards, self._replicas, writes, local, ways)
+        return FaultContext(
+            self.node_names, self.server.shards, self._replicas, writes, local, ways
+        )
 
 
 class ExperimentConfig(_Settings):

@@ -1,4 +1,4 @@
-"""Owns what can be known to be wrong with a fault plan before it runs: its targets and moments.
+"""What can be known to be wrong with a fault plan before it runs: its targets and moments.
 
 Each objection is a dotted key of the configuration and a reason, as a person should read it.
 """
@@ -41,7 +41,7 @@ _FOLDER = "expected a folder as recovery.durability.path, or none"
 
 
 @dataclass(frozen=True)
-class Stage:
+class FaultContext:
     """What a plan is carried out on: the nodes by name, the shards, and what the trial writes.
 
     `checkpoints` tells whether shards write checkpoints, `local` whether to files of this machine,
@@ -61,30 +61,30 @@ class Stage:
         return frozenset(self.names)
 
 
-def entry_objections(entries: Sequence[Entry], stage: Stage) -> Iterator[Objection]:
+def entry_objections(entries: Sequence[Entry], context: FaultContext) -> Iterator[Objection]:
     """Yield what is wrong with single entries, and with what they say about each other."""
     for number, entry in enumerate(entries):
         for place, fault in _faults_of(entry):
-            for key, reason in _wrong_target(fault, stage):
+            for key, reason in _wrong_target(fault, context):
                 yield f"faults.{number}.{'csv' if place else key}", f"{place}{reason}"
         when = _moment_of(entry)
         if isinstance(when, After):
             yield from _wrong_reference(number, when, entries)
         if isinstance(when, During):
-            yield from _wrong_phase(number, when, entries, stage)
-            yield from _empty_chain(number, when, entry, stage)
+            yield from _wrong_phase(number, when, entries, context)
+            yield from _empty_chain(number, when, entry, context)
         if isinstance(entry, Recurring) and _dies_once(entry.fault):
             reason = "what is never replaced cannot be killed again; give a number of seconds"
             yield f"faults.{number}.back_after", reason
 
 
-def plan_objections(expanded: Expanded, stage: Stage) -> Iterator[Objection]:
+def plan_objections(expanded: Expanded, context: FaultContext) -> Iterator[Objection]:
     """Yield faults on nodes that are gone by then, or that cannot have joined by then."""
     plan = _Plan(expanded.plan)
     for number, fault in enumerate(plan.faults):
         for name in _names(fault):
             if not plan.may_be_there(name, number):
-                there = sorted(plan.present(number, stage.names))
+                there = sorted(plan.present(number, context.names))
                 reason = (
                     f"there is no node {quoted(name)} to {kind_of(fault)} then; "
                     f"{suggest(name, there)}"
@@ -99,7 +99,7 @@ def late(plan: FaultPlan, updates: int, time_limit: float) -> tuple[tuple[Fault,
         match fault.when:
             case AtUpdates(moment) if moment > updates:
                 found.append((fault, f"the training ends after {updates}"))
-            case AtSeconds(moment, lapses=False) if moment >= time_limit:
+            case AtSeconds(moment, optional=False) if moment >= time_limit:
                 found.append((fault, f"the time limit is {time_limit:g} s"))
     return tuple(found)
 
@@ -124,48 +124,48 @@ def _faults_of(entry: Entry) -> Iterator[tuple[str, Fault]]:
             yield "", entry
 
 
-def _wrong_target(fault: Fault, stage: Stage) -> Iterator[Objection]:
+def _wrong_target(fault: Fault, context: FaultContext) -> Iterator[Objection]:
     if isinstance(fault, Corrupt):
-        if fault.target >= stage.shards:
-            yield "shard", _no_shard(fault.target, stage)
-        elif not stage.checkpoints:
+        if fault.target >= context.shards:
+            yield "shard", _no_shard(fault.target, context)
+        elif not context.checkpoints:
             yield "shard", "no checkpoints are written; expected recovery.durability: checkpoint"
-        elif not stage.local:
+        elif not context.local:
             yield "shard", f"only checkpoints in files of this machine can be damaged; {_FOLDER}"
         return
-    for reason in _impossible(fault.target, kind_of(fault), stage):
+    for reason in _impossible(fault.target, kind_of(fault), context):
         yield "target", reason
-    if isinstance(fault, Kill) and fault.by not in stage.ways:
+    if isinstance(fault, Kill) and fault.by not in context.ways:
         yield (
             "by",
-            f"nodes of this kind of cluster are killed by {' or '.join(stage.ways)}; "
+            f"nodes of this kind of cluster are killed by {' or '.join(context.ways)}; "
             f"expected cluster: {{kind: slurm}} for {fault.by!r}",
         )
     if isinstance(fault, DiskFull):
-        yield from _nothing_to_keep(fault.target, stage)
+        yield from _nothing_to_keep(fault.target, context)
 
 
-def _impossible(target: Target, kind: str, stage: Stage) -> Iterator[str]:
+def _impossible(target: Target, kind: str, context: FaultContext) -> Iterator[str]:
     match target:
-        case InChain(shard) | Among(shard=int(shard)) if shard >= stage.shards:
-            yield _no_shard(shard, stage)
-        case InChain(shard, "middle") if stage.replicas < 3:
-            yield f"a chain of {stage.replicas} has no middle; expected 3 replicas or more"
-        case InChain(position=int(position)) if position >= stage.replicas:
+        case InChain(shard) | Among(shard=int(shard)) if shard >= context.shards:
+            yield _no_shard(shard, context)
+        case InChain(shard, "middle") if context.replicas < 3:
+            yield f"a chain of {context.replicas} has no middle; expected 3 replicas or more"
+        case InChain(position=int(position)) if position >= context.replicas:
             yield (
-                f"a chain of {stage.replicas} has no position {position}; "
-                f"expected 0 to {stage.replicas - 1}"
+                f"a chain of {context.replicas} has no position {position}; "
+                f"expected 0 to {context.replicas - 1}"
             )
-        case Among(role=str(role)) if not any(n.startswith(f"{role}-") for n in stage.names):
-            known = listed(stage.names, MOST_LISTED)
+        case Among(role=str(role)) if not any(n.startswith(f"{role}-") for n in context.names):
+            known = listed(context.names, MOST_LISTED)
             yield f"there is no {role} to {kind}; there are: {known}"
         case Seat(name) | str(name):
-            yield from _unknown((name,), kind, stage)
+            yield from _unknown((name,), kind, context)
         case tuple(names):
-            yield from _unknown(names, kind, stage)
+            yield from _unknown(names, kind, context)
 
 
-def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
+def _nothing_to_keep(target: Target, context: FaultContext) -> Iterator[Objection]:
     """Servers write checkpoints, stores keep states and mail; who keeps nothing cannot be full."""
     match target:
         case str(name) | Seat(name):
@@ -179,22 +179,22 @@ def _nothing_to_keep(target: Target, stage: Stage) -> Iterator[Objection]:
     for role in sorted(roles & {"worker", "evaluator"}):
         who = "an evaluator" if role == "evaluator" else f"a {role}"
         yield "target", f"{who} keeps nothing that could fail; expected a server or a store"
-    if roles - _KEEP_NO_FILES and not stage.checkpoints:
+    if roles - _KEEP_NO_FILES and not context.checkpoints:
         yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
-    elif roles - _KEEP_NO_FILES and not stage.local:
+    elif roles - _KEEP_NO_FILES and not context.local:
         yield "kind", f"only writes to files of this machine can be made to fail; {_FOLDER}"
 
 
-def _unknown(names: Sequence[str], kind: str, stage: Stage) -> Iterator[str]:
+def _unknown(names: Sequence[str], kind: str, context: FaultContext) -> Iterator[str]:
     for name in names:
-        if original(name) not in stage.known:
-            yield f"there is no node {quoted(name)} to {kind}; {suggest(name, stage.names)}"
+        if original(name) not in context.known:
+            yield f"there is no node {quoted(name)} to {kind}; {suggest(name, context.names)}"
     if len(set(names)) < len(names):
         yield f"a node is named twice in {quoted(list(names))}; keep one of them"
 
 
-def _no_shard(shard: int, stage: Stage) -> str:
-    return f"there is no shard {shard}; expected 0 to {stage.shards - 1}"
+def _no_shard(shard: int, context: FaultContext) -> str:
+    return f"there is no shard {shard}; expected 0 to {context.shards - 1}"
 
 
 # -- moments ----------------------------------------------------------------------------------
@@ -231,22 +231,24 @@ def _circle(number: int, entries: Sequence[Entry]) -> set[int]:
 
 
 def _wrong_phase(
-    number: int, when: During, entries: Sequence[Entry], stage: Stage
+    number: int, when: During, entries: Sequence[Entry], context: FaultContext
 ) -> Iterator[Objection]:
     key = f"faults.{number}.phase"
-    if when.phase == "checkpoint" and not stage.checkpoints:
+    if when.phase == "checkpoint" and not context.checkpoints:
         yield key, "no checkpoints are written; expected recovery.durability: checkpoint"
-    elif when.phase == "checkpoint" and not stage.local:
+    elif when.phase == "checkpoint" and not context.local:
         yield key, f"only checkpoints in files of this machine can be watched; {_FOLDER}"
     elif when.phase == "recovery" and len(entries) == 1:
         yield key, "no other fault of the plan takes a shard down; add one"
 
 
-def _empty_chain(number: int, when: During, entry: Entry, stage: Stage) -> Iterator[Objection]:
+def _empty_chain(
+    number: int, when: During, entry: Entry, context: FaultContext
+) -> Iterator[Objection]:
     """A shard that is being restored has no replica that could be hit by its place."""
     shard_of = [f.target for _, f in _faults_of(entry) if isinstance(f.target, InChain | Among)]
     lost = any(isinstance(t, InChain) or t.shard is not None for t in shard_of)
-    if when.phase == "recovery" and stage.replicas == 1 and lost:
+    if when.phase == "recovery" and context.replicas == 1 and lost:
         reason = (
             "a shard without followers has no replica while it is restored; aim at who it is "
             "restored on, such as {role: server, index: 0} or spare-0"

@@ -1,4 +1,4 @@
-"""Owns how a fault plan is told: each of its faults as one line that a person reads.
+"""How a fault plan is told: each of its faults as one line that a person reads.
 
 And what the ways of killing that a queueing system has do to a node.
 """

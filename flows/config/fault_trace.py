@@ -1,4 +1,4 @@
-"""Owns recorded failure traces: CSV files with a fault in each row, read and checked whole."""
+"""Recorded failure traces: CSV files with a fault in each row, read and checked whole."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Row(NamedTuple):
 
 
 def _lasting(cls: Callable[[str, AtSeconds, float], Fault]) -> Callable[[Row], Fault]:
-    return lambda row: cls(row.target, AtSeconds(row.seconds, lapses=True), row.duration or 0.0)
+    return lambda row: cls(row.target, AtSeconds(row.seconds, optional=True), row.duration or 0.0)
 
 
 # What a row can say everything of that there is to say.
 FAULTS: Mapping[str, Callable[[Row], Fault]] = {
-    "kill": lambda row: Kill(row.target, AtSeconds(row.seconds, lapses=True), row.duration),
+    "kill": lambda row: Kill(row.target, AtSeconds(row.seconds, optional=True), row.duration),
     "pause": _lasting(Pause),
     "cut": _lasting(Cut),
     "disk_full": _lasting(DiskFull),

@@ -1,4 +1,4 @@
-"""Owns the fault plan of a configuration: a section for each kind of fault, its target and moment.
+"""The fault plan of a configuration: a section for each kind of fault, its target and moment.
 
 Sections say what was written; `build` hands on entries that `dps.core.faults.expansion` makes a
 plan of.

@@ -1,4 +1,4 @@
-"""Owns the sections of a configuration for filters: what gradients go through on their way."""
+"""The sections of a configuration for filters: what gradients go through on their way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the sections of a configuration for update rules and the penalties that go with them."""
+"""The sections of a configuration for update rules and the penalties that go with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the sections of a configuration that say when servers and workers come and go."""
+"""The sections of a configuration that say when servers and workers come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what a configuration says of TLS: whether processes know each other by certificates.
+"""What a configuration says of TLS: whether processes know each other by certificates.
 
 `temporary` makes a certificate for each trial. With `off` what Dask's own configuration says holds,
 which is no TLS unless it requires encryption; it is the default of a deployment that is there.

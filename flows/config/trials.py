@@ -1,4 +1,4 @@
-"""Owns the step from an experiment to its trials: their names, labels, digests and order.
+"""The step from an experiment to its trials: their names, labels, digests and order.
 
 Trials run in randomised complete blocks, one for each seed: what the machine does meanwhile (it
 gets warm, somebody else has work for it) then falls on all combinations alike, and not on the last

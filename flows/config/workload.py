@@ -1,4 +1,4 @@
-"""Owns the sections of a configuration that say what is trained: the workload and its data set."""
+"""The sections of a configuration that say what is trained: the workload and its data set."""
 
 from __future__ import annotations
 

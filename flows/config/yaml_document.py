@@ -1,4 +1,4 @@
-"""Owns how a configuration is read: YAML text, with the line of every key, and `--set` overrides.
+"""How a configuration is read: YAML text, with the line of every key, and `--set` overrides.
 
 Nothing here knows which keys there are; `flows.config.experiment` judges what was read.
 """

@@ -1,4 +1,4 @@
-"""Owns an attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
+"""An attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
 
 Nothing that was recorded under another configuration is lost: it is moved aside, and taken back
 when its configuration is asked for again. Nor is that an attempt failed, or was invalid, which its

@@ -1,4 +1,4 @@
-"""Owns the processes that drive trials: each has a cluster of its own and runs one trial at a time.
+"""The processes that drive trials: each has a cluster of its own and runs one trial at a time.
 
 The main process only hands out, watches the clock and records what a driver cannot: a trial that
 hangs anywhere, in its set-up or tear-down too, ends with its driver. Drivers end when the main
@@ -35,14 +35,14 @@ ORPHAN_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LogLine:
     """A line of a trial's story."""
 
     line: str
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Progress:
     """How far a trial has come."""
 
     updates: int
@@ -50,7 +50,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class Finished:
     """The attempt is over, and its record whole; or its end could not be written: `failure`."""
 
     failure: str = ""
@@ -147,11 +147,11 @@ class _Driver:
         try:
             while self.connection.poll():
                 match self.connection.recv():
-                    case Told(line):
+                    case LogLine(line):
                         view.told(attempt.trial, line)
-                    case Moved(updates, state):
+                    case Progress(updates, state):
                         view.moved(attempt.trial, updates, state)
-                    case Over(failure):
+                    case Finished(failure):
                         self.attempt = None
                         if failure:
                             end_unfinished(attempt, failure)
@@ -224,7 +224,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
 
     lock = threading.Lock()
 
-    def send(message: Told | Moved | Over) -> None:
+    def send(message: LogLine | Progress | Finished) -> None:
         # Events come from several threads, the last ones when the main process has ended already.
         with lock, suppress(BrokenPipeError):
             connection.send(message)
@@ -233,8 +233,8 @@ def _run_attempts(connection: Connection) -> NoReturn:
         attempt: Attempt = connection.recv()
         follower = Follower(
             attempt.trial.config.server.shards,
-            lambda line: send(Told(line)),
-            lambda updates, state: send(Moved(updates, state)),
+            lambda line: send(LogLine(line)),
+            lambda updates, state: send(Progress(updates, state)),
         )
         failure = ""
         try:
@@ -248,7 +248,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
             )
         except StoreUnavailable as error:
             failure = f"StoreUnavailable: {error}"
-        send(Over(failure))
+        send(Finished(failure))
 
 
 def _end_as_orphan() -> None:

@@ -1,4 +1,4 @@
-"""Owns the workers of a trial in which servers and workers come and go.
+"""The workers of a trial in which servers and workers come and go.
 
 Nobody has a share of his own: whoever is there computes, until the shards have as many gradients as
 the trial is to have. Then all are asked to leave, which takes a moment, so there may be a few more.
@@ -25,7 +25,7 @@ from flows.config.scaling import ChangeSection
 LOOK_SECONDS = 0.02
 
 
-class ElasticCrew:
+class ElasticWorkerPool:
     """The workers of one trial.
 
     Parameters

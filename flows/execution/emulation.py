@@ -1,4 +1,4 @@
-"""Owns what is emulated of many workers: how long a gradient takes, and whose data are whose.
+"""What is emulated of many workers: how long a gradient takes, and whose data are whose.
 
 A worker that waits out the time of a heavier model leaves its core to others, so that a few cores
 stand for many machines. All of it follows from the configuration, the seed and the worker's number.

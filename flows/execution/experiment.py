@@ -1,4 +1,4 @@
-"""Owns the flow behind `dps run`: expand, skip what is recorded, run the rest, track, report.
+"""The flow behind `dps run`: expand, skip what is recorded, run the rest, track, report.
 
 Trials run in drivers of their own (`flows.execution.drivers`), one after the other or several at
 once. Their records are the truth; MLflow and the report are written from them, by this process

@@ -1,4 +1,4 @@
-"""Owns the preview of an experiment: its trials in order, what is recorded, and what they need."""
+"""The preview of an experiment: its trials in order, what is recorded, and what they need."""
 
 from __future__ import annotations
 

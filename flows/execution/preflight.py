@@ -1,4 +1,4 @@
-"""Owns the look at a cluster before an experiment begins: is it there, can jobs be submitted, for
+"""The look at a cluster before an experiment begins: is it there, can jobs be submitted, for
 how many trials at once is it large enough, and can every fault be done on it? What is refused here
 would else fail one trial after the other.
 """

@@ -1,4 +1,4 @@
-"""Owns the nodes that are started in place of those that leave, or are lost without any fault.
+"""The nodes that are started in place of those that leave, or are lost without any fault.
 
 Who is told to leave is replaced at once, so that what is on it has somewhere to go. Who is lost,
 such as a job that somebody else has ended, is replaced so that the training goes on; unless a fault

@@ -1,4 +1,4 @@
-"""Owns running a recorded trial again under the faults that it met.
+"""Running a recorded trial again under the faults that it met.
 
 Its plan follows from its configuration and seed. What was only decided while it ran, whom a fault
 hit that aims at a place in a chain or at random, is read from its record and kept.

@@ -1,4 +1,4 @@
-"""Owns going on with a trial that was interrupted, from its checkpoints alone.
+"""Going on with a trial that was interrupted, from its checkpoints alone.
 
 What the trial was is kept beside its checkpoints (`dps.protocol.storage.manifest`), so the path is
 enough: also on another machine, and when the driver, the scheduler and every node are gone.

@@ -1,4 +1,4 @@
-"""Owns running one trial by itself, in this process, as `dps resume` and `dps replay` do."""
+"""Running one trial by itself, in this process, as `dps resume` and `dps replay` do."""
 
 from __future__ import annotations
 

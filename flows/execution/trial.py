@@ -1,4 +1,4 @@
-"""Owns one trial, from fresh processes to the last event. Start reading here: it names every layer.
+"""One trial, from fresh processes to the last event. Start reading here: it names every layer.
 
 A trial opens a cluster (processes on this machine, unless its configuration says otherwise), brings
 up a parameter server on it, the workers, an evaluator on a node of its own, and an injector that
@@ -53,11 +53,11 @@ from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
 from flows.config.workload import DatasetSection, workload_of
 from flows.execution.attempt import versions
-from flows.execution.elastic_workers import ElasticCrew
+from flows.execution.elastic_workers import ElasticWorkerPool
 from flows.execution.emulation import durations, part_of
 from flows.execution.replacement import Replacing
 from flows.execution.resume import CHECKPOINTS
-from flows.execution.workers import Crew, shares_of
+from flows.execution.workers import WorkerPool, shares_of
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import EVENTS_FILE, EventWriter, without_secrets
 from flows.records.settings import settings
@@ -336,13 +336,13 @@ def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
 
 def _crew(
     client: Client, ps: ParameterServer, config: TrialConfig, record: Sink
-) -> Crew | ElasticCrew:
+) -> WorkerPool | ElasticWorkerPool:
     """The workers, with shares of their own unless they come and go."""
     training, loop = config.training, partial(train, config)
     if not config.elastic:
-        return Crew(client, ps, loop, _shares(ps, config))
+        return WorkerPool(client, ps, loop, _shares(ps, config))
     each = partial(loop, defaultdict(partial(range, training.updates)))
-    return ElasticCrew(
+    return ElasticWorkerPool(
         client,
         ps,
         each,

@@ -1,4 +1,4 @@
-"""Owns who computes which gradients of a trial, also after a worker or its node is gone.
+"""Who computes which gradients of a trial, also after a worker or its node is gone.
 
 Every worker has a share: a span of its own order of batches. When a worker is gone before its share
 is done, a fresh node that joins goes on with it where the shards have it; if none does, the workers
@@ -34,7 +34,7 @@ def shares_of(updates: int, workers: int, done: Mapping[str, int]) -> dict[str, 
     return {name: range(min(done.get(name, 0), end), end) for name, end in ends.items()}
 
 
-class Crew:
+class WorkerPool:
     """The workers of one trial.
 
     Parameters

@@ -1,23 +1,23 @@
-"""Owns the list of all figures of `Outcome.row()`, in the order of a row's reader."""
+"""The list of all figures of `Outcome.row()`, in the order of a row's reader."""
 
 from __future__ import annotations
 
 from flows.metrics.learning import ACCURACY
-from flows.metrics.metric import NOT_APPLICABLE, Column
+from flows.metrics.metric import NOT_APPLICABLE, Metric
 from flows.metrics.recovery import RECOVERY
 from flows.metrics.resources import COST, FILTERS, USAGE
 from flows.metrics.updates import SPEED, STALENESS, UPDATES
 
-__all__ = ["BY_KEY", "COLUMNS", "NOT_APPLICABLE", "Column"]
+__all__ = ["BY_KEY", "COLUMNS", "NOT_APPLICABLE", "Metric"]
 
 IDENTITY = (
-    Column("experiment", "experiment", "", "Name of the experiment."),
-    Column("trial", "trial", "", "Name of the trial, and of its folder."),
-    Column("strategy", "strategy", "", "Recovery strategy: the trial's label on that axis."),
-    Column("condition", "condition", "", "The trial's labels on the other axes."),
-    Column("seed", "seed", "", "Seed of initial values, batch order and data order."),
-    Column("digest", "digest", "", "Short hash of the trial's whole configuration."),
-    Column(
+    Metric("experiment", "experiment", "", "Name of the experiment."),
+    Metric("trial", "trial", "", "Name of the trial, and of its folder."),
+    Metric("strategy", "strategy", "", "Recovery strategy: the trial's label on that axis."),
+    Metric("condition", "condition", "", "The trial's labels on the other axes."),
+    Metric("seed", "seed", "", "Seed of initial values, batch order and data order."),
+    Metric("digest", "digest", "", "Short hash of the trial's whole configuration."),
+    Metric(
         "status",
         "status",
         "",
@@ -25,8 +25,8 @@ IDENTITY = (
         "fault had struck; “failed” when the trial ended in an error, lost a process by itself, or "
         "has no end. Only valid trials enter statistics.",
     ),
-    Column("reason", "reason", "", "Why a trial is invalid or failed."),
-    Column(
+    Metric("reason", "reason", "", "Why a trial is invalid or failed."),
+    Metric(
         "failed_before",
         "failed before",
         "count",
@@ -35,7 +35,7 @@ IDENTITY = (
     ),
 )
 
-COLUMNS: tuple[Column, ...] = (
+COLUMNS: tuple[Metric, ...] = (
     *IDENTITY,
     *ACCURACY,
     *RECOVERY,
@@ -47,4 +47,4 @@ COLUMNS: tuple[Column, ...] = (
     *COST,
 )
 
-BY_KEY: dict[str, Column] = {column.key: column for column in COLUMNS}
+BY_KEY: dict[str, Metric] = {column.key: column for column in COLUMNS}

@@ -1,11 +1,11 @@
-"""Owns what the figures about the model mean: accuracy and loss, and what a fault does to them."""
+"""What the figures about the model mean: accuracy and loss, and what a fault does to them."""
 
 from __future__ import annotations
 
-from flows.metrics.metric import Column
+from flows.metrics.metric import Metric
 
 ACCURACY = (
-    Column(
+    Metric(
         "accuracy_final",
         "final accuracy",
         "%",
@@ -13,7 +13,7 @@ ACCURACY = (
         "final/accuracy",
         better="higher",
     ),
-    Column(
+    Metric(
         "accuracy_best",
         "best",
         "%",
@@ -21,7 +21,7 @@ ACCURACY = (
         "final/best_accuracy",
         better="higher",
     ),
-    Column(
+    Metric(
         "accuracy_before",
         "before fault",
         "%",
@@ -29,14 +29,14 @@ ACCURACY = (
         "not served for a time, else the first of all.",
         "fault/accuracy_before",
     ),
-    Column(
+    Metric(
         "accuracy_before_mean",
         "before fault, mean of 3",
         "%",
         "Mean of the last 3 evaluations before the fault.",
         "fault/accuracy_before_mean",
     ),
-    Column(
+    Metric(
         "accuracy_after",
         "after fault",
         "%",
@@ -44,7 +44,7 @@ ACCURACY = (
         "fault/accuracy_after",
         better="higher",
     ),
-    Column(
+    Metric(
         "accuracy_drop",
         "net drop",
         "points",
@@ -54,7 +54,7 @@ ACCURACY = (
         "fault/accuracy_drop",
         better="lower",
     ),
-    Column(
+    Metric(
         "accuracy_lowest_after",
         "lowest after fault",
         "%",
@@ -62,7 +62,7 @@ ACCURACY = (
         "fault/accuracy_lowest_after",
         better="higher",
     ),
-    Column(
+    Metric(
         "regain_seconds",
         "regained after",
         "s",
@@ -72,7 +72,7 @@ ACCURACY = (
         "fault/regain_seconds",
         better="lower",
     ),
-    Column(
+    Metric(
         "accuracy_area_time",
         "mean over time",
         "%",
@@ -81,7 +81,7 @@ ACCURACY = (
         "final/accuracy_area_time",
         better="higher",
     ),
-    Column(
+    Metric(
         "accuracy_area_gradients",
         "mean over gradients",
         "%",
@@ -90,14 +90,14 @@ ACCURACY = (
         "final/accuracy_area_gradients",
         better="higher",
     ),
-    Column(
+    Metric(
         "target_accuracy",
         "target",
         "%",
         "The accuracy that `evaluation.target` names.",
         "target/accuracy",
     ),
-    Column(
+    Metric(
         "target_seconds",
         "time to target",
         "s",
@@ -106,7 +106,7 @@ ACCURACY = (
         "target/seconds",
         better="lower",
     ),
-    Column(
+    Metric(
         "target_gradients",
         "gradients to target",
         "count",
@@ -114,7 +114,7 @@ ACCURACY = (
         "target/gradients",
         better="lower",
     ),
-    Column(
+    Metric(
         "loss_final",
         "final loss",
         "",
@@ -122,7 +122,7 @@ ACCURACY = (
         "final/loss",
         better="lower",
     ),
-    Column(
+    Metric(
         "loss_lowest",
         "lowest loss",
         "",
@@ -130,8 +130,8 @@ ACCURACY = (
         "final/lowest_loss",
         better="lower",
     ),
-    Column("evaluations", "evaluations", "count", "Snapshots scored.", "final/evaluations"),
-    Column(
+    Metric("evaluations", "evaluations", "count", "Snapshots scored.", "final/evaluations"),
+    Metric(
         "evaluations_missed",
         "evaluations missed",
         "count",

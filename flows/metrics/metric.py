@@ -1,4 +1,4 @@
-"""Owns what is known of one figure of `Outcome.row()`, and how its values are written."""
+"""What is known of one figure of `Outcome.row()`, and how its values are written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROM_ZERO = ("count", "s", "MB", "USD", "per second")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Metric:
     """One figure.
 
     Attributes

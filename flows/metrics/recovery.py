@@ -1,12 +1,12 @@
-"""Owns what the figures about faults and the time to recover from them mean."""
+"""What the figures about faults and the time to recover from them mean."""
 
 from __future__ import annotations
 
-from flows.metrics.metric import Column
+from flows.metrics.metric import Metric
 
 RECOVERY = (
-    Column("faults", "faults", "count", "Faults that were carried out.", "recovery/faults"),
-    Column(
+    Metric("faults", "faults", "count", "Faults that were carried out.", "recovery/faults"),
+    Metric(
         "fault_kind",
         "fault",
         "",
@@ -14,15 +14,15 @@ RECOVERY = (
         "which a shard was not served for a time, else the first of all. The figures of recovery, "
         "and accuracy before and after, are of this fault.",
     ),
-    Column("fault_node", "node", "", "Node that this fault hit."),
-    Column(
+    Metric("fault_node", "node", "", "Node that this fault hit."),
+    Metric(
         "fault_updates",
         "fault at",
         "count",
         "Updates that the shards had applied when it was sent.",
         "recovery/fault_at_updates",
     ),
-    Column(
+    Metric(
         "detected_by",
         "detected by",
         "",
@@ -30,7 +30,7 @@ RECOVERY = (
         "(the node was not heard of in time) or “coordinator” (the node did not "
         "answer it, or another process has its address).",
     ),
-    Column(
+    Metric(
         "recovered_from",
         "recovered from",
         "",
@@ -39,7 +39,7 @@ RECOVERY = (
         "with the replicas left), or “resumed” (the pause or cut ended before the node was given "
         "up).",
     ),
-    Column(
+    Metric(
         "detect_seconds",
         "detect",
         "s",
@@ -47,7 +47,7 @@ RECOVERY = (
         "recovery/detect_seconds",
         better="lower",
     ),
-    Column(
+    Metric(
         "wait_capacity_seconds",
         "of restore: no node",
         "s",
@@ -55,7 +55,7 @@ RECOVERY = (
         "not by the strategy. 0 where none was needed.",
         "recovery/wait_capacity_seconds",
     ),
-    Column(
+    Metric(
         "restore_seconds",
         "restore",
         "s",
@@ -64,7 +64,7 @@ RECOVERY = (
         "recovery/restore_seconds",
         better="lower",
     ),
-    Column(
+    Metric(
         "first_applied_seconds",
         "first update",
         "s",
@@ -72,7 +72,7 @@ RECOVERY = (
         "recovery/first_applied_seconds",
         better="lower",
     ),
-    Column(
+    Metric(
         "rto_seconds",
         "recovery time",
         "s",

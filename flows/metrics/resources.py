@@ -1,18 +1,18 @@
-"""Owns what the figures about resources and money mean."""
+"""What the figures about resources and money mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from dps.core.names import ROLES
-from flows.metrics.metric import LINKS, Column
+from flows.metrics.metric import LINKS, Metric
 
 _ROLE_NAMES = {"all": "all roles", **{role: role for role in ROLES}}
 
 
-def _usage() -> Iterator[Column]:
+def _usage() -> Iterator[Metric]:
     for role, name in _ROLE_NAMES.items():
-        yield Column(
+        yield Metric(
             f"cpu_seconds_{role}",
             f"CPU, {name}",
             "s",
@@ -20,7 +20,7 @@ def _usage() -> Iterator[Column]:
             f"usage/{role}/cpu_seconds",
             better="lower",
         )
-        yield Column(
+        yield Metric(
             f"peak_bytes_{role}",
             f"memory, {name}",
             "MB",
@@ -29,7 +29,7 @@ def _usage() -> Iterator[Column]:
             f"usage/{role}/peak_bytes",
             better="lower",
         )
-        yield Column(
+        yield Metric(
             f"sent_bytes_{role}",
             f"sent, {name}",
             "MB",
@@ -37,7 +37,7 @@ def _usage() -> Iterator[Column]:
             f"usage/{role}/sent_bytes",
             better="lower",
         )
-        yield Column(
+        yield Metric(
             f"received_bytes_{role}",
             f"received, {name}",
             "MB",
@@ -46,7 +46,7 @@ def _usage() -> Iterator[Column]:
             better="lower",
         )
     for link in LINKS:
-        yield Column(
+        yield Metric(
             f"sent_bytes_link_{link}",
             f"sent, {link} links",
             "MB",
@@ -61,7 +61,7 @@ def _whose(role: str) -> str:
 
 
 FILTERS = (
-    Column(
+    Metric(
         "filter_raw_bytes",
         "gradients before filters",
         "MB",
@@ -69,7 +69,7 @@ FILTERS = (
         "none.",
         "filters/raw_bytes",
     ),
-    Column(
+    Metric(
         "filter_sent_bytes",
         "gradients after filters",
         "MB",
@@ -77,7 +77,7 @@ FILTERS = (
         "filters/sent_bytes",
         better="lower",
     ),
-    Column(
+    Metric(
         "filter_saved",
         "saved by filters",
         "%",
@@ -85,14 +85,14 @@ FILTERS = (
         "filters/saved",
         better="higher",
     ),
-    Column(
+    Metric(
         "filter_withheld",
         "entries withheld",
         "%",
         "Share of the entries of gradients that were not sent with their update.",
         "filters/withheld",
     ),
-    Column(
+    Metric(
         "filter_lost",
         "withheld and lost",
         "",
@@ -105,7 +105,7 @@ FILTERS = (
 
 USAGE = (
     *_usage(),
-    Column(
+    Metric(
         "checkpoint_written_bytes",
         "checkpoints written",
         "MB",
@@ -113,7 +113,7 @@ USAGE = (
         "usage/checkpoint_written_bytes",
         better="lower",
     ),
-    Column(
+    Metric(
         "checkpoint_kept_bytes",
         "checkpoints kept",
         "MB",
@@ -121,7 +121,7 @@ USAGE = (
         "usage/checkpoint_kept_bytes",
         better="lower",
     ),
-    Column(
+    Metric(
         "store_bytes",
         "store",
         "MB",
@@ -129,7 +129,7 @@ USAGE = (
         "usage/store_bytes",
         better="lower",
     ),
-    Column(
+    Metric(
         "stored_bytes",
         "stored",
         "MB",
@@ -140,7 +140,7 @@ USAGE = (
 )
 
 COST = (
-    Column(
+    Metric(
         "cost_nodes_usd",
         "nodes",
         "USD",
@@ -148,7 +148,7 @@ COST = (
         "cost/nodes_usd",
         better="lower",
     ),
-    Column(
+    Metric(
         "cost_moved_usd",
         "bytes moved",
         "USD",
@@ -156,7 +156,7 @@ COST = (
         "cost/moved_usd",
         better="lower",
     ),
-    Column(
+    Metric(
         "cost_stored_usd",
         "bytes stored",
         "USD",
@@ -164,7 +164,7 @@ COST = (
         "cost/stored_usd",
         better="lower",
     ),
-    Column(
+    Metric(
         "cost_usd",
         "money",
         "USD",
@@ -172,7 +172,7 @@ COST = (
         "cost/usd",
         better="lower",
     ),
-    Column(
+    Metric(
         "cost_spot_usd",
         "money, spot",
         "USD",
@@ -180,7 +180,7 @@ COST = (
         "cost/spot_usd",
         better="lower",
     ),
-    Column(
+    Metric(
         "cost_fixed_usd",
         "money, fixed term",
         "USD",
@@ -188,7 +188,7 @@ COST = (
         "cost/fixed_usd",
         better="lower",
     ),
-    Column(
+    Metric(
         "cost_per_point_usd",
         "money per point",
         "USD",

@@ -1,13 +1,13 @@
-"""Owns what the figures about updates mean: what became of them, their age and pace."""
+"""What the figures about updates mean: what became of them, their age and pace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flows.metrics.metric import Column, Period, Unit
+from flows.metrics.metric import Metric, Period, Unit
 
 UPDATES = (
-    Column(
+    Metric(
         "updates_attempted",
         "attempted",
         "count",
@@ -15,14 +15,14 @@ UPDATES = (
         "other counts are of one update on one shard: a gradient pushed to 2 shards counts twice.",
         "updates/attempted",
     ),
-    Column(
+    Metric(
         "updates_acked",
         "acked",
         "count",
         "Updates that a worker was told are safe to the strategy's promise.",
         "updates/acked",
     ),
-    Column(
+    Metric(
         "updates_applied",
         "applied",
         "count",
@@ -30,7 +30,7 @@ UPDATES = (
         "updates/applied",
         better="higher",
     ),
-    Column(
+    Metric(
         "updates_lost",
         "lost",
         "count",
@@ -40,7 +40,7 @@ UPDATES = (
         "updates/lost",
         better="lower",
     ),
-    Column(
+    Metric(
         "updates_buffered",
         "buffered",
         "count",
@@ -48,14 +48,14 @@ UPDATES = (
         "acked.",
         "updates/buffered",
     ),
-    Column(
+    Metric(
         "updates_replayed",
         "replayed",
         "count",
         "Buffered updates that were applied after the outage.",
         "updates/replayed",
     ),
-    Column(
+    Metric(
         "updates_dropped",
         "dropped",
         "count",
@@ -64,7 +64,7 @@ UPDATES = (
         "updates/dropped",
         better="lower",
     ),
-    Column(
+    Metric(
         "updates_duplicates",
         "refused as duplicates",
         "count",
@@ -72,28 +72,28 @@ UPDATES = (
         "refusals in a replay.",
         "updates/duplicates",
     ),
-    Column(
+    Metric(
         "updates_applied_twice",
         "applied twice",
         "count",
         "Applications of an update that the surviving state already held. Must be 0.",
         "updates/applied_twice",
     ),
-    Column(
+    Metric(
         "updates_replica_conflicts",
         "replica conflicts",
         "count",
         "Versions at which two replicas of a shard applied different updates. Must be 0.",
         "updates/replica_conflicts",
     ),
-    Column(
+    Metric(
         "updates_audit_mismatches",
         "audit mismatches",
         "count",
         "Final states, read from the shards, that contradict the events. Must be 0.",
         "updates/audit_mismatches",
     ),
-    Column(
+    Metric(
         "updates_lost_per_fault",
         "lost by a fault",
         "count",
@@ -101,7 +101,7 @@ UPDATES = (
         "recovery/rpo_updates",
         better="lower",
     ),
-    Column(
+    Metric(
         "updates_unrecorded",
         "unrecorded",
         "count",
@@ -120,12 +120,12 @@ _WHEN: dict[Period | None, str] = {
 }
 
 
-def _staleness() -> Iterator[Column]:
+def _staleness() -> Iterator[Metric]:
     for period, when in _WHEN.items():
         prefix = f"{period}_" if period else ""
         metric = f"fault/staleness_{prefix}" if period else "final/staleness_"
         for name, label, unit, definition in _FIGURES:
-            yield Column(
+            yield Metric(
                 f"staleness_{prefix}{name}",
                 f"staleness {label}, {period}" if period else f"staleness {label}",
                 unit,
@@ -153,7 +153,7 @@ _FIGURES: tuple[tuple[str, str, Unit, str], ...] = (
 STALENESS = tuple(_staleness())
 
 SPEED = (
-    Column(
+    Metric(
         "training_seconds",
         "training",
         "s",
@@ -161,7 +161,7 @@ SPEED = (
         "final/training_seconds",
         better="lower",
     ),
-    Column(
+    Metric(
         "gradients_pushed",
         "gradients",
         "count",
@@ -169,7 +169,7 @@ SPEED = (
         "however many shards it touches, and whatever became of it later.",
         "gradients/pushed",
     ),
-    Column(
+    Metric(
         "gradients_per_second",
         "gradients per second",
         "per second",
@@ -177,7 +177,7 @@ SPEED = (
         "final/gradients_per_second",
         better="higher",
     ),
-    Column(
+    Metric(
         "gradients_together",
         "all at work",
         "per second",
@@ -187,7 +187,7 @@ SPEED = (
         "final/gradients_together",
         better="higher",
     ),
-    Column(
+    Metric(
         "goodput",
         "goodput",
         "per second",
@@ -195,7 +195,7 @@ SPEED = (
         "final/goodput",
         better="higher",
     ),
-    Column(
+    Metric(
         "idle_share",
         "workers idle",
         "%",

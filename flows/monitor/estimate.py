@@ -1,4 +1,4 @@
-"""Owns the estimate of how long trials take: learnt from those that have ended, else guessed.
+"""The estimate of how long trials take: learnt from those that have ended, else guessed.
 
 A guess is made from the configuration alone. Where trials of the experiment have ended, guesses for
 the others are corrected by how far off they were for these.

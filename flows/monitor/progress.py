@@ -1,4 +1,4 @@
-"""Owns what a running experiment shows: live bars on a terminal, plain lines elsewhere.
+"""What a running experiment shows: live bars on a terminal, plain lines elsewhere.
 
 A `Follower` makes of a trial's events what is to be shown; it may sit in another process than the
 view. Where trials run at once, each line says which trial it is from.

@@ -1,4 +1,4 @@
-"""Owns `dps status`: how far the experiments are that run in a directory, from their files alone.
+"""`dps status`: how far the experiments are that run in a directory, from their files alone.
 
 So it runs beside them, and on any host that sees the files. It asks no process of theirs; that a
 trial is running is told by the note of who is at work (`flows.records.owner`) and by its record,

@@ -1,4 +1,4 @@
-"""Owns the update rule that steps along the sum of all workers' latest gradients.
+"""The update rule that steps along the sum of all workers' latest gradients.
 
 It is a rule of a user's own: any class with `slots` and `step` can be passed as `optimizer`.
 """

@@ -1,4 +1,4 @@
-"""Owns the text that topics are looked for in when the user has none: installed documentation.
+"""The text that topics are looked for in when the user has none: installed documentation.
 
 Docstrings are real text, and at hand wherever dps is. They are written as a file in the
 bag-of-words format, and read from there like any other.

@@ -1,4 +1,4 @@
-"""Owns what factors of users and items mean, what is to be least, and the reference for it.
+"""What factors of users and items mean, what is to be least, and the reference for it.
 
 A user's row is (p, b), an item's (q, c): vectors of the same length and a bias each. The reference
 is alternating least squares: with all items' rows held fast, the best rows of users are solutions

@@ -1,4 +1,4 @@
-"""Owns matrix factorisation with a sparse table of users and one of items.
+"""Matrix factorisation with a sparse table of users and one of items.
 
 A rating is to be near b + c + p·q, where (p, b) is the row of its user and (q, c) that of its item:
 vectors and biases (`flows.problems.factor_model` has the objective). Rows are kept under whatever

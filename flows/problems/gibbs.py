@@ -1,4 +1,4 @@
-"""Owns collapsed Gibbs sampling for latent Dirichlet allocation, on whole arrays of tokens.
+"""Collapsed Gibbs sampling for latent Dirichlet allocation, on whole arrays of tokens.
 
 Each token has a topic. The topic of a token in document d of word w is drawn from its distribution
 given the topics of all other tokens, p(k) ∝ (n_dk + α)·(n_wk + β) / (n_k + V·β), with the counts

@@ -1,4 +1,4 @@
-"""Owns L1-regularised logistic regression by delayed block proximal gradient descent.
+"""L1-regularised logistic regression by delayed block proximal gradient descent.
 
 P(w) = (1/N)·Σ log(1 + exp(−yᵢ·xᵢᵀw)) + λ·‖w‖₁ is to be least; the intercept is the weight of a
 column of ones and is penalised like the others, as in liblinear. It is the first problem of Li et

@@ -1,4 +1,4 @@
-"""Owns latent Dirichlet allocation by distributed collapsed Gibbs sampling.
+"""Latent Dirichlet allocation by distributed collapsed Gibbs sampling.
 
 Documents are spread over workers, who draw topics for their own tokens (`flows.problems.gibbs`).
 How many tokens of each word have each topic is on the server: a worker goes once through its

@@ -1,4 +1,4 @@
-"""Owns the arithmetic of L1-logistic regression on examples that are spread over workers.
+"""The arithmetic of L1-logistic regression on examples that are spread over workers.
 
 With rows z (features times label, see `flows.problems.sparse_data`), N examples in all and the
 scores m = z·w, it is about P(w) = (1/N)·Σ log(1 + exp(−m)) + λ·‖w‖₁.

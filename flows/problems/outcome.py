@@ -1,4 +1,4 @@
-"""Owns what every problem takes, and what comes out of it: how near to the reference it came."""
+"""What every problem takes, and what comes out of it: how near to the reference it came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the image patches that RICA is shown on: cut out at random, without their mean, whitened."""
+"""The image patches that RICA is shown on: cut out at random, without their mean, whitened."""
 
 from __future__ import annotations
 

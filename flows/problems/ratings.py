@@ -1,4 +1,4 @@
-"""Owns the ratings that are factorised: a user's file, or pixels of images of which some are known.
+"""The ratings that are factorised: a user's file, or pixels of images of which some are known.
 
 An image "rates" its pixels: from some of them, and all other images, its other pixels are to be
 told. Real ratings are nothing that an installation has; images are.

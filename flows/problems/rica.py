@@ -1,4 +1,4 @@
-"""Owns RICA (reconstruction ICA) of image patches.
+"""RICA (reconstruction ICA) of image patches.
 
 F(W) = (1/N)·Σ ½·‖WᵀW·xᵢ − xᵢ‖² + λ·Σⱼ √((wⱼ·xᵢ)² + ε) over whitened patches x is to be least: rows
 of W become filters that respond rarely, and still explain the patches (Le et al. 2011). It is the

@@ -1,4 +1,4 @@
-"""Owns the examples of two classes that L1-logistic regression is shown on, each in pieces.
+"""The examples of two classes that L1-logistic regression is shown on, each in pieces.
 
 Every row is an example's features and, where there is an intercept, a last column with a constant,
 all times the example's label, −1 or +1: the loss of an example is then log(1 + exp(−row·w)). A

@@ -1,4 +1,4 @@
-"""Owns the files that a user has: which reader a file is for, by its name.
+"""The files that a user has: which reader a file is for, by its name.
 
 All errors name the file, and the line, row or array in it that is wrong.
 """

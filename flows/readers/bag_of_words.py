@@ -1,4 +1,4 @@
-"""Owns the bag-of-words format of the UCI repository: how often each word is in each document.
+"""The bag-of-words format of the UCI repository: how often each word is in each document.
 
 ``docword.NAME.txt`` (or .gz) begins with three lines, the numbers of documents, of words in the
 vocabulary and of entries; then each line has a document, a word, both from 1, and a count.

@@ -1,4 +1,4 @@
-"""Owns what the readers of examples return."""
+"""What the readers of examples return."""
 
 from __future__ import annotations
 

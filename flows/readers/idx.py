@@ -1,4 +1,4 @@
-"""Owns the idx format of the MNIST family: reads one file of unsigned bytes, .gz or plain.
+"""The idx format of the MNIST family: reads one file of unsigned bytes, .gz or plain.
 
 The format is four bytes (0, 0, type, number of dimensions), each dimension as a big-endian uint32,
 then the values, row-major.

@@ -1,4 +1,4 @@
-"""Owns text files of numbers that are read in pieces: whole lines, and where each piece begins.
+"""Text files of numbers that are read in pieces: whole lines, and where each piece begins.
 
 Files that end in .gz are unpacked on the way. A file is never in memory as a whole.
 """

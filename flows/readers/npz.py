@@ -1,4 +1,4 @@
-"""Owns how npz files are opened: what is damaged, or no array of numbers, is refused for people."""
+"""How npz files are opened: what is damaged, or no array of numbers, is refused for people."""
 
 from __future__ import annotations
 

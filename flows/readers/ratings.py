@@ -1,4 +1,4 @@
-"""Owns the ratings in npz, parquet and CSV files: who rated what, and how.
+"""The ratings in npz, parquet and CSV files: who rated what, and how.
 
 A file has a column (in npz an array) of users, one of items and one of ratings, and may have more.
 Users and items are any whole numbers from 0 to 2⁶³ - 1, and stay what they are: they never become

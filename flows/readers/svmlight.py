@@ -1,4 +1,4 @@
-"""Owns the svmlight (libsvm) format: examples with few non-zero features, one on each line.
+"""The svmlight (libsvm) format: examples with few non-zero features, one on each line.
 
 A line is a label, then ``index:value`` pairs in the order of their indices, from 1; what follows a
 ``#`` is a comment. The file is read piece by piece, and each piece with a few operations on whole

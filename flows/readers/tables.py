@@ -1,4 +1,4 @@
-"""Owns the examples in npz and parquet files: arrays or columns of numbers, and a label for each.
+"""The examples in npz and parquet files: arrays or columns of numbers, and a label for each.
 
 An npz file has the arrays ``x`` and ``y``; ``x`` may also be a sparse matrix with the arrays that
 `scipy.sparse.save_npz` writes. Of a parquet file one column is the label, and the others, which

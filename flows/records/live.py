@@ -1,4 +1,4 @@
-"""Owns the events of a group that is watched while it runs: kept in order, waited for, let go.
+"""The events of a group that is watched while it runs: kept in order, waited for, let go.
 
 Trials write their events to files and read them afterwards (`flows.records.record`); benchmarks and
 the soak decide by them what to do next.

@@ -1,4 +1,4 @@
-"""Owns the log of a trial: a file beside its record that a person or `grep` can read.
+"""The log of a trial: a file beside its record that a person or `grep` can read.
 
 It tells what happened; figures are computed from the record alone.
 """

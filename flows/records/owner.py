@@ -1,4 +1,4 @@
-"""Owns the note of who is at work in an experiment's folder: `.running.json`, for others to read.
+"""The note of who is at work in an experiment's folder: `.running.json`, for others to read.
 
 The lock on the folder keeps others out on this host; the note says who holds it, on every host that
 sees the files.

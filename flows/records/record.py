@@ -1,4 +1,4 @@
-"""Owns the record of a trial: the JSON-lines file of its events, how it is written and read back.
+"""The record of a trial: the JSON-lines file of its events, how it is written and read back.
 
 Every figure in a table or report is computed from such a file and from nothing else, so a record
 must survive an interruption: each event is one line, flushed at once, and a last line that was cut

@@ -1,4 +1,4 @@
-"""Owns what is kept of a trial in its record and beside its checkpoints: written, and read back.
+"""What is kept of a trial in its record and beside its checkpoints: written, and read back.
 
 What is read may be of another version of dps, or of a machine that had more than this one: torch,
 or a module of the user's own.

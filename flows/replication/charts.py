@@ -1,4 +1,4 @@
-"""Owns the plain charts of the replications: lines with bands, each as SVG and as CSV."""
+"""The plain charts of the replications: lines with bands, each as SVG and as CSV."""
 
 from __future__ import annotations
 

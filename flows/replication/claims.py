@@ -1,4 +1,4 @@
-"""Owns published claims and what came of them: holds, does not hold, or not resolved.
+"""Published claims and what came of them: holds, does not hold, or not resolved.
 
 A claim is judged by an interval alone. It holds where all of the interval of the effect is on its
 side of a bound, and does not hold where all of it is on the other side. Fewer than three seeds

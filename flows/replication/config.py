@@ -1,4 +1,4 @@
-"""Owns the configurations of whole replications: which paper, and how much of it.
+"""The configurations of whole replications: which paper, and how much of it.
 
 `dps run` takes one like any experiment: it runs the experiments of the paper and ends with its
 claims, as `dps replicate` does.

@@ -1,4 +1,4 @@
-"""Owns how a replication is handed over: a page of HTML, ready-made Markdown, figures and points.
+"""How a replication is handed over: a page of HTML, ready-made Markdown, figures and points.
 
 Everything is written anew from the records each time, into one folder.
 """

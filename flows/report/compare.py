@@ -1,4 +1,4 @@
-"""Owns `dps compare`: two runs side by side, their configurations first, then their figures.
+"""`dps compare`: two runs side by side, their configurations first, then their figures.
 
 A run is an experiment ("demo"), the trials of one combination with all its seeds
 ("demo/chain.kill"), or one trial ("demo/chain.kill.seed-0"). Two trials are shown figure by figure;

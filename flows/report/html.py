@@ -1,4 +1,4 @@
-"""Owns the report of an experiment: one HTML file that needs no network and no other file."""
+"""The report of an experiment: one HTML file that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.config.base import ComparisonSection
 from flows.files import write_whole
-from flows.metrics import BY_KEY, Column
+from flows.metrics import BY_KEY, Metric
 from flows.monitor.status import Standing, under_way
 from flows.records.record import Found, read_all
 from flows.report import sentences as words
@@ -67,7 +67,7 @@ class Told:
 class Check:
     """A figure that must be 0 in every trial, where it is not, and in how many it is known."""
 
-    column: Column
+    column: Metric
     broken: tuple[str, ...]
     trials: int
 

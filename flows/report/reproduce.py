@@ -1,4 +1,4 @@
-"""Owns what it takes to repeat an experiment: configuration and versions, out of its records."""
+"""What it takes to repeat an experiment: configuration and versions, out of its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the report's sentences: what each strategy cost, in words, computed from the outcomes.
+"""The report's sentences: what each strategy cost, in words, computed from the outcomes.
 
 The wording stays with what was seen: ranges over a few seeds are given as ranges, and better or
 worse is said only where the statistics say so.

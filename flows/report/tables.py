@@ -1,4 +1,4 @@
-"""Owns the tables of a report: at a glance, the statistics, all figures compared, every trial."""
+"""The tables of a report: at a glance, the statistics, all figures compared, every trial."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flows.analysis.groups import Group, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices
 from flows.analysis.statistics import Interval
-from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Column
+from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Metric
 from flows.report import sentences as words
 
 COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -157,7 +157,7 @@ class Cell:
 class Line:
     """One figure compared between the strategies."""
 
-    column: Column
+    column: Metric
     cells: tuple[Cell, ...]
 
 
@@ -200,7 +200,7 @@ class Statistics:
     condition: str
     baseline: str
     strategies: tuple[str, ...]
-    rows: tuple[tuple[Column, tuple[Judged | None, ...]], ...]
+    rows: tuple[tuple[Metric, tuple[Judged | None, ...]], ...]
 
 
 TONES = {"better": "good", "worse": "bad"}
@@ -246,7 +246,7 @@ def _repeats(row: Compared) -> str:
     return f"{needed:,}"
 
 
-def _difference(column: Column, row: Compared) -> str:
+def _difference(column: Metric, row: Compared) -> str:
     found = row.difference
     if found is None:
         return ""
@@ -259,13 +259,13 @@ def _difference(column: Column, row: Compared) -> str:
     return f"{mean} ({bounds})" if bounds else mean
 
 
-def _interval(column: Column, own: Interval) -> str:
+def _interval(column: Metric, own: Interval) -> str:
     if own.low is None or own.high is None:
         return ""
     return _bounds(column, column.cut(own.low), column.cut(own.high))
 
 
-def _bounds(column: Column, low: float | None, high: float | None) -> str:
+def _bounds(column: Metric, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
     return f"{column.text(low)} to {column.text(high)}"
@@ -320,14 +320,14 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     )
 
 
-def _line(column: Column, groups: Sequence[Group]) -> Line | None:
+def _line(column: Metric, groups: Sequence[Group]) -> Line | None:
     """Return a figure for all strategies; None where it applies to none of them."""
     if all(group.spread(column.key) is None for group in groups):
         return None
     return Line(column, tuple(_cell(column, group) for group in groups))
 
 
-def _cell(column: Column, group: Group) -> Cell:
+def _cell(column: Metric, group: Group) -> Cell:
     spread = group.spread(column.key)
     if spread is None:
         return Cell(NOT_APPLICABLE, "")
@@ -351,7 +351,7 @@ def in_reading_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
     ]
 
 
-def definitions() -> list[Column]:
+def definitions() -> list[Metric]:
     """Return the figures that the tables show, to be explained."""
     shown = {key for _, keys in COMPARED for key in keys} | {
         *PER_TRIAL,

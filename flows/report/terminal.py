@@ -1,4 +1,4 @@
-"""Owns how a comparison is shown on the terminal: intervals, differences and what they show."""
+"""How a comparison is shown on the terminal: intervals, differences and what they show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flows.analysis.comparison import Compared, before_correction
 from flows.analysis.statistics import FEWEST_SEEDS, Difference, Interval
-from flows.metrics import BY_KEY, NOT_APPLICABLE, Column
+from flows.metrics import BY_KEY, NOT_APPLICABLE, Metric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,12 +41,12 @@ def print_verdicts(rows: Sequence[Compared], console: Console) -> None:
         console.print(Text(explained, style="dim"))
 
 
-def figure_name(column: Column) -> str:
+def figure_name(column: Metric) -> str:
     """Return a figure's heading with its unit."""
     return f"{column.label}, {column.shown_unit}" if column.shown_unit else column.label
 
 
-def signed(column: Column, value: float) -> str:
+def signed(column: Metric, value: float) -> str:
     """Return a difference with its sign."""
     text = column.text(value)
     return f"+{text}" if value > 0 else text
@@ -84,21 +84,21 @@ def _metrics(rows: Sequence[Compared]) -> list[str]:
     return list(dict.fromkeys(row.metric for row in rows))
 
 
-def _mean(row: Compared, column: Column) -> str:
+def _mean(row: Compared, column: Metric) -> str:
     found = row.interval
     if found is None:
         return NOT_APPLICABLE
     return column.text(found.mean) + _bounds(column, found, cut=True)
 
 
-def _difference(row: Compared, column: Column) -> str:
+def _difference(row: Compared, column: Metric) -> str:
     found = row.difference
     if found is None:
         return "" if row.verdict is None else NOT_APPLICABLE
     return signed(column, found.mean) + _bounds(column, found)
 
 
-def _bounds(column: Column, found: Interval | Difference, cut: bool = False) -> str:
+def _bounds(column: Metric, found: Interval | Difference, cut: bool = False) -> str:
     # Of two seeds an interval is that wide that it only misleads.
     if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return ""

@@ -1,4 +1,4 @@
-"""Owns the delivery of finished trials to the tracking store, also across outages of the store.
+"""The delivery of finished trials to the tracking store, also across outages of the store.
 
 The records on disk are the truth; here is kept only which trials the store may lack. A store that
 fails does not hold up the experiment: that is told once, and what it lacks is delivered when it is

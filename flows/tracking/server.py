@@ -1,4 +1,4 @@
-"""Owns the MLflow UI as a child process on loopback, which ends when its parent does."""
+"""The MLflow UI as a child process on loopback, which ends when its parent does."""
 
 from __future__ import annotations
 

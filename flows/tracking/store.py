@@ -1,4 +1,4 @@
-"""Owns the tracking store as a place: where it is, whether it answers, what is said if it fails.
+"""The tracking store as a place: where it is, whether it answers, what is said if it fails.
 
 MLflow's client would repeat a request to a server that is down for minutes. Here it asks once, and
 does not wait long: whoever writes to the store repeats what failed as a whole, at a better time.

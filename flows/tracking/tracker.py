@@ -1,4 +1,4 @@
-"""Owns the tracking of experiments in MLflow: a parent run per experiment, a child run per trial.
+"""The tracking of experiments in MLflow: a parent run per experiment, a child run per trial.
 
 Runs are written from finished records, by the driver only, and by explicit run id: nothing here
 depends on MLflow's notion of a current run. Tracking the same record again changes nothing. The

@@ -1,4 +1,4 @@
-"""Owns what a round of the soak is given, a strategy and its promises, and what it comes to."""
+"""What a round of the soak is given, a strategy and its promises, and what it comes to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the counter workload on real processes: workers whose updates show one by one.
+"""The counter workload on real processes: workers whose updates show one by one.
 
 Every update adds one to the counter of each shard, and one to a cell that no other update touches,
 so the weights tell which updates are in a state, and how often. Each worker notes in a file, which

@@ -1,4 +1,4 @@
-"""Owns the cluster of the soak: one for all rounds, whose lost nodes are replaced, and its health.
+"""The cluster of the soak: one for all rounds, whose lost nodes are replaced, and its health.
 
 Memory and file descriptors of the driver, the scheduler and every node are measured between rounds;
 those that have lived for long must not have grown.

@@ -1,4 +1,4 @@
-"""Owns one round of the soak: a group that counts while its nodes are killed and paused.
+"""One round of the soak: a group that counts while its nodes are killed and paused.
 
 Faults hit servers, replicas, spares, stores and workers, also while the group recovers from the
 fault before, but never more than the strategy promises to survive. Afterwards everything that it

@@ -1,4 +1,4 @@
-"""Owns `dps simulate`: many random schedules over all cores, one again, or the broken variants."""
+"""`dps simulate`: many random schedules over all cores, one again, or the broken variants."""
 
 from __future__ import annotations
 

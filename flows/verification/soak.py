@@ -1,4 +1,4 @@
-"""Owns the soak: rounds of real faults over all strategies for so many minutes, and their sum.
+"""The soak: rounds of real faults over all strategies for so many minutes, and their sum.
 
 The rounds run in a driver process of their own (this module as a script), so that the command can
 see from outside what a driver leaves behind: no process of its session, and no file.

@@ -1,4 +1,4 @@
-"""Owns models and data sets: what an experiment trains, and how a name becomes one of them.
+"""Models and data sets: what an experiment trains, and how a name becomes one of them.
 
 A workload is pure arithmetic on named numpy arrays; it knows nothing of servers, shards or faults.
 """

@@ -1,4 +1,4 @@
-"""Owns what every workload and data set looks like, and the order in which examples are drawn."""
+"""What every workload and data set looks like, and the order in which examples are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the data sets by name: scikit-learn's digits, which is always at hand, and Fashion-MNIST."""
+"""The data sets by name: scikit-learn's digits, which is always at hand, and Fashion-MNIST."""
 
 from __future__ import annotations
 

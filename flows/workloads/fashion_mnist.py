@@ -1,4 +1,4 @@
-"""Owns where Fashion-MNIST comes from: a folder the user names, the Debian package, or a download.
+"""Where Fashion-MNIST comes from: a folder the user names, the Debian package, or a download.
 
 A download goes into the user's cache folder; each file appears there whole and verified or not at
 all, so several processes may download at once, and an interrupted download continues.

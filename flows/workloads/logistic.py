@@ -1,4 +1,4 @@
-"""Owns logistic regression on the parity of the class, the workload of Pampari and Patel."""
+"""Logistic regression on the parity of the class, the workload of Pampari and Patel."""
 
 from __future__ import annotations
 

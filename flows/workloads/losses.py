@@ -1,4 +1,4 @@
-"""Owns the softmax cross-entropy that the classifiers share, and their evaluation in chunks."""
+"""The softmax cross-entropy that the classifiers share, and their evaluation in chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the multilayer perceptron: dense layers with ReLU between them, softmax cross-entropy."""
+"""The multilayer perceptron: dense layers with ReLU between them, softmax cross-entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns softmax (multinomial logistic) regression, the convex workload."""
+"""Softmax (multinomial logistic) regression, the convex workload."""
 
 from __future__ import annotations
 

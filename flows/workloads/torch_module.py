@@ -1,4 +1,4 @@
-"""Owns workloads that torch computes: any `nn.Module` with a loss, and the first paper's network.
+"""Workloads that torch computes: any `nn.Module` with a loss, and the first paper's network.
 
 A module's parameters are the named arrays; a gradient is, bit for bit, what torch itself computes
 for the same batch on one thread. torch is imported here and nowhere else, so that only those wait

@@ -1,4 +1,4 @@
-"""Owns the way to workloads that need torch, an extra, without importing it: it takes seconds.
+"""The way to workloads that need torch, an extra, without importing it: it takes seconds.
 
 A module and a loss are named as "package.module:name", as in setuptools' entry points; packages in
 the working directory are found as well.

@@ -48,7 +48,7 @@ def test_moments_in_seconds_after_each_other_and_at_once(tmp_path: Path) -> None
         Kill("replica-0-1", After(3, 0.25), back_after=None),
         Pause("server-0", AtSeconds(1e4)),
         Pause(("worker-0", "replica-0-1"), After(0, 0.3), seconds=0.1),
-        Kill("evaluator-0", AtSeconds(1e4, lapses=True)),
+        Kill("evaluator-0", AtSeconds(1e4, optional=True)),
     )
     with training(tmp_path, plan) as broken:
         (gone,) = killed(broken, 1)

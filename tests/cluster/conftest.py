@@ -1,4 +1,4 @@
-"""Owns the clusters that the tests of one module share, where they do not break them."""
+"""The clusters that the tests of one module share, where they do not break them."""
 
 from __future__ import annotations
 

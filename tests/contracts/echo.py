@@ -1,4 +1,4 @@
-"""Owns the other side of the transports' contract: it echoes, refuses, or takes its time."""
+"""The other side of the transports' contract: it echoes, refuses, or takes its time."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_random_process_follows_from_the_seed_and_its_place() -> None:
     assert [fault.when for fault in plan[: len(one)]] != [f.when for f in plan[len(one) :]]
     assert one == sorted(one)
     assert all(0 < moment <= 60 for moment in one)
-    assert all(fault.when.lapses for fault in plan if isinstance(fault.when, AtSeconds))
+    assert all(fault.when.optional for fault in plan if isinstance(fault.when, AtSeconds))
 
 
 @pytest.mark.parametrize(("distribution", "shape"), [("exponential", 1.0), ("weibull", 0.7)])

@@ -1,4 +1,4 @@
-"""Owns what the tests of the documentation read from its pages: fences, and lines for a shell."""
+"""What the tests of the documentation read from its pages: fences, and lines for a shell."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
 from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
-from dps.protocol.server.batching import Rounds
+from dps.protocol.server.batching import Batching
 from dps.sim.checks.audit import Auditor, publishing
 from dps.sim.injector import Injector
 from dps.sim.schedules.strategies import CASES
@@ -29,7 +29,7 @@ from tests.protocol.server import test_consistency as consistency
 from tests.support.worlds import Setting, happened, in_world, until
 
 
-async def round_in_order_of_arrival(self: Rounds, complete: bool = False) -> None:
+async def round_in_order_of_arrival(self: Batching, complete: bool = False) -> None:
     """Apply a round's updates in the order in which they came."""
     if self._state().clocks.keys() <= self._held.keys():
         complete_round, self._held = self._held, {}
@@ -39,7 +39,7 @@ async def round_in_order_of_arrival(self: Rounds, complete: bool = False) -> Non
 
 def test_rounds_in_order_of_arrival_are_noticed() -> None:
     with (
-        patch.object(Rounds, "finish", round_in_order_of_arrival),
+        patch.object(Batching, "finish", round_in_order_of_arrival),
         pytest.raises((AssertionError, TimeoutError)),
     ):
         consistency.test_bsp_is_the_sequential_computation_whatever_the_schedule(0)
@@ -66,9 +66,9 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
         assert await view_of(s) == view
 
         # Now the coordinator is made to forget who has the shard, and has it restored elsewhere.
-        tender = s.world._coordinator._tenders[0]
-        tender.unsettle(without=view.chain[0])
-        tender.wake()
+        controller = s.world._coordinator._controllers[0]
+        controller.unsettle(without=view.chain[0])
+        controller.wake()
         assert "spare-0 had its state" in str(await s.network.broken)
 
     params = {name_of(0): np.zeros(9)}
@@ -102,12 +102,12 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
             await s.world.complete()
         await s.world.bring_up(["server-0"])
 
-        tender = s.world._coordinator._tenders[0]
+        controller = s.world._coordinator._controllers[0]
         if came == "in use":  # the coordinator is made to forget who has the shard
-            tender.store_lost()
-            tender.unsettle(without=spare)
-        tender.interrupt()
-        tender.wake()
+            controller.store_lost()
+            controller.unsettle(without=spare)
+        controller.interrupt()
+        controller.wake()
         await until(lambda: happened(s, Restored)[-1].node == "server-0")
         answered.set()
         broken = s.network.broken
@@ -138,7 +138,7 @@ def test_who_has_stopped_for_a_move_counts_until_others_serve(served: bool) -> N
             await until(lambda: goes not in replica.chain)
             assert goes in s.world.view(0).chain
             if not served:  # the coordinator is made to forget that it has to come back
-                s.world._coordinator._tenders[0].unsettle(without=goes)
+                s.world._coordinator._controllers[0].unsettle(without=goes)
             s.world.crash("server-2")
             if served:
                 await until(lambda: s.world.view(0).chain == (stays, goes))

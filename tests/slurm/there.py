@@ -1,4 +1,4 @@
-"""Owns what the tests on Slurm need: is there one, and how its partitions are asked for."""
+"""What the tests on Slurm need: is there one, and how its partitions are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the small models, gradients and operations that tests of the shard and replay share."""
+"""The small models, gradients and operations that tests of the shard and replay share."""
 
 from __future__ import annotations
 

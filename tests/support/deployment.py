@@ -1,4 +1,4 @@
-"""Owns a Dask deployment as users have them: `dask scheduler` and `dask worker`, on loopback."""
+"""A Dask deployment as users have them: `dask scheduler` and `dask worker`, on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns a driver as a process of its own, for tests that kill it: it trains on a deployment.
+"""A driver as a process of its own, for tests that kill it: it trains on a deployment.
 
 It takes the nodes of a chain of two and a worker, disturbs a link for far longer than any test
 takes, and prints the process ids of its nodes as JSON; then it trains until it is killed.

@@ -1,4 +1,4 @@
-"""Owns a tracking store that is there already: MLflow takes seconds to make the tables of one."""
+"""A tracking store that is there already: MLflow takes seconds to make the tables of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns hypothesis strategies that several test modules draw from: arrays, and any typed record."""
+"""Hypothesis strategies that several test modules draw from: arrays, and any typed record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what tests of TLS share: ports, plain requests to them, certificates in files."""
+"""What tests of TLS share: ports, plain requests to them, certificates in files."""
 
 from __future__ import annotations
 

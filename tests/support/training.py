@@ -1,4 +1,4 @@
-"""Owns the counter workload of the cluster tests, and what they read from a group.
+"""The counter workload of the cluster tests, and what they read from a group.
 
 Every push is a gradient of −1 under SGD(1.0), so each weight counts the updates that it has seen:
 a lost update is missing in it, and one that was applied twice is there twice.

@@ -1,4 +1,4 @@
-"""Owns what tests of several layers share: waiting for a state instead of for a guessed time."""
+"""What tests of several layers share: waiting for a state instead of for a guessed time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns small simulated groups for tests of one behaviour, with floats or counters as parameters."""
+"""Small simulated groups for tests of one behaviour, with floats or counters as parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns which Dask worker of somebody's deployment is which node, where Dask's names do not tell.
+"""Which Dask worker of somebody's deployment is which node, where Dask's names do not tell.
 
 Nodes that must not fail together are kept on different hosts where there is a choice: the replicas
 of a shard, and the state store and any server.
@@ -15,7 +15,7 @@ from dps.core.names import role_of
 from dps.errors import CapacityError
 
 
-class Seats:
+class NodeAssignment:
     """Which Dask worker, by its address, is which node. Thread-safe."""
 
     def __init__(self) -> None:

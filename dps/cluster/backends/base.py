@@ -1,4 +1,4 @@
-"""Owns what every kind of cluster can do: nodes with names and roles are started, and broken.
+"""What every kind of cluster can do: nodes with names and roles are started, and broken.
 
 What an experiment needs of a cluster is said here and nowhere else: a new kind is one more class
 with these methods, and passes `tests/contracts/test_clusters.py`.
@@ -13,7 +13,7 @@ from dps.errors import ConfigurationError
 if TYPE_CHECKING:
     import distributed
 
-    from dps.cluster.backends.assignment import Seats
+    from dps.cluster.backends.assignment import NodeAssignment
     from dps.cluster.names import NodeSpec
 
 
@@ -41,7 +41,7 @@ class Cluster(Protocol):
         ...
 
     @property
-    def seats(self) -> Seats | None:
+    def seats(self) -> NodeAssignment | None:
         """Which Dask worker is which node; None: Dask's own names and resources tell."""
         ...
 

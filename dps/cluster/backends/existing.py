@@ -1,4 +1,4 @@
-"""Owns a cluster that somebody else runs: a Dask scheduler and Dask workers, by their address.
+"""A cluster that somebody else runs: a Dask scheduler and Dask workers, by their address.
 
 Its Dask workers become nodes for as long as the cluster is open. None is started or ended here: a
 node that was killed is replaced by a Dask worker that is idle, or by the next one that joins, which
@@ -25,7 +25,7 @@ from distributed.comm.registry import get_backend
 from distributed.security import Security
 
 from dps.cluster.backends.assignment import (
-    Seats,
+    NodeAssignment,
     best,
     eligible,
     failing_together,
@@ -111,7 +111,7 @@ class ExistingCluster(RemoteNodes):
         self.room = 0
         self._patience = patience
         self._tell = tell
-        self.seats = Seats()
+        self.seats = NodeAssignment()
         self._offers: dict[str, Offer] = {}
         self._processes: dict[str, Process] = {}
         self._open: list[NodeSpec] = []

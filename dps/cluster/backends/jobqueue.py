@@ -1,4 +1,4 @@
-"""Owns what batch queueing systems need to be told: jobs with a node each, and how one is killed.
+"""What batch queueing systems need to be told: jobs with a node each, and how one is killed.
 
 The jobs are those of dask-jobqueue, with its own settings as defaults. It is imported when it is
 needed, and what it does to a program by being imported is taken back.

@@ -1,4 +1,4 @@
-"""Owns a cluster of jobs: a Dask scheduler on this machine, and for each node a job of its own.
+"""A cluster of jobs: a Dask scheduler on this machine, and for each node a job of its own.
 
 Jobs are submitted to a queueing system (`dps.cluster.backends.jobqueue`) and may wait there. When
 the Dask scheduler ends, so does every node, however it ends.

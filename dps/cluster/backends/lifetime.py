@@ -1,4 +1,4 @@
-"""Owns how the life of a process depends on the one that started it, for all that start processes.
+"""How the life of a process depends on the one that started it, for all that start processes.
 
 Nothing here imports Dask, for those that only start others have no need of it.
 """

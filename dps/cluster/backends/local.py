@@ -1,4 +1,4 @@
-"""Owns a cluster of processes on this machine, each node with a name and a role.
+"""A cluster of processes on this machine, each node with a name and a role.
 
 Nodes are forked from one server process that has imported what they need, so a fresh node is up in
 a fraction of a second. There are no nannies: a process that dies stays dead until it is replaced.

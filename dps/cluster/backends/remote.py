@@ -1,4 +1,4 @@
-"""Owns nodes whose processes somebody else has started, perhaps on other machines.
+"""Nodes whose processes somebody else has started, perhaps on other machines.
 
 What is done to a process of this machine is done by signals, and seen in what the system says of
 it. Of one on another machine only its loss is known, by the scheduler.

@@ -1,4 +1,4 @@
-"""Owns what Slurm knows of hosts: which one a job is on, which have room, and taking one away.
+"""What Slurm knows of hosts: which one a job is on, which have room, and taking one away.
 
 A host that was taken away is given back in any case: by who took it, else by a process of its own
 that notices the end of this one.

@@ -1,4 +1,4 @@
-"""Owns a cluster of Slurm's jobs: away from each other on hosts, requeued, lost with their host.
+"""A cluster of Slurm's jobs: away from each other on hosts, requeued, lost with their host.
 
 Nodes that must not fail together are kept on different hosts where Slurm has room on others: which
 host a job gets is only known when it has started, so one that starts beside such a node is

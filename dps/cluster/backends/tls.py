@@ -1,4 +1,4 @@
-"""Owns the certificates by which the processes of a cluster know each other, and where they lie.
+"""The certificates by which the processes of a cluster know each other, and where they lie.
 
 Whoever has the key of a cluster's certificate can do in it whatever Dask can: run any code. So keys
 are in files that only the user can read, in a folder that goes with the cluster, however that ends.

@@ -1,4 +1,4 @@
-"""Owns how nodes leave, on the driver's side: what is on a node that is to leave is moved away.
+"""How nodes leave, on the driver's side: what is on a node that is to leave is moved away.
 
 Replicas of shards, states and mail go to other nodes while the training goes on (`drain`), as soon
 as there is room for them; an evaluator goes on elsewhere; workers see `leaving`, and are given
@@ -23,7 +23,7 @@ from dps.events.lines import log
 if TYPE_CHECKING:
     import distributed
 
-    from dps.cluster.driver.shard_hosts import Hosting
+    from dps.cluster.driver.shard_hosts import ShardHosts
     from dps.cluster.names import Node
 
 
@@ -34,7 +34,7 @@ AGAIN_SECONDS = 0.1
 PASSING = (CapacityError, NotServing, ShardUnavailable)
 
 
-class Relief:
+class Drainer:
     """Empties nodes that are told to leave. Used from the client's event loop.
 
     Parameters
@@ -53,12 +53,12 @@ class Relief:
     def __init__(
         self,
         client: distributed.Client,
-        hosting: Hosting,
+        hosting: ShardHosts,
         drain: Callable[[str], Awaitable[None]],
         sink: Sink | None,
     ) -> None:
         self._client = client
-        self._hosting = hosting
+        self._shard_hosts = hosting
         self._drain = drain
         self._sink = sink
         self._clock = SystemClock()
@@ -68,7 +68,7 @@ class Relief:
 
     @property
     def _topic(self) -> str:
-        return leaving_topic(self._hosting.group.name)
+        return leaving_topic(self._shard_hosts.group.name)
 
     def open(self) -> None:
         """Begin to listen to the nodes."""
@@ -87,7 +87,7 @@ class Relief:
             for node in self._leaving.pop(address, []):
                 self._emit(NodeLeft(self._clock.now(), node.name))
         elif address not in self._leaving:
-            here = [node for node in self._hosting.nodes if node.address == address]
+            here = [node for node in self._shard_hosts.nodes if node.address == address]
             self._leaving[address] = here
             self.names |= {node.name for node in here}
             for node in here:
@@ -98,7 +98,7 @@ class Relief:
 
     async def _empty(self, address: str, nodes: list[Node]) -> None:
         began = self._clock.monotonic()
-        await self._hosting.close_to_workers(address)
+        await self._shard_hosts.close_to_workers(address)
         for node in nodes:
             if node.role in HOSTING and await self._drained(node):
                 seconds = self._clock.monotonic() - began
@@ -106,7 +106,7 @@ class Relief:
 
     async def _drained(self, node: Node) -> bool:
         """Drain a node, however long it takes until there is room for what it has."""
-        while not any(hosted.node == node for hosted in self._hosting.hosts):
+        while not any(hosted.node == node for hosted in self._shard_hosts.hosts):
             await asyncio.sleep(AGAIN_SECONDS)  # its host is being made
         while True:
             try:
@@ -120,6 +120,6 @@ class Relief:
                 return False
 
     def _emit(self, event: Event) -> None:
-        log(event, self._hosting.group.labels)
+        log(event, self._shard_hosts.group.labels)
         if self._sink is not None:
             self._sink(event)

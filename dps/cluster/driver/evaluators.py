@@ -1,4 +1,4 @@
-"""Owns which nodes the evaluators of a group are on, also after theirs was lost or has left."""
+"""Which nodes the evaluators of a group are on, also after theirs was lost or has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what the driver knows of an actor that it has made on a node."""
+"""What the driver knows of an actor that it has made on a node."""
 
 from __future__ import annotations
 

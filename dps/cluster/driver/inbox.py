@@ -1,4 +1,4 @@
-"""Owns the driver's end of the event stream: what the group records arrives here, in batches."""
+"""The driver's end of the event stream: what the group records arrives here, in batches."""
 
 from __future__ import annotations
 

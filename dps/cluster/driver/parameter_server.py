@@ -1,4 +1,4 @@
-"""Owns the facade: `ParameterServer`, which brings a group up on a Dask cluster and takes it down.
+"""The facade: `ParameterServer`, which brings a group up on a Dask cluster and takes it down.
 
 The driver keeps two things that nobody else can: it makes the host actor on every node that joins,
 and it holds the initial values, which it installs wherever the coordinator asks for them.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dps.cluster.driver.shard_hosts import Hosting
+from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.names import Node
 from dps.cluster.node.worker import Worker
 from dps.core.rebalancing import as_servers
@@ -30,7 +30,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 
-from dps.cluster.driver.draining import Relief
+from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.losses import LossWatch
 from dps.cluster.driver.setup import (
@@ -58,7 +58,7 @@ from dps.errors import (
     UpdatesLostWarning,
 )
 from dps.events import Sink
-from dps.protocol.client.bootstrap import Seeder
+from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client as Caller
 from dps.protocol.client.save_all import save_all
 from dps.protocol.group import Timings
@@ -67,7 +67,7 @@ from dps.protocol.messages import CloseGroup, Loss, StopTraining
 if TYPE_CHECKING:
     import distributed
 
-    from dps.cluster.backends.assignment import Seats
+    from dps.cluster.backends.assignment import NodeAssignment
 from dps.cluster.node.audit import audit_all
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class ParameterServer:
         about: Mapping[str, Any] | None = None,
         filters: Mapping[str, Sequence[Filter]] | None = None,
         functions: Mapping[str, Function] | None = None,
-        seats: Seats | None = None,
+        seats: NodeAssignment | None = None,
         labels: Mapping[str, str] | None = None,
         on_loss: str = "warn",
     ) -> None:
@@ -180,7 +180,7 @@ class ParameterServer:
         on_event: Sink | None = None,
         timings: Timings = Timings(),  # noqa: B008 - a frozen value
         functions: Mapping[str, Function] | None = None,
-        seats: Seats | None = None,
+        seats: NodeAssignment | None = None,
         labels: Mapping[str, str] | None = None,
         on_loss: str = "warn",
     ) -> ParameterServer:
@@ -209,7 +209,7 @@ class ParameterServer:
         start: Start,
         on_event: Sink | None,
         functions: Mapping[str, Function],
-        seats: Seats | None,
+        seats: NodeAssignment | None,
         labels: Mapping[str, str],
         on_loss: str,
     ) -> None:
@@ -228,8 +228,8 @@ class ParameterServer:
         self._client = client
         self._start_with = start
         self._inbox = Inbox(client, start.group.name, on_event)
-        self._hosting = Hosting(client, group, seats)
-        self._relief = Relief(client, self._hosting, self._drain, on_event)
+        self._shard_hosts = ShardHosts(client, group, seats)
+        self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
         self._watch = LossWatch(group)
         self._stops = 0
         self._caller: Caller | None = None
@@ -242,12 +242,12 @@ class ParameterServer:
     @property
     def nodes(self) -> list[Node]:
         """The nodes of the cluster, each with its role."""
-        return self._hosting.nodes
+        return self._shard_hosts.nodes
 
     @property
     def leaving(self) -> frozenset[str]:
         """The names of the nodes that were told to leave, or have left after that."""
-        return frozenset(self._relief.names)
+        return frozenset(self._drainer.names)
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -342,7 +342,7 @@ class ParameterServer:
         CapacityError
             No node has the Dask resource "evaluator", nor is one left for workers.
         """
-        return self._client.sync(self._hosting.evaluate, score, every)
+        return self._client.sync(self._shard_hosts.evaluate, score, every)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
         """Run a registered function on every shard, once on each, whatever is lost meanwhile.
@@ -653,7 +653,7 @@ class ParameterServer:
     async def _start(self) -> None:
         self._transport = DaskTransport(self._client.rpc, Meter())
         self._router = Router(self.group, self._transport)
-        await self._hosting.assign(self._router)
+        await self._shard_hosts.assign(self._router)
         self._open = True
         try:
             await self._bring_up()
@@ -665,16 +665,16 @@ class ParameterServer:
         client, name = self._client, self.group.name
         self._inbox.open()
         self._watch.open(self._router)
-        client.subscribe_topic(node_topic(name), weakly(self._hosting.node_joined))
-        self._relief.open()
+        client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
+        self._drainer.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description()
-        seeder = Seeder(self.group, start.initial, self._transport, self._router, start.states)
+        seeder = Bootstrap(self.group, start.initial, self._transport, self._router, start.states)
         self._seeding = asyncio.create_task(seeder.run())
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._hosting.make_hosts(self.nodes)
+                await self._shard_hosts.make_hosts(self.nodes)
                 table = await self._router.newer(-1)
                 while not table.complete:
                     if isinstance(seeder.error, StoreUnavailable):
@@ -724,9 +724,9 @@ class ParameterServer:
         tasks = [self._seeding] if hasattr(self, "_seeding") else []
         for task in tasks:
             task.cancel()
-        ends = (self._relief.close(), self._hosting.stop())
+        ends = (self._drainer.close(), self._shard_hosts.stop())
         await asyncio.gather(*tasks, *ends, return_exceptions=True)
-        await self._hosting.finish_evaluators()
+        await self._shard_hosts.finish_evaluators()
         await self._end_workers()
         if self._caller is not None:
             await self._caller.close()
@@ -741,10 +741,10 @@ class ParameterServer:
             await self._take_down()
 
     async def _scale(self, servers: int) -> None:
-        group = self._hosting.group
+        group = self._shard_hosts.group
         servers = as_servers(servers, len(group.layout.shards), group.recovery)
         # Nodes that join a cluster without roles become servers as far as there are too few.
-        self._hosting.group = replace(group, servers=servers)
+        self._shard_hosts.group = replace(group, servers=servers)
         await self._router.ask(Scale(servers))
         await self._until(
             lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
@@ -754,7 +754,7 @@ class ParameterServer:
         await self._router.ask(Dismiss(name))
 
     async def _drain(self, node: str) -> None:
-        hosts = self._hosting.hosts
+        hosts = self._shard_hosts.hosts
         found = [hosted for hosted in hosts if hosted.node.name == node]
         if not found:
             names = sorted(hosted.node.name for hosted in hosts)
@@ -766,7 +766,7 @@ class ParameterServer:
         host = hosted.endpoint
         await self._router.ask(Drain(host))
         await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
-        await self._hosting.release(hosted)
+        await self._shard_hosts.release(hosted)
 
     async def _until(self, holds: Callable[[Table], bool], what: str) -> None:
         limit = self.group.timings.unavailable
@@ -783,10 +783,10 @@ class ParameterServer:
 
     async def _take_down(self) -> None:
         """Leave the cluster as it was before the group, whose workers have ended."""
-        await self._hosting.finish_hosts()
+        await self._shard_hosts.finish_hosts()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
-        await self._inbox.close(self._hosting.seated)
+        await self._inbox.close(self._shard_hosts.seated)
         await self._client.run_on_scheduler(forget, self.group.name)
 
     async def _end_workers(self) -> None:

@@ -1,4 +1,4 @@
-"""Owns which Dask node does what: by its Dask resources where there are any, else by assignment.
+"""Which Dask node does what: by its Dask resources where there are any, else by assignment.
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
 shard they are meant for ("server-0", "replica-0-1"). On any other cluster about half the nodes are
@@ -16,7 +16,7 @@ from dps.errors import CapacityError
 from dps.protocol.group import Group
 
 if TYPE_CHECKING:
-    from dps.cluster.backends.assignment import Seats
+    from dps.cluster.backends.assignment import NodeAssignment
 from dps.cluster.names import _SHARD_OF_NAME, SERVING, Node, resource_in, shard_of
 
 
@@ -30,7 +30,7 @@ def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
     return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
 
 
-def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: Seats) -> list[Node]:
+def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: NodeAssignment) -> list[Node]:
     """The nodes among these Dask workers, called as their seats say."""
     found = ((address, seats.of(address)) for address in sorted(workers))
     return [

@@ -1,4 +1,4 @@
-"""Owns what a parameter server starts with: initial values, or what an earlier one has saved."""
+"""What a parameter server starts with: initial values, or what an earlier one has saved."""
 
 from __future__ import annotations
 

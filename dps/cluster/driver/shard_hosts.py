@@ -1,4 +1,4 @@
-"""Owns the nodes of a group: their roles, and the hosts that are made on them."""
+"""The nodes of a group: their roles, and the hosts that are made on them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dps.protocol.transport import Endpoint
 if TYPE_CHECKING:
     import distributed
 
-    from dps.cluster.backends.assignment import Seats
+    from dps.cluster.backends.assignment import NodeAssignment
 
 
-class Hosting:
+class ShardHosts:
     """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
 
     Attributes
@@ -38,7 +38,7 @@ class Hosting:
     """
 
     def __init__(
-        self, client: distributed.Client, group: Group, seats: Seats | None = None
+        self, client: distributed.Client, group: Group, seats: NodeAssignment | None = None
     ) -> None:
         self.nodes: list[Node] = []
         self._client = client

@@ -1,4 +1,4 @@
-"""Owns the Dask actor that hosts shards, or the state store, on one node.
+"""The Dask actor that hosts shards, or the state store, on one node.
 
 Its methods are coroutines, so Dask runs them on the node's event loop; steps of the update rule on
 large shards go to a thread (`dps.protocol.server.replica`), so that heartbeats are not held up.
@@ -25,12 +25,12 @@ from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol import wire
 from dps.protocol.group import Group
-from dps.protocol.server.shard_server import Host
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
 
 
 class HostActor:
-    """A `Host` as a Dask actor; made by the driver, called by `DaskTransport`."""
+    """A `ShardServer` as a Dask actor; made by the driver, called by `DaskTransport`."""
 
     def __init__(self, group: Group, node: str, role: str, key: str) -> None:
         keep_memory()
@@ -49,7 +49,7 @@ class HostActor:
         self._group = group.name
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
-        self._host = Host(group, node, me, transport, clock, self._recorder)
+        self._host = ShardServer(group, node, me, transport, clock, self._recorder)
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))

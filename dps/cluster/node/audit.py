@@ -1,4 +1,4 @@
-"""Owns reading a group from outside: weights, rows, and the numbers of its shards' states."""
+"""Reading a group from outside: weights, rows, and the numbers of its shards' states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what a driver that was killed has left on a Dask worker that outlives it.
+"""What a driver that was killed has left on a Dask worker that outlives it.
 
 Its group ends by itself: the coordinator closes it (`dps.cluster.scheduler.plugin`), its actors end
 when Dask lets go of them, and its training functions with their next request. Whoever uses the Dask

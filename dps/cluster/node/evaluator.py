@@ -1,4 +1,4 @@
-"""Owns the evaluator: an actor on a node of its own that scores snapshots of the weights.
+"""The evaluator: an actor on a node of its own that scores snapshots of the weights.
 
 It reads the weights as any client does, without taking part in the consistency gates, and computes
 on its own node, so that measuring does not hold up what is measured.

@@ -1,4 +1,4 @@
-"""Owns what is done on purpose to the dps messages of one process: held back, delayed or refused.
+"""What is done on purpose to the dps messages of one process: held back, delayed or refused.
 
 Only messages of dps go through here; Dask's own connections stay as they are, so that what was
 switched on can be switched off again. Every condition ends by itself after its time, whether or not

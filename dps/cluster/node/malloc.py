@@ -1,4 +1,4 @@
-"""Owns one setting of the C library: memory that arrays free is kept for the next array.
+"""One setting of the C library: memory that arrays free is kept for the next array.
 
 By default large arrays are mapped and unmapped one by one, and the page faults of that cost more
 than moving the bytes. glibc takes the setting at run time, so it works on any cluster.

@@ -1,4 +1,4 @@
-"""Owns the metrics of shards for Prometheus, on the endpoint where Dask serves its own: `/metrics`.
+"""The metrics of shards for Prometheus, on the endpoint where Dask serves its own: `/metrics`.
 
 They are read off when somebody asks. Without the package prometheus_client there are none, of Dask
 neither.
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dps.protocol.server.metrics import STALENESS_BOUNDS, Figures
+from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics
 
 if TYPE_CHECKING:
     import distributed
@@ -37,7 +37,7 @@ STALENESS = "Versions that the applied updates had missed."
 @dataclass(frozen=True, slots=True)
 class _Source:
     labels: Mapping[str, str]
-    figures: Callable[[], Sequence[Figures]]
+    figures: Callable[[], Sequence[ReplicaMetrics]]
 
 
 class ShardMetrics:
@@ -86,7 +86,7 @@ class ShardMetrics:
 def publish(
     dask_worker: distributed.Worker,
     labels: Mapping[str, str],
-    figures: Callable[[], Sequence[Figures]],
+    figures: Callable[[], Sequence[ReplicaMetrics]],
 ) -> Callable[[], None]:
     """Have a host's replicas among the metrics of its Dask worker; return what ends that."""
     if find_spec("prometheus_client") is None:
@@ -108,6 +108,8 @@ def publish(
     return withdraw
 
 
-def _values(names: Sequence[str], labels: Mapping[str, str], figures: Figures) -> tuple[str, ...]:
+def _values(
+    names: Sequence[str], labels: Mapping[str, str], figures: ReplicaMetrics
+) -> tuple[str, ...]:
     known = {**labels, "shard": str(figures.shard)}
     return tuple(known.get(name, "") for name in names)

@@ -1,4 +1,4 @@
-"""Owns how events reach the driver: buffered in each process, sent in batches as a Dask topic.
+"""How events reach the driver: buffered in each process, sent in batches as a Dask topic.
 
 Recording an event costs a list append on the training path; the batch travels over the connection
 to the scheduler that Dask keeps open anyway.

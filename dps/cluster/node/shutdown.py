@@ -1,4 +1,4 @@
-"""Owns how a node leaves, on the node's side: it is told to, says so, and ends once it is empty.
+"""How a node leaves, on the node's side: it is told to, says so, and ends once it is empty.
 
 It is told by SIGTERM, or because its lifetime (`dask worker --lifetime`) is nearly over. Dask alone
 would end the process, with the shards in it, at once or at the end of that time. So the node takes

@@ -1,4 +1,4 @@
-"""Owns how protocol messages travel on Dask: straight to the node, never through the scheduler.
+"""How protocol messages travel on Dask: straight to the node, never through the scheduler.
 
 A host's messages go to its Dask actor by address and key, over a connection pool of Dask's own with
 whatever security the cluster has. The `Actor` proxy is not used: it ties the life of tasks to the

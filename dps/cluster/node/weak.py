@@ -1,4 +1,4 @@
-"""Owns handlers that Dask may keep for ever without keeping what they belong to.
+"""Handlers that Dask may keep for ever without keeping what they belong to.
 
 Dask's scheduler and client never let go of a handler that they were given once, not even when it is
 taken back. A bound method would keep its group, with all its arrays, for as long as the cluster is.

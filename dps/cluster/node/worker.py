@@ -1,4 +1,4 @@
-"""Owns what a training function is given: a `Worker` that pulls weights and pushes gradients.
+"""What a training function is given: a `Worker` that pulls weights and pushes gradients.
 
 The training function runs in a thread of a Dask node as one long task; the protocol's client runs
 on the node's event loop, so a push goes on while the function computes.

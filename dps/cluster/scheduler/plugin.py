@@ -1,4 +1,4 @@
-"""Owns the coordinator's place: inside Dask's scheduler process, where losses are known first."""
+"""The coordinator's place: inside Dask's scheduler process, where losses are known first."""
 
 from __future__ import annotations
 

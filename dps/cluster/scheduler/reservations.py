@@ -1,4 +1,4 @@
-"""Owns who uses which Dask workers of a deployment: a table in the process of its scheduler.
+"""Who uses which Dask workers of a deployment: a table in the process of its scheduler.
 
 By it the trials of several drivers share a deployment. Each takes what it needs as a whole or not
 at all, in the order in which they came; what a client has is free again when it leaves, or when its

@@ -1,4 +1,4 @@
-"""Owns how what recurs becomes a plan of single faults: random processes, flapping and traces.
+"""How what recurs becomes a plan of single faults: random processes, flapping and traces.
 
 The plan that comes out is plain data and depends on nothing but what was written and the seed.
 """
@@ -160,7 +160,7 @@ def _recurrences(fault: Fault, process: Process, rng: random.Random) -> Iterator
                 f"{kind_of(fault)} of {told(fault.target)}: more than {MOST_FAULTS} faults within "
                 f"{process.until:g} s; expected a larger mtbf than {process.mtbf:g} s"
             )
-        yield replace(fault, when=AtSeconds(now, lapses=True))
+        yield replace(fault, when=AtSeconds(now, optional=True))
         count += 1
         now += _down(fault) + process.gap(rng)
 

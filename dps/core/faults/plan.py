@@ -1,4 +1,4 @@
-"""Owns fault plans as data: what happens to whom, when, and for how long.
+"""Fault plans as data: what happens to whom, when, and for how long.
 
 A plan says at the latest at its moment whom it hits: heads move and nodes are replaced, so a target
 may be a place ("the tail of shard 0") that is looked up when the fault is due.
@@ -86,12 +86,12 @@ class AtUpdates:
 class AtSeconds:
     """So many seconds after the training started.
 
-    One that `lapses` is of a random process or of a trace: it simply does not happen if the
+    One that `optional` is of a random process or of a trace: it simply does not happen if the
     training ends before.
     """
 
     seconds: float
-    lapses: bool = False
+    optional: bool = False
 
     def __post_init__(self) -> None:
         _require(0 <= self.seconds < math.inf, f"at_seconds={self.seconds}, expected 0 s or more")

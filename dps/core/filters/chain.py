@@ -1,4 +1,4 @@
-"""Owns the filters of one array in their order, and the check that they can work as a chain."""
+"""The filters of one array in their order, and the check that they can work as a chain."""
 
 from __future__ import annotations
 

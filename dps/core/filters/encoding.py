@@ -1,4 +1,4 @@
-"""Owns the form in which filtered gradients travel: which entries, how their values are written.
+"""The form in which filtered gradients travel: which entries, how their values are written.
 
 A gradient is encoded array by array. What is written of one array on one shard is an `Encoding`
 and, in the operation's payload, two sections: the indices of the entries that are sent, and their

@@ -1,4 +1,4 @@
-"""Owns the filters that a worker may put its gradients through before they are sent.
+"""The filters that a worker may put its gradients through before they are sent.
 
 A selection says which entries of an array's gradient are sent now; quantisation and compression say
 how. What a selection with error feedback withholds is added to the next gradient. Filters are plain

@@ -1,4 +1,4 @@
-"""Owns what one worker has not sent yet to one shard: the residuals that its filters keep.
+"""What one worker has not sent yet to one shard: the residuals that its filters keep.
 
 A gradient is filtered once, when it is pushed; whatever happens on its way, the same operation is
 sent again. What is withheld is no part of any update until it is sent, so it is neither lost nor

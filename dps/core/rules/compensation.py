@@ -1,4 +1,4 @@
-"""Owns delay compensation: late gradients are brought up to the weights that they meet.
+"""Delay compensation: late gradients are brought up to the weights that they meet.
 
 A gradient then travels with the weights that it was computed from, twice the bytes. No server has
 to remember what it gave to whom, so it survives every way to recover.

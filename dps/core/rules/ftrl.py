@@ -1,4 +1,4 @@
-"""Owns FTRL-proximal: online learning with zeros, and a learning rate for each weight."""
+"""FTRL-proximal: online learning with zeros, and a learning rate for each weight."""
 
 from __future__ import annotations
 

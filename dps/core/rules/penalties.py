@@ -1,4 +1,4 @@
-"""Owns the penalties that proximal rules put on parameters, as their proximal operators.
+"""The penalties that proximal rules put on parameters, as their proximal operators.
 
 The proximal operator of a penalty h takes x to the y with the least h(y) + ‖y − x‖² / (2γ): a step
 of length γ down the penalty that is exact where it has a kink. Weights get to be exactly zero.

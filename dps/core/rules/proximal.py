@@ -1,4 +1,4 @@
-"""Owns proximal gradient descent, and the step size with which it stands bounded delays.
+"""Proximal gradient descent, and the step size with which it stands bounded delays.
 
 Workers push the gradients of the loss alone; the penalty is taken care of here, where a step can be
 exact where the penalty has a kink. A push of some of the arrays is a step of these blocks alone.

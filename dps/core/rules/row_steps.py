@@ -1,4 +1,4 @@
-"""Owns how an operation's gradient of rows is checked, and changes a shard's sparse tables."""
+"""How an operation's gradient of rows is checked, and changes a shard's sparse tables."""
 
 from __future__ import annotations
 

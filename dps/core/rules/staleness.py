@@ -1,4 +1,4 @@
-"""Owns the learning rate that falls with the staleness of gradients."""
+"""The learning rate that falls with the staleness of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns which shard a key of a sparse table lives on, and dealing rows out to shards and back.
+"""Which shard a key of a sparse table lives on, and dealing rows out to shards and back.
 
 A key's hash tells its partition, and the layout tells each partition's shard. All of it works on
 whole arrays: no step is taken key by key.

@@ -1,4 +1,4 @@
-"""Owns gradients of rows: how keys and gradients that a user gives become what a shard applies.
+"""Gradients of rows: how keys and gradients that a user gives become what a shard applies.
 
 On their way keys are sorted and the gradients of repeated ones summed, once, by whoever pushes; a
 shard then works on sorted keys, each of which it meets once.

@@ -1,4 +1,4 @@
-"""Owns what a sparse table is: the width of its rows, and what a row is before it is first pushed.
+"""What a sparse table is: the width of its rows, and what a row is before it is first pushed.
 
 Initial values are a function of the seed, the key and the column alone, made of whole-number
 arithmetic and one multiplication: every process on every machine computes the same bits.

@@ -1,4 +1,4 @@
-"""Owns the state of a sparse table: rows by key, in levels of sorted keys that are never changed.
+"""The state of a sparse table: rows by key, in levels of sorted keys that are never changed.
 
 A table is a log-structured merge tree without files (O'Neil et al. 1996): what a push writes is a
 small new level in front of the older ones, and a level is merged with the next while that is less

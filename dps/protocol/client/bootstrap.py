@@ -1,4 +1,4 @@
-"""Owns the driver's part in recovery: the initial values, which nobody else has.
+"""The driver's part in recovery: the initial values, which nobody else has.
 
 The coordinator says in its table which host needs the initial values of which shard: every first
 head at the start, and later a shard of which nothing survives.
@@ -19,7 +19,7 @@ from dps.protocol.messages import Install, Seed, Seeded, brought
 from dps.protocol.transport import Transport
 
 
-class Seeder:
+class Bootstrap:
     """Installs initial values wherever the coordinator asks for them.
 
     Parameters

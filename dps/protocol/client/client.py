@@ -1,7 +1,8 @@
-"""Owns the client: how a worker, an evaluator or a driver pushes to and pulls from the shards.
+"""The client: how a worker, an evaluator or a driver pushes to and pulls from the shards.
 
-It has one lane for each shard (`dps.protocol.client.shard_client`), numbers a worker's updates, and
-keeps the worker a member of the group: it renews its lease, and enters again if it was given up.
+It has one shard client for each shard (`dps.protocol.client.shard_client`), numbers a worker's
+updates, and keeps the worker a member of the group: it renews its lease, and enters again if it was
+given up.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from dps.errors import (
 )
 from dps.protocol.client.barrier import together
 from dps.protocol.client.copies import Copies
-from dps.protocol.client.encoder import FilterState, Outgoing, basis
+from dps.protocol.client.encoder import Encoder, FilterState, basis
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
-from dps.protocol.client.shard_client import Lane, OnAck, Outcome
+from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
 from dps.protocol.group import Group, applies
 from dps.protocol.lease import RENEWALS, repeat_forever
@@ -124,14 +125,14 @@ class Client:
         self._dropped: set[tuple[int, UpdateId]] = set()
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
         self._on_ack = on_ack or _ignore
-        self._lanes = [
-            Lane(
+        self._shard_clients = [
+            ShardClient(
                 *(shard, group, transport, self.router, self._acked, self._receipts),
                 self.may_go_on,
             )
             for shard in range(len(group.layout.shards))
         ]
-        self._outgoing = Outgoing(group, self._base)
+        self._encoder = Encoder(group, self._base)
         self.router.listen(self._heard)
 
     async def enter(self, address: str, node: str) -> None:
@@ -155,10 +156,12 @@ class Client:
                 every = self._group.timings.lease / RENEWALS
                 self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
             join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
-            for lane in self._lanes:
-                lane.incarnation = self.incarnation
-            await self._to_all({s: partial(lane.push, join, False) for s, lane in self._numbered})
-            self._seq = max(lane.clock for lane in self._lanes)
+            for shard_client in self._shard_clients:
+                shard_client.incarnation = self.incarnation
+            await self._to_all(
+                {s: partial(shard_client.push, join, False) for s, shard_client in self._numbered}
+            )
+            self._seq = max(shard_client.clock for shard_client in self._shard_clients)
             await self._catch_up()
         finally:
             self._entered.set()
@@ -166,12 +169,18 @@ class Client:
     async def _catch_up(self) -> None:
         """Begin with the same clock on all shards: some may be a round behind the others."""
         tick = Operation("tick", UpdateId(self.worker, self.incarnation, self._seq))
-        behind = [lane for lane in self._lanes if self._ticks and lane.clock < self._seq]
-        await asyncio.gather(*(lane.push(tick, pull=False) for lane in behind))
+        behind = [
+            shard_client
+            for shard_client in self._shard_clients
+            if self._ticks and shard_client.clock < self._seq
+        ]
+        await asyncio.gather(*(shard_client.push(tick, pull=False) for shard_client in behind))
 
     async def _entered_again(self) -> bool:
         """Enter again if the worker was given up meanwhile; return whether it was."""
-        if not self._given_up and not any(lane.evicted for lane in self._lanes):
+        if not self._given_up and not any(
+            shard_client.evicted for shard_client in self._shard_clients
+        ):
             return False
         if self._entered.is_set():
             await self._enter()
@@ -218,7 +227,7 @@ class Client:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._copies is not None:
             await self._copies.close()
-        await self._all_lanes(lambda lane: lane.close())
+        await self._all_shard_clients(lambda shard_client: shard_client.close())
         await self.router.close()
 
     async def push(
@@ -247,7 +256,7 @@ class Client:
         self.may_go_on()
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
-        looked_at = len(layout.shards) > 1 or self._outgoing.filters
+        looked_at = len(layout.shards) > 1 or self._encoder.filters
         layout.check(gradients, values=looked_at)
         rows_of = dealt(layout, rows, values=looked_at)
         dense = layout.shards_of(gradients)
@@ -259,7 +268,7 @@ class Client:
         if self._is_gated and read_as - {self.incarnation}:
             await self._push_nothing(operation.id, touched, pull)
             return
-        filtered = self._outgoing.operations(operation, gradients, dense)
+        filtered = self._encoder.operations(operation, gradients, dense)
 
         def made(shard: int) -> Operation:
             op = based[shard](filtered(shard) if shard in dense else operation)
@@ -273,7 +282,11 @@ class Client:
     def _bases_read_as(self) -> set[int]:
         """The incarnations as which that was read which the next update is computed from."""
         rows, self._rows_read_as = self._rows_read_as, set()
-        return rows | {lane.read_as for lane in self._lanes if lane.read_as is not None}
+        return rows | {
+            shard_client.read_as
+            for shard_client in self._shard_clients
+            if shard_client.read_as is not None
+        }
 
     async def _push_nothing(self, update: UpdateId, touched: Collection[int], pull: bool) -> None:
         """Drop an update that was computed from what another incarnation read, which was evicted.
@@ -289,7 +302,11 @@ class Client:
         await self._read_if_entered_again(pull)
 
     async def _read_if_entered_again(self, wanted: bool) -> None:
-        if any(lane.evicted for lane in self._lanes) and await self._entered_again() and wanted:
+        if (
+            any(shard_client.evicted for shard_client in self._shard_clients)
+            and await self._entered_again()
+            and wanted
+        ):
             await self.pull()
 
     async def _send(
@@ -302,21 +319,21 @@ class Client:
         """Send an update to the shards that it touches, and to the others what goes with it."""
 
         async def send(shard: int) -> None:
-            await self._lanes[shard].push(made(shard), pull)
+            await self._shard_clients[shard].push(made(shard), pull)
 
         jobs: dict[int, Callable[[], Awaitable[None]]] = {}
-        for shard, lane in self._numbered:
+        for shard, shard_client in self._numbered:
             if shard in touched:
                 jobs[shard] = partial(send, shard)
             elif self._ticks:
-                jobs[shard] = partial(lane.push, replace(operation, kind="tick"), pull)
+                jobs[shard] = partial(shard_client.push, replace(operation, kind="tick"), pull)
             elif pull:
-                jobs[shard] = partial(lane.pull, self._reader)
+                jobs[shard] = partial(shard_client.pull, self._reader)
         await self._to_all(jobs)
 
     async def _push_withheld(self) -> None:
         """Send all that filters have withheld as one last update, again where it is refused."""
-        left = self._outgoing.remainders(Operation("gradient", self._reader))
+        left = self._encoder.remainders(Operation("gradient", self._reader))
         left = {shard: self._basis(shard)(op) for shard, op in left.items()}
         while left:
             await self._entered_again()
@@ -329,17 +346,20 @@ class Client:
             left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
 
     async def _drain(self) -> None:
-        await self._all_lanes(lambda lane: lane.drain())
+        await self._all_shard_clients(lambda shard_client: shard_client.drain())
 
     @property
     def filtered(self) -> FilterState:
         """What the filters have done to this client's gradients so far."""
-        state, saved = self._outgoing.state, sum(lane.keys.saved_bytes for lane in self._lanes)
+        state, saved = (
+            self._encoder.state,
+            sum(shard_client.keys.saved_bytes for shard_client in self._shard_clients),
+        )
         return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
 
     def withheld(self, shard: int) -> dict[str, np.ndarray]:
         """What the filters withhold from a shard now, by array; for reading only."""
-        return self._outgoing.withheld(shard)
+        return self._encoder.withheld(shard)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -360,7 +380,7 @@ class Client:
         """Read all weights; they are then found by `weights`. Errors are those of `push`."""
         await self._entered_again()
         await self._entered.wait()
-        await self._all_lanes(lambda lane: lane.pull(self._reader))
+        await self._all_shard_clients(lambda shard_client: shard_client.pull(self._reader))
         self.may_go_on()
         if await self._entered_again():
             await self.pull()
@@ -417,7 +437,7 @@ class Client:
             await self._entered_again()
             await self._entered.wait()
             incarnation = self.incarnation
-            read = await asyncio.gather(*(self._lanes[s].pull_rows(of(s)) for s in shards))
+            read = await asyncio.gather(*(self._shard_clients[s].pull_rows(of(s)) for s in shards))
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
             self.may_go_on()
             if len(whole) == len(shards):
@@ -444,26 +464,35 @@ class Client:
         # Calls have numbers of their own: under BSP they are part of no round.
         number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
-        came = await asyncio.gather(*(ln.call(op) for ln in self._lanes), return_exceptions=True)
+        came = await asyncio.gather(
+            *(ln.call(op) for ln in self._shard_clients), return_exceptions=True
+        )
         self.may_go_on()
         return [unpack(result) for result in all_succeeded(came)]
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights that were read last, as read-only arrays."""
         return self._group.layout.scatter(
-            {s: lane.base.values for s, lane in enumerate(self._lanes) if lane.base is not None}
+            {
+                s: shard_client.base.values
+                for s, shard_client in enumerate(self._shard_clients)
+                if shard_client.base is not None
+            }
         )
 
     def versions(self) -> tuple[int, ...]:
         """The version of each shard's weights that were read last; -1 where none were."""
-        return tuple(lane.base.version if lane.base else -1 for lane in self._lanes)
+        return tuple(
+            shard_client.base.version if shard_client.base else -1
+            for shard_client in self._shard_clients
+        )
 
     def _base(self, shard: int) -> np.ndarray | None:
-        base = self._lanes[shard].base
+        base = self._shard_clients[shard].base
         return base.values if base is not None else None
 
     def _basis(self, shard: int) -> Callable[[Operation], Operation]:
-        return basis(self._group, self._lanes[shard], shard)
+        return basis(self._group, self._shard_clients[shard], shard)
 
     async def _offer_copies(self) -> None:
         """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""
@@ -471,9 +500,9 @@ class Client:
             await self._copies.close()
         if isinstance(self._group.recovery.durability, WorkerCache):
             donor = donor_name(self.worker, self.incarnation)
-            lanes = self._lanes
+            shard_clients = self._shard_clients
             self._copies = Copies(
-                self._group, self._transport, self.router, donor, lambda s: lanes[s].base
+                self._group, self._transport, self.router, donor, lambda s: shard_clients[s].base
             )
 
     @property
@@ -490,8 +519,8 @@ class Client:
         return self._is_gated or applies(self._group)
 
     @property
-    def _numbered(self) -> Iterable[tuple[int, Lane]]:
-        return enumerate(self._lanes)
+    def _numbered(self) -> Iterable[tuple[int, ShardClient]]:
+        return enumerate(self._shard_clients)
 
     async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
         """Send something to several shards, and wait until all have it."""
@@ -499,8 +528,8 @@ class Client:
             await together(
                 jobs,
                 self.router,
-                acked_in=lambda shard: self._lanes[shard].acked_in,
-                refused=lambda: any(lane.evicted for lane in self._lanes),
+                acked_in=lambda shard: self._shard_clients[shard].acked_in,
+                refused=lambda: any(shard_client.evicted for shard_client in self._shard_clients),
                 complete=self._receipts.all_acked,
             )
         else:
@@ -542,7 +571,7 @@ class Client:
             self._ending = self._start(self._end_in_order())
 
     async def _end_in_order(self) -> None:
-        await self._all_lanes(lambda lane: lane.at_rest())
+        await self._all_shard_clients(lambda shard_client: shard_client.at_rest())
         if self.incarnation:
             await self._exit(self._end_reason)
 
@@ -567,8 +596,8 @@ class Client:
     def _statement(self) -> Statement:
         return Statement(self._known, self._incarnations, self._receipts.accounts)
 
-    async def _all_lanes(self, request: Callable[[Lane], Awaitable[None]]) -> None:
-        await asyncio.gather(*(request(lane) for lane in self._lanes))
+    async def _all_shard_clients(self, request: Callable[[ShardClient], Awaitable[None]]) -> None:
+        await asyncio.gather(*(request(shard_client) for shard_client in self._shard_clients))
 
 
 def _never() -> bool:

@@ -1,4 +1,4 @@
-"""Owns how a lost shard is rebuilt from the copies of its weights that workers hold.
+"""How a lost shard is rebuilt from the copies of its weights that workers hold.
 
 Under this durability weights come with the table that belongs to them, so that a copy of them is a
 whole state but for the optimizer's, which starts anew. When a shard is lost the coordinator says in
@@ -38,13 +38,13 @@ ATTEMPTS = 3  # after which a worker takes a host for out of its reach
 
 def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
     """The state that a copy was read from, with the optimizer's part of it at its start."""
-    assert copy.beside is not None
-    beside = copy.beside
+    assert copy.metadata is not None
+    metadata = copy.metadata
     slots = {name: np.zeros_like(copy.values) for name in rule.slots}
     # The rule's steps count from where its slots start.
-    steps = 0 if slots else beside.steps
-    state = ShardState(beside.index, copy.version, steps, copy.values, slots, beside.workers)
-    return replace(state, results=beside.results)
+    steps = 0 if slots else metadata.steps
+    state = ShardState(metadata.index, copy.version, steps, copy.values, slots, metadata.workers)
+    return replace(state, results=metadata.results)
 
 
 class Copies:
@@ -102,8 +102,8 @@ class Copies:
     async def _offer(self, shard: int, host: Endpoint) -> None:
         epoch, copy = self._offered[shard]
         based_on, version, at = 0, NOTHING, 0.0
-        if copy is not None and copy.beside is not None:
-            based_on, version, at = copy.beside.epoch, copy.version, copy.at
+        if copy is not None and copy.metadata is not None:
+            based_on, version, at = copy.metadata.epoch, copy.version, copy.at
         failures = self._failures[host]
         offer = Offer(shard, epoch, self._donor, based_on, version, at, failures)
         await self._router.ask(offer)
@@ -112,8 +112,8 @@ class Copies:
         epoch, copy = self._offered[seed.shard]
         if epoch != seed.epoch or copy is None:
             return  # that was long ago
-        assert copy.beside is not None
-        state, based_on = rebuilt(copy, self._group.rule), copy.beside.epoch
+        assert copy.metadata is not None
+        state, based_on = rebuilt(copy, self._group.rule), copy.metadata.epoch
         request = Install(seed.shard, epoch, (seed.host,), state, "worker")
         timings = self._group.timings
         for _ in range(ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Owns what a client's gradients become before they go into its lanes: filtered, or as they are.
+"""The encoder of a client's gradients: what goes to its shard clients, filtered or as it is.
 
 A gradient is filtered exactly once, in the order in which gradients are pushed, and carries what it
 was computed from. Whatever is sent again later is the operation that came out of that.
@@ -16,7 +16,7 @@ from dps.core.blocks import Arrays
 from dps.core.filters.outbox import Counts, Outbox, Prepared
 from dps.core.rules.rule import needs_base
 from dps.core.updates import Operation
-from dps.protocol.client.shard_client import Lane
+from dps.protocol.client.shard_client import ShardClient
 from dps.protocol.compression import packed
 from dps.protocol.group import Group
 
@@ -31,12 +31,12 @@ class FilterState:
     residual_norm: float
 
 
-def basis(group: Group, lane: Lane, shard: int) -> Callable[[Operation], Operation]:
-    """Return what notes on a gradient that it was computed from what the lane has read last.
+def basis(group: Group, shard_client: ShardClient, shard: int) -> Callable[[Operation], Operation]:
+    """Return what notes on a gradient from which weights it was computed: those read last.
 
     What it has read by now: the gradient may be sent after more was read, and again after that.
     """
-    seen, base, layout = lane.seen, lane.base, group.layout.shards[shard]
+    seen, base, layout = shard_client.seen, shard_client.base, group.layout.shards[shard]
 
     def noted(op: Operation) -> Operation:
         if seen is not None:
@@ -48,7 +48,7 @@ def basis(group: Group, lane: Lane, shard: int) -> Callable[[Operation], Operati
     return noted
 
 
-class Outgoing:
+class Encoder:
     """Makes a client's operations, one for each shard that a gradient touches. Not thread-safe.
 
     Parameters

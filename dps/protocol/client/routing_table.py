@@ -1,4 +1,4 @@
-"""Owns a client's copy of the routing table, and keeps it fresh while the client lives.
+"""A client's copy of the routing table, and keeps it fresh while the client lives.
 
 One request waits at the coordinator for the next change, so a client knows of a loss as soon as the
 coordinator does. A call to a server that is no longer the one to ask is then given up at once: the

@@ -1,8 +1,8 @@
-"""Owns one client's requests to one shard, which follow one another in a lane.
+"""A client's requests to one shard, which follow one another.
 
 Updates of a worker reach a shard in order, so the shard can tell a duplicate by its number alone. A
-lane sends again what was not acknowledged, finds the new server by itself, and follows the group's
-outage policy while there is none. Nothing waits past its deadline.
+shard client sends again what was not acknowledged, finds the new server by itself, and follows the
+group's outage policy while there is none. Nothing waits past its deadline.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
 OnAck = Callable[[int, UpdateId, int, Outcome], None]
 
 
-class Lane:
+class ShardClient:
     """One client's requests to one shard, one after the other. Used from one event loop.
 
     Parameters

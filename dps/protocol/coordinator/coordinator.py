@@ -1,7 +1,7 @@
-"""Owns membership: which host holds which replica of which shard, in which epoch.
+"""Membership: which host holds which replica of which shard, in which epoch.
 
 The coordinator is asked for the routing table, told of hosts, workers and failures, and grants
-leases. What follows for a shard is its tender's business
+leases. What follows for a shard is its controller's business
 (`dps.protocol.coordinator.shard_controller`); which hosts can be counted on is decided in
 `dps.protocol.coordinator.membership`.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dps.core.consistency import ASP
+from dps.core.names import STORE_ROLES
 from dps.core.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, TrainingStopped
@@ -27,12 +28,12 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from dps.protocol.coordinator.copy_offers import Offers
+from dps.protocol.coordinator.copy_offers import CopyOffers
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.membership import Members
-from dps.protocol.coordinator.rebalancer import KEEPERS, Scaling
-from dps.protocol.coordinator.shard_controller import Tender
-from dps.protocol.coordinator.snapshots import Cuts
+from dps.protocol.coordinator.membership import Membership
+from dps.protocol.coordinator.rebalancer import Rebalancer
+from dps.protocol.coordinator.shard_controller import ShardController
+from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.functions import CALLS, names_of
 from dps.protocol.group import Group, applies
 from dps.protocol.lease import Leases
@@ -91,7 +92,7 @@ class Coordinator:
         self._transport = transport
         self._clock = clock
         self._emit = emit
-        self.members = Members(
+        self.members = Membership(
             group,
             transport,
             clock,
@@ -103,20 +104,23 @@ class Coordinator:
         self.store: Endpoint | None = None
         self.mailbox: Endpoint | None = None
         self.seeds: dict[int, Seed] = {}
-        self.offers = Offers(self._donors)
+        self.offers = CopyOffers(self._donors)
         self._workers = {
             name: _Worker(incarnation, "", "", active=False)
             for name, incarnation in group.incarnations.items()
         }
         self._worker_leases = Leases[str](group.timings, clock)
-        self._tenders = [
-            Tender(shard, group, transport, self) for shard in range(len(group.layout.shards))
+        self._controllers = [
+            ShardController(shard, group, transport, self)
+            for shard in range(len(group.layout.shards))
         ]
-        self.scaling = Scaling(
-            group, self.members, self._tenders, lambda: (self.store, self.mailbox)
+        self.scaling = Rebalancer(
+            group, self.members, self._controllers, lambda: (self.store, self.mailbox)
         )
         self._dismissed: set[str] = set()
-        self.cuts = Cuts(group, transport, clock, emit, self._views) if applies(group) else None
+        self.cuts = (
+            Snapshots(group, transport, clock, emit, self._views) if applies(group) else None
+        )
         self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
         self._stops = 0
         self._departed = asyncio.Condition()
@@ -151,8 +155,8 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop deciding."""
-        for tender in self._tenders:
-            await tender.close()
+        for controller in self._controllers:
+            await controller.close()
         if self.cuts is not None:
             await self.cuts.close()
         for task in (self._watching, *self._evictions):
@@ -186,7 +190,7 @@ class Coordinator:
         return self._table()
 
     async def _report_link(self, m: ReportLink) -> Done:
-        view = self._tenders[m.shard].view
+        view = self._controllers[m.shard].view
         if m.epoch == view.epoch and m.successor in view.chain[1:]:
             self.members.exclude(m.successor)
         return Done()
@@ -207,7 +211,7 @@ class Coordinator:
         return Done()
 
     async def _seeded(self, m: Seeded) -> Done:
-        self._tenders[m.shard].seeded(m.epoch, m.brought)
+        self._controllers[m.shard].seeded(m.epoch, m.brought)
         return Done()
 
     async def _offer(self, m: Offer) -> Done:
@@ -286,7 +290,7 @@ class Coordinator:
     # -- what is known ---------------------------------------------------------------------------
 
     def _views(self) -> list[View]:
-        return [tender.view for tender in self._tenders]
+        return [controller.view for controller in self._controllers]
 
     def _table(self) -> Table:
         views = tuple(self._views())
@@ -341,7 +345,10 @@ class Coordinator:
 
     def load(self, host: Endpoint) -> int:
         """How many replicas a host has, or is about to have."""
-        return sum(host in (*tender.view.chain, tender.reserved) for tender in self._tenders)
+        return sum(
+            host in (*controller.view.chain, controller.reserved)
+            for controller in self._controllers
+        )
 
     def may_hold(self, info: HostInfo, shard: int) -> bool:
         """Whether a host may have a replica of a shard."""
@@ -369,25 +376,27 @@ class Coordinator:
     async def _use_hosts(self) -> None:
         """There are other hosts to be used than before."""
         self._appoint_keepers()
-        for tender in self._tenders:
-            tender.wake()
+        for controller in self._controllers:
+            controller.wake()
         await self.publish()
 
     async def _lose_host(self, info: HostInfo, by: str) -> None:
         """Go on without a host, which serves nobody any more."""
-        theirs = [tender for tender in self._tenders if info.host in tender.view.chain]
-        for tender in self._tenders:
-            if tender in theirs:
-                tender.unsettle(without=info.host)
-                tender.interrupt()
-                self._detected(tender, info, by)
-            if info.host in (tender.reserved, self.store, self.mailbox):
-                tender.interrupt()
-            if info.host == tender.reserved:
-                tender.reserved = None  # it may be counted on again at once, but has nothing
+        theirs = [
+            controller for controller in self._controllers if info.host in controller.view.chain
+        ]
+        for controller in self._controllers:
+            if controller in theirs:
+                controller.unsettle(without=info.host)
+                controller.interrupt()
+                self._detected(controller, info, by)
+            if info.host in (controller.reserved, self.store, self.mailbox):
+                controller.interrupt()
+            if info.host == controller.reserved:
+                controller.reserved = None  # it may be counted on again at once, but has nothing
             if info.host == self.store:
-                tender.store_lost()
-            tender.wake()
+                controller.store_lost()
+            controller.wake()
         gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
         if gone and self.cuts is not None:
             self._roll_back(gone[0])
@@ -400,15 +409,15 @@ class Coordinator:
 
     async def _suspend_host(self, info: HostInfo) -> None:
         """Have the shards wait whose last replica is on a host that is not heard of."""
-        for tender in self._tenders:
-            if tender.view.chain == (info.host,):
-                tender.unsettle()
-                tender.interrupt()
-                self._detected(tender, info, "lease")
+        for controller in self._controllers:
+            if controller.view.chain == (info.host,):
+                controller.unsettle()
+                controller.interrupt()
+                self._detected(controller, info, "lease")
         await self.publish()
 
-    def _detected(self, tender: Tender, info: HostInfo, by: str) -> None:
-        view = tender.view
+    def _detected(self, controller: ShardController, info: HostInfo, by: str) -> None:
+        view = controller.view
         serving = any(not self.members.is_silent(member) for member in view.chain)
         now = self._clock.now()
         self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
@@ -427,23 +436,25 @@ class Coordinator:
             self.mailbox = _first(hosts, "mailbox") or self.store
         after = (self.store, self.mailbox)
         if after != before and None not in after and self._group.recovery.needs_store:
-            for tender in self._tenders:
-                if tender.view.chain:
-                    tender.unsettle()
-                tender.interrupt()
+            for controller in self._controllers:
+                if controller.view.chain:
+                    controller.unsettle()
+                controller.interrupt()
 
     @property
     def _any_down(self) -> bool:
         """Whether a shard is down, so that it may need what the store and the mailbox have."""
-        return any(tender.begun and not tender.view.serving for tender in self._tenders)
+        return any(
+            controller.begun and not controller.view.serving for controller in self._controllers
+        )
 
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (self.store, self.mailbox):
-            keepers = (info for info in self.scaling.usable.values() if info.role in KEEPERS)
+            keepers = (info for info in self.scaling.usable.values() if info.role in STORE_ROLES)
             nobody_else = all(info.host == host for info in keepers)
             return self._any_down or nobody_else
-        return any(tender.is_last_copy(host) for tender in self._tenders)
+        return any(controller.is_last_copy(host) for controller in self._controllers)
 
     def refuse_cut(self, shard: int, cut: int) -> None:
         """Have all shards go back to the cut before this one, which is damaged."""
@@ -454,9 +465,9 @@ class Coordinator:
         """Have all shards go back to the newest cut."""
         assert self.cuts is not None
         self.cuts.roll_back(shard)
-        for tender in self._tenders:
-            if tender.begun:
-                tender.forsake()
+        for controller in self._controllers:
+            if controller.begun:
+                controller.forsake()
 
     def rebuilt(self, offer: Offer) -> None:
         """Record that a shard was rebuilt from the copy that was offered."""
@@ -495,7 +506,7 @@ class Coordinator:
             if not worker.active
         ]
         if absent:
-            await self._evict(self._tenders[shard], absent)
+            await self._evict(self._controllers[shard], absent)
 
     async def _worker_is_silent(self, name: str) -> None:
         self._worker_leases.end(name)
@@ -519,17 +530,17 @@ class Coordinator:
             self._departed.notify_all()
 
     async def _evict_from_all(self, gone: UpdateId) -> None:
-        await asyncio.gather(*(self._evict(tender, [gone]) for tender in self._tenders))
+        await asyncio.gather(*(self._evict(controller, [gone]) for controller in self._controllers))
 
-    async def _evict(self, tender: Tender, workers: Sequence[UpdateId]) -> None:
-        view = tender.view
+    async def _evict(self, controller: ShardController, workers: Sequence[UpdateId]) -> None:
+        view = controller.view
         if view.serving:
             request = Evict(view.shard, view.epoch, tuple(workers))
             try:
                 call = self._transport.call(view.chain[0], request, self._group.timings.call)
                 durable: Durable = await call
             except DpsError:
-                tender.wake()  # the shard is changing; it evicts again when it is settled
+                controller.wake()  # the shard is changing; it evicts again when it is settled
             else:
                 # What it has of workers that are gone is what they were told, or would have been.
                 for gone in workers:

@@ -13,7 +13,7 @@ from dps.protocol.messages import (
 )
 
 
-class Offers:
+class CopyOffers:
     """The coordinator's part: which shards copies are wanted of, and what was offered.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Owns which hosts can be counted on.
+"""Which hosts can be counted on.
 
 A host is given up at once when its process is proven to have ended, and otherwise when its lease is
 over. One that was given up, but lives, learns of it when it renews: it drops all that it held and
@@ -37,7 +37,7 @@ class _Member:
         return self.info is not None and not self.given_up and not self.excluded
 
 
-class Members:
+class Membership:
     """The hosts of a group. All calls come from one event loop.
 
     Parameters

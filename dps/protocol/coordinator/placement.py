@@ -1,16 +1,16 @@
-"""Owns the choice of the host for one more replica of a shard."""
+"""The choice of the host for one more replica of a shard."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from dps.protocol.coordinator.port import Surroundings
+from dps.protocol.coordinator.port import CoordinatorPort
 from dps.protocol.messages import HostInfo
 from dps.protocol.transport import Endpoint
 
 
-class Candidates:
+class ReplicaPlacement:
     """The hosts that one shard may go to. Used from one event loop.
 
     Parameters
@@ -22,10 +22,10 @@ class Candidates:
     """
 
     def __init__(
-        self, shard: int, surroundings: Surroundings, lease: float, wake: Callable[[], None]
+        self, shard: int, port: CoordinatorPort, lease: float, wake: Callable[[], None]
     ) -> None:
         self._shard = shard
-        self._around = surroundings
+        self._port = port
         self._lease = lease
         self._wake = wake
         self._avoided: dict[Endpoint, float] = {}
@@ -36,18 +36,18 @@ class Candidates:
         Among equals it is one on another machine than those that have a replica, `chain`. `last` is
         where the shard was before; None: there is none.
         """
-        hosts = self._around.members.hosts
+        hosts = self._port.members.hosts
         machines = {hosts[member].machine for member in chain if member in hosts} - {""}
         candidates = [
             info
             for host, info in hosts.items()
             if host not in chain
-            and self._around.may_hold(info, self._shard)
+            and self._port.may_hold(info, self._shard)
             and not (chain and self.is_avoided(host))
         ]
 
         def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, bool, str]:
-            around, host = self._around, info.host
+            around, host = self._port, info.host
             return (
                 self.is_avoided(host),
                 around.is_reserve(host),

@@ -1,22 +1,22 @@
-"""Owns what a shard's tender needs of the coordinator, said as an interface."""
+"""What a shard's controller needs of the coordinator, said as an interface."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from dps.core.rebalancing import Move
-from dps.protocol.coordinator.copy_offers import Offers
-from dps.protocol.coordinator.membership import Members
-from dps.protocol.coordinator.snapshots import Cuts
+from dps.protocol.coordinator.copy_offers import CopyOffers
+from dps.protocol.coordinator.membership import Membership
+from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.messages import Brought, HostInfo, Offer, Seed, View
 from dps.protocol.transport import Endpoint
 
 
-class Surroundings(Protocol):
-    """What a shard's tender needs to know, and to have done: the coordinator."""
+class CoordinatorPort(Protocol):
+    """What a shard's controller needs to know, and to have done: the coordinator."""
 
     @property
-    def members(self) -> Members: ...
+    def members(self) -> Membership: ...
 
     @property
     def store(self) -> Endpoint | None:
@@ -34,7 +34,7 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def cuts(self) -> Cuts | None:
+    def cuts(self) -> Snapshots | None:
         """Consistent cuts, if all shards go back together."""
         ...
 
@@ -43,7 +43,7 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def offers(self) -> Offers:
+    def offers(self) -> CopyOffers:
         """Copies of lost shards that workers offer."""
         ...
 

@@ -1,4 +1,4 @@
-"""Owns how many hosts hold shards, and which replica is moved next.
+"""How many hosts hold shards, and which replica is moved next.
 
 As long as nobody has asked for a number of servers, hosts are meant for certain shards (their home)
 and nothing is moved. From then on replicas are kept evenly spread over that many hosts, whichever
@@ -14,27 +14,25 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dps.core.names import STORE_ROLES
 from dps.core.rebalancing import Move, as_servers, check_movable, moves
 from dps.errors import CapacityError, NotServing
-from dps.protocol.coordinator.membership import Members
+from dps.protocol.coordinator.membership import Membership
 from dps.protocol.group import Group
 from dps.protocol.messages import HostInfo
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
-    from dps.protocol.coordinator.shard_controller import Tender
+    from dps.protocol.coordinator.shard_controller import ShardController
 
 
-KEEPERS = ("store", "mailbox")
-
-
-class Scaling:
+class Rebalancer:
     """Which hosts hold shards. All calls come from one event loop.
 
     Parameters
     ----------
-    tenders
-        The shards' tenders.
+    controllers
+        The shards' controllers.
     keepers
         Returns who keeps states and mail now.
 
@@ -49,15 +47,15 @@ class Scaling:
     def __init__(
         self,
         group: Group,
-        members: Members,
-        tenders: Sequence[Tender],
+        members: Membership,
+        controllers: Sequence[ShardController],
         keepers: Callable[[], tuple[Endpoint | None, Endpoint | None]],
     ) -> None:
         self.servers = group.servers
         self.leaving: tuple[Endpoint, ...] = ()
         self._group = group
         self._members = members
-        self._tenders = tenders
+        self._controllers = controllers
         self._keepers = keepers
         self._drained: dict[Endpoint, int] = {}
 
@@ -73,7 +71,7 @@ class Scaling:
         CapacityError
             There are fewer.
         """
-        servers = as_servers(servers, len(self._tenders), self._group.recovery)
+        servers = as_servers(servers, len(self._controllers), self._group.recovery)
         able = self._able()
         if len(able) < servers:
             raise CapacityError(
@@ -98,7 +96,7 @@ class Scaling:
         info = self._members.info(host)
         if info is None or host in self._drained:
             return
-        if info.role in KEEPERS:
+        if info.role in STORE_ROLES:
             self._check_keeper(info)
         else:
             self._check_server(info)
@@ -125,7 +123,9 @@ class Scaling:
                 f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
                 "other node for a store; start one with the Dask resource 'store' before"
             )
-        if any(tender.begun and not tender.view.serving for tender in self._tenders):
+        if any(
+            controller.begun and not controller.view.serving for controller in self._controllers
+        ):
             raise NotServing(
                 f"{info.node} cannot be drained now: a shard is down that needs what it keeps; "
                 "try again when every shard is served"
@@ -140,7 +140,7 @@ class Scaling:
 
     def may_hold(self, info: HostInfo, shard: int) -> bool:
         """Whether a host may have a replica of a shard."""
-        if info.role in KEEPERS or info.host in self._drained:
+        if info.role in STORE_ROLES or info.host in self._drained:
             return False
         return self.servers is not None or info.home in (-1, shard)
 
@@ -151,7 +151,9 @@ class Scaling:
     def _able(self) -> list[HostInfo]:
         """The hosts that can hold any shard."""
         infos = self.usable.values()
-        return [i for i in infos if i.role not in KEEPERS and not self._members.is_silent(i.host)]
+        return [
+            i for i in infos if i.role not in STORE_ROLES and not self._members.is_silent(i.host)
+        ]
 
     def _in_use(self) -> list[Endpoint]:
         """The hosts that are to hold shards: those that hold most already."""
@@ -161,20 +163,23 @@ class Scaling:
 
     def _loads(self) -> Counter[Endpoint]:
         loads: Counter[Endpoint] = Counter()
-        for tender in self._tenders:
-            loads.update(tender.view.chain)
-            if tender.reserved is not None and tender.reserved not in tender.view.chain:
-                loads[tender.reserved] += 1
+        for controller in self._controllers:
+            loads.update(controller.view.chain)
+            if controller.reserved is not None and controller.reserved not in controller.view.chain:
+                loads[controller.reserved] += 1
         return loads
 
     # -- moves -----------------------------------------------------------------------------------
 
     def consider(self) -> None:
         """Begin the next move, if it is time for one."""
-        if all(tender.view.serving and tender.moving is None for tender in self._tenders):
-            ready = (m for m in self._plan() if self._tenders[m.shard].can_move_to(m.target))
+        if all(
+            controller.view.serving and controller.moving is None
+            for controller in self._controllers
+        ):
+            ready = (m for m in self._plan() if self._controllers[m.shard].can_move_to(m.target))
             for move in islice(ready, 1):
-                self._tenders[move.shard].move(move)
+                self._controllers[move.shard].move(move)
 
     def look(self) -> bool:
         """Find out who is leaving now; return whether others were before."""
@@ -182,9 +187,13 @@ class Scaling:
         left = {
             host
             for host in self._drained
-            if loads[host] or host in keepers or any(t.keeps_state_at(host) for t in self._tenders)
+            if loads[host]
+            or host in keepers
+            or any(t.keeps_state_at(host) for t in self._controllers)
         }
-        under_way = [tender.moving for tender in self._tenders if tender.moving is not None]
+        under_way = [
+            controller.moving for controller in self._controllers if controller.moving is not None
+        ]
         left |= {m.source for m in (*under_way, *self._plan()) if m.source is not None}
         before, self.leaving = self.leaving, tuple(sorted(left, key=str))
         return self.leaving != before
@@ -192,7 +201,7 @@ class Scaling:
     def _plan(self) -> list[Move[Endpoint]]:
         if self.servers is None:
             return []
-        chains = [tender.view.chain for tender in self._tenders]
+        chains = [controller.view.chain for controller in self._controllers]
         found = moves(chains, self._in_use(), self._group.replicas)
         ready = [move for move in found if move.source is not None]
         return sorted(ready, key=self._urgency)

@@ -1,4 +1,4 @@
-"""Owns how one shard is brought to what is wanted: served by a chain of the wanted length.
+"""How one shard is brought to what is wanted: served by a chain of the wanted length.
 
 A task takes one step after another: have what is left of a chain enter a new epoch, else restore
 the shard on a free host, else lengthen its chain, else go on with a move: the newcomer is added at
@@ -17,8 +17,8 @@ from typing import Any
 from dps.core.rebalancing import Move
 from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, WorkerCache
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, StaleEpoch, TransportError
-from dps.protocol.coordinator.placement import Candidates
-from dps.protocol.coordinator.port import Surroundings
+from dps.protocol.coordinator.placement import ReplicaPlacement
+from dps.protocol.coordinator.port import CoordinatorPort
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     Brought,
@@ -47,7 +47,7 @@ class _Stopped:
     at: float
 
 
-class Tender:
+class ShardController:
     """One shard's members, and the task that looks after them. Used from one event loop.
 
     Attributes
@@ -63,7 +63,7 @@ class Tender:
     """
 
     def __init__(
-        self, shard: int, group: Group, transport: Transport, surroundings: Surroundings
+        self, shard: int, group: Group, transport: Transport, port: CoordinatorPort
     ) -> None:
         self.view = View(shard, 0, (), serving=False)
         self.begun = False
@@ -71,14 +71,14 @@ class Tender:
         self.moving: Move[Endpoint] | None = None
         self._group = group
         self._transport = transport
-        self._around = surroundings
+        self._port = port
         self._last_epoch = 0
         self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: Endpoint | None = None
         # Who was to get the state from the store since the shard was lost, and from which epoch on.
         self._tried: dict[Endpoint, int] = {}
-        self._candidates = Candidates(shard, surroundings, group.timings.lease, self.wake)
+        self._placement = ReplicaPlacement(shard, port, group.timings.lease, self.wake)
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
@@ -147,7 +147,7 @@ class Tender:
     def can_move_to(self, host: Endpoint) -> bool:
         """Whether a replica may be moved now: nothing is wrong with the shard, nor was with it."""
         whole = self.view.serving and len(self.view.chain) == self._group.replicas
-        return whole and not self._lacks_store and not self._candidates.is_avoided(host)
+        return whole and not self._lacks_store and not self._placement.is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
         """Move a replica, unless something that this needs is lost meanwhile."""
@@ -180,8 +180,8 @@ class Tender:
             async with asyncio.timeout(None) as self._step:
                 while await self._advance():
                     pass
-                await self._around.evict_absent(self.view.shard)
-                await self._around.came_to_rest()
+                await self._port.evict_absent(self.view.shard)
+                await self._port.came_to_rest()
         finally:
             self._step = None
 
@@ -200,16 +200,16 @@ class Tender:
     async def _reconfigure(self, view: View) -> bool:
         """Have what is left of a chain enter the new epoch, then serve."""
         served = replace(view, chain=self._going_on, serving=True)
-        silent = any(self._around.members.is_silent(member) for member in served.chain)
+        silent = any(self._port.members.is_silent(member) for member in served.chain)
         if silent or self._lacks_store:
             return False
-        store = self._around.store
-        self._around.decided(view, served.chain[0], "reconfigure")
+        store = self._port.store
+        self._port.decided(view, served.chain[0], "reconfigure")
         await self._configure(served)
         if self.view == view:
             self._stored = store
             self._serve(served)
-            await self._around.publish()
+            await self._port.publish()
             self._end_move()
         return True
 
@@ -239,15 +239,15 @@ class Tender:
 
     async def _restore_on(self, host: Endpoint) -> None:
         self.unsettle()
-        view, store = self.view, self._around.store
-        self._around.decided(view, host, "restore")
+        view, store = self.view, self._port.store
+        self._port.decided(view, host, "restore")
         served = False
         try:
             brought = await self._bring_back(view, host)
-            await self._around.admit_present(view, host)
+            await self._port.admit_present(view, host)
             served = self.view == view and self._is_coming(host)
         except DpsError:
-            self._candidates.avoid(host)
+            self._placement.avoid(host)
             raise
         finally:
             if served:
@@ -255,7 +255,7 @@ class Tender:
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.needs_store
-                    self._around.restored(self.view, brought, certain=not mail)
+                    self._port.restored(self.view, brought, certain=not mail)
                 self.begun, self._stored, self._forsaken = True, store, ()
                 self._stopped = None
                 self._failed_attempts = 0
@@ -263,24 +263,24 @@ class Tender:
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
                 self._failed_attempts += 1
-            await self._around.publish()
+            await self._port.publish()
 
     def _serve(self, view: View) -> None:
         """Let everybody use the shard, with what was in its mailbox: nobody needs that any more."""
         self.view = view
         if self._group.recovery.needs_store:
             clear = ClearMail(view.shard, view.epoch)
-            self._send(clear, lambda: self._around.mailbox if self.view == view else None)
+            self._send(clear, lambda: self._port.mailbox if self.view == view else None)
 
     @property
     def _free_host(self) -> Endpoint | None:
-        return self._candidates.best(self.view.chain, self._last_host)
+        return self._placement.best(self.view.chain, self._last_host)
 
     @property
     def _holder(self) -> Endpoint | None:
         """Who may have got the state from a store that was lost before the shard was served."""
-        there = [host for host in self._tried if host in self._around.members]
-        return min(there, key=self._candidates.is_avoided) if there and not self._is_kept else None
+        there = [host for host in self._tried if host in self._port.members]
+        return min(there, key=self._placement.is_avoided) if there and not self._is_kept else None
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch in which clients know it.
@@ -289,7 +289,7 @@ class Tender:
         host itself has is out when it restores the shard; if it does not, the next one is to know.
         """
         for forsaken in self._forsaken:
-            if forsaken != host and forsaken in self._around.members:
+            if forsaken != host and forsaken in self._port.members:
                 alone = (forsaken,)
                 request = Configure(self.view.shard, self._next_epoch(), alone, forsaken)
                 with suppress(NotServing):  # then it has nothing of the shard
@@ -299,8 +299,8 @@ class Tender:
     async def _bring_back(self, view: View, host: Endpoint) -> Brought:
         if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
             return await self._rebuild(view, host)
-        if self.begun and self._around.cuts is not None:
-            return await self._restore_cut(view, host, self._around.cuts.newest)
+        if self.begun and self._port.cuts is not None:
+            return await self._restore_cut(view, host, self._port.cuts.newest)
         if self._is_kept:
             self._tried.setdefault(host, view.epoch)
             return await self._restored(host, Restore(view.shard, view.epoch, host))
@@ -313,7 +313,7 @@ class Tender:
         try:
             return await self._restored(host, Restore(view.shard, view.epoch, host, cut))
         except CheckpointCorrupt:
-            self._around.refuse_cut(view.shard, cut)
+            self._port.refuse_cut(view.shard, cut)
             raise
 
     async def _restore_got(self, view: View, host: Endpoint) -> Brought:
@@ -332,9 +332,7 @@ class Tender:
             case NoDurability() | Chain() | WorkerCache():
                 return False
             case SharedStore():
-                return (
-                    self.begun and self._stored is not None and self._stored == self._around.store
-                )
+                return self.begun and self._stored is not None and self._stored == self._port.store
             case _:
                 return self.begun
 
@@ -343,12 +341,12 @@ class Tender:
         """Whether a new tail can go on where the old one is, without anything being written."""
         durability = self._group.recovery.durability
         timed = isinstance(durability, Checkpoint) and durability.seconds is not None
-        return self._stored == self._around.store and not timed
+        return self._stored == self._port.store and not timed
 
     @property
     def _lacks_store(self) -> bool:
         kept = isinstance(self._group.recovery.durability, SharedStore)
-        return kept and self._around.store is None
+        return kept and self._port.store is None
 
     async def _restored(self, host: Endpoint, request: Restore) -> Brought:
         brought: Brought = await self._call(host, request)
@@ -356,17 +354,17 @@ class Tender:
 
     async def _rebuild(self, view: View, host: Endpoint) -> Brought:
         """Have the worker with the freshest copy install it; without any, start from the first."""
-        offers = self._around.offers
+        offers = self._port.offers
         offers.ask(Wanted(view.shard, view.epoch, host))
         try:
-            await self._around.publish()
+            await self._port.publish()
             offer = await offers.best(view.shard)
             seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
             brought = await self._have_seeded(seed, offer)
         finally:
             offers.close(view.shard)
         if offer is not None:
-            self._around.rebuilt(offer)
+            self._port.rebuilt(offer)
         return brought
 
     async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> Brought:
@@ -378,19 +376,19 @@ class Tender:
             It was a worker's, which left, or does not offer it any more.
         """
         self._seeded = asyncio.Event()
-        self._around.seeds[seed.shard] = seed
-        await self._around.publish()
+        self._port.seeds[seed.shard] = seed
+        await self._port.publish()
         try:
             patience = self._group.timings.call if offer is None else DONOR_SECONDS
             while not await _is_set(self._seeded, patience):
-                stands = offer is None or self._around.offers.stands(offer)
+                stands = offer is None or self._port.offers.stands(offer)
                 if offer is None or not stands:
-                    self._around.members.suspect(seed.host.address, "coordinator")
+                    self._port.members.suspect(seed.host.address, "coordinator")
                 if not stands:
                     raise NotServing(f"shard {seed.shard}: {seed.donor} cannot give its copy")
         finally:
             self._seeded = None
-            del self._around.seeds[seed.shard]
+            del self._port.seeds[seed.shard]
         assert self._brought is not None
         return self._brought
 
@@ -405,8 +403,8 @@ class Tender:
             await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and self._is_coming(host)
         except DpsError:
-            self._around.members.suspect(host.address, "coordinator")
-            self._candidates.avoid(host)
+            self._port.members.suspect(host.address, "coordinator")
+            self._placement.avoid(host)
             raise
         finally:
             there = has_all and self._is_coming(host)
@@ -417,12 +415,12 @@ class Tender:
                 # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
                 # more that it does not have: it may be the last one that has it.
                 self.unsettle(also=host if there else None)
-            await self._around.publish()
+            await self._port.publish()
         return True
 
     def _is_coming(self, host: Endpoint) -> bool:
         """Whether a host has not been lost since it was reserved."""
-        return self.reserved == host and host in self._around.members
+        return self.reserved == host and host in self._port.members
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -434,8 +432,8 @@ class Tender:
         source, target = move.source, move.target
         if target in view.chain and source is not None and len(view.chain) > self._group.replicas:
             return await self._switch(view, move, source)
-        info = self._around.members.hosts.get(target)
-        able = info is not None and self._around.may_hold(info, view.shard)
+        info = self._port.members.hosts.get(target)
+        able = info is not None and self._port.may_hold(info, view.shard)
         if able and target not in view.chain and source in view.chain and self.can_move_to(target):
             return await self._extend(view, target)
         self.moving = None
@@ -464,7 +462,7 @@ class Tender:
                 self._serve(shorter)
             else:
                 self.unsettle()
-            await self._around.publish()
+            await self._port.publish()
         self._end_move()
         return True
 
@@ -477,13 +475,13 @@ class Tender:
         if stopped.move.target in self.view.chain:
             now = asyncio.get_running_loop().time()
             took = now - self._began_moving, now - stopped.at
-            self._around.moved(self.view, stopped.move, *took)
+            self._port.moved(self.view, stopped.move, *took)
         self._let_go(stopped.holder, stopped.fence)
 
     def _let_go(self, host: Endpoint, fence: int) -> None:
         """Have a host forget a replica; until it does, that only costs memory."""
         release = Release(self.view.shard, fence)
-        self._send(release, lambda: host if host in self._around.members else None)
+        self._send(release, lambda: host if host in self._port.members else None)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -511,7 +509,7 @@ class Tender:
             return await self._transport.call(host, request, self._group.timings.copy)
         except TransportError:
             # It may have been lost before it was added, so that nobody will tell of it again.
-            self._around.members.suspect(host.address, "coordinator")
+            self._port.members.suspect(host.address, "coordinator")
             raise
 
 

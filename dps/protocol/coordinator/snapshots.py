@@ -1,4 +1,4 @@
-"""Owns consistent cuts: checkpoints of all shards that hold the same updates of every worker.
+"""Consistent cuts: checkpoints of all shards that hold the same updates of every worker.
 
 The coordinator takes a cut in two steps. First every head admits no further gradients and tells how
 far each worker is. Then each admits just those that another shard has already, keeps a reference to
@@ -21,7 +21,7 @@ from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View
 from dps.protocol.transport import Clock, Transport
 
 
-class Cuts:
+class Snapshots:
     """The coordinator's part: it takes cuts, and knows which are complete.
 
     Parameters

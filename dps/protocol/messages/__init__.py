@@ -60,12 +60,12 @@ from dps.protocol.messages.membership import (
     donor_name,
 )
 from dps.protocol.messages.pull import (
-    Beside,
     Pull,
     PullRange,
     PullRows,
     RowsAsked,
     RowsRead,
+    ShardMetadata,
     Waiting,
     Weights,
 )
@@ -82,7 +82,6 @@ __all__ = [
     "AddHosts",
     "Audit",
     "AuditReply",
-    "Beside",
     "Brought",
     "ClearMail",
     "CloseGroup",
@@ -136,6 +135,7 @@ __all__ = [
     "Scale",
     "Seed",
     "Seeded",
+    "ShardMetadata",
     "Statement",
     "StopTraining",
     "Table",

@@ -12,7 +12,7 @@ from dps.protocol.wire import message
 
 @message
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ShardMetadata:
     """What a shard's state is besides its weights, and the epoch in which they were read."""
 
     epoch: int
@@ -28,14 +28,14 @@ class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
     `slack` is how many further gradients the consistency model lets the worker compute from them
-    without reading again; -1: any number. `beside` is there if workers' copies are of use.
+    without reading again; -1: any number. `metadata` is there if workers' copies are of use.
     """
 
     version: int
     at: float
     slack: int
     values: np.ndarray
-    beside: Beside | None = None
+    metadata: ShardMetadata | None = None
 
 
 @message

@@ -1,4 +1,4 @@
-"""Owns updates that wait at a shard to be applied together with others.
+"""Updates that wait at a shard to be applied together with others.
 
 Under BSP a round waits until every active worker has sent an update. With aggregation, updates are
 summed before they go down the chain, so that one operation stands for all of them.
@@ -26,7 +26,7 @@ class _Held:
     step: asyncio.Future[Step]
 
 
-class Rounds:
+class Batching:
     """The updates that wait at one replica. Used from one event loop.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Owns how a replica's operations become durable: acknowledged by its successor, or kept after it.
+"""How a replica's operations become durable: acknowledged by its successor, or kept after it.
 
 Operations that are applied while one commit is under way share the next. What is committed is never
 taken back by the loss of a replica, so only that is shown to anybody.
@@ -23,7 +23,7 @@ from dps.protocol.transport import Endpoint, Transport
 T = TypeVar("T")
 
 
-class Commits:
+class CommitLog:
     """The commits of one replica. Used from one event loop.
 
     Attributes

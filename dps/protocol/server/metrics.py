@@ -15,7 +15,7 @@ STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ReplicaMetrics:
     """How it stands with one replica of a shard, since it came to its node.
 
     Attributes
@@ -61,7 +61,7 @@ class Tally:
             self.staleness_sum += update.staleness
 
     @contextmanager
-    def one_more_waits(self) -> Iterator[None]:
+    def pending_push(self) -> Iterator[None]:
         """Count a push until it is answered."""
         self.waiting += 1
         try:

@@ -1,4 +1,4 @@
-"""Owns one replica of a shard: gates, applies, replicates and acknowledges operations.
+"""One replica of a shard: gates, applies, replicates and acknowledges operations.
 
 An operation is applied under a lock, which gives it its place in the order, and is then committed
 (`dps.protocol.server.commit_log`). Weights are served only once everything in them is committed, so
@@ -38,11 +38,11 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
-from dps.protocol.server.batching import Rounds, evicted, is_refused
-from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.batching import Batching, evicted, is_refused
+from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.row_reads import read_rows, weights
-from dps.protocol.server.snapshot_barrier import Cutter
+from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.storage.checkpoints import Checkpoints
 from dps.protocol.storage.durability import Durability
 from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
@@ -86,7 +86,7 @@ class Replica:
         self._emit = emit
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
-        self._commits = Commits(
+        self._commits = CommitLog(
             shard,
             group,
             epoch,
@@ -97,11 +97,11 @@ class Replica:
             self._notify,
         )
         self.cutter = (
-            Cutter(group, self._lock, lambda: self.state, self._settle, durability)
+            SnapshotBarrier(group, self._lock, lambda: self.state, self._settle, durability)
             if isinstance(durability, CutCheckpoints)
             else None
         )
-        self._rounds = Rounds(
+        self._rounds = Batching(
             self._layout,
             aggregate(self._group),
             lambda: self.state,

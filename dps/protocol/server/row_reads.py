@@ -1,4 +1,4 @@
-"""Owns reading rows of sparse tables: what is asked of a shard, and how a replica answers it."""
+"""Reading rows of sparse tables: what is asked of a shard, and how a replica answers it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dps.core.tables.table import SparseTable, table_of
 from dps.protocol.executor import offload
 from dps.protocol.group import Group
 from dps.protocol.messages import (
-    Beside,
     PullRows,
     RowsAsked,
     RowsRead,
+    ShardMetadata,
     Weights,
 )
 
@@ -49,7 +49,7 @@ def _between(
 
 def weights(state: ShardState, epoch: int, at: float, slack: int, group: Group) -> Weights:
     """What a worker gets to read of a state, with what a copy has to be rebuilt from if need be."""
-    beside = None
+    metadata = None
     if isinstance(group.recovery.durability, WorkerCache):
-        beside = Beside(epoch, state.index, state.steps, state.workers, state.results)
-    return Weights(state.version, at, slack, state.values, beside)
+        metadata = ShardMetadata(epoch, state.index, state.steps, state.workers, state.results)
+    return Weights(state.version, at, slack, state.values, metadata)

@@ -1,4 +1,4 @@
-"""Owns the services of one server node: its replicas of shards, or the state store and mailboxes.
+"""The services of one server node: its replicas of shards, or the state store and mailboxes.
 
 A host is handed every message that reaches its node and gives it to the part that it is for, as
 long as it holds a lease. It also brings a shard into service on its node, from initial values, a
@@ -56,7 +56,7 @@ from dps.protocol.messages import (
     brought,
 )
 from dps.protocol.server.key_cache import KeyLists
-from dps.protocol.server.metrics import Figures
+from dps.protocol.server.metrics import ReplicaMetrics
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage.durability import Durability, durability
 from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
@@ -84,7 +84,7 @@ OF_REPLICAS = (
 )
 
 
-class Host:
+class ShardServer:
     """One server node. All calls come from one event loop."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Host:
         """The state of each replica that is here."""
         return {shard: replica.state for shard, replica in self._replicas.items()}
 
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[ReplicaMetrics]:
         """How it stands with each replica that is here."""
         return [_figures_of(replica) for replica in self._replicas.values()]
 
@@ -217,7 +217,7 @@ class Host:
         if m.operation.codec:
             m = replace(m, operation=self._keys.completed(m.operation))
         replica = self.replica(m.shard)
-        with replica.ledger.tally.one_more_waits():
+        with replica.ledger.tally.pending_push():
             return await replica.push(m)
 
     async def _pull(self, m: Pull | RowsAsked) -> Any:
@@ -384,9 +384,9 @@ class Host:
         return table
 
 
-def _figures_of(replica: Replica) -> Figures:
+def _figures_of(replica: Replica) -> ReplicaMetrics:
     tally = replica.ledger.tally
-    return Figures(
+    return ReplicaMetrics(
         shard=replica.shard,
         epoch=replica.epoch,
         head=replica.is_head,

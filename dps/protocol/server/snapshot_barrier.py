@@ -13,7 +13,7 @@ from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, T
 from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 
 
-class Cutter:
+class SnapshotBarrier:
     """A head's part in cuts. All calls come from one event loop.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Owns checkpoints on disk: how a shard's state becomes files and is found and checked again.
+"""Checkpoints on disk: how a shard's state becomes files and is found and checked again.
 
 A checkpoint is a safetensors file and, beside it, a JSON manifest with its checksum and the state's
 numbers. The manifest is renamed into place last, so a checkpoint either is there whole or not at

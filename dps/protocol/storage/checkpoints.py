@@ -1,4 +1,4 @@
-"""Owns when a shard's state is written to files, so that the promise of checkpoints is kept.
+"""When a shard's state is written to files, so that the promise of checkpoints is kept.
 
 The promise is an interval, in updates or in seconds: whatever is acked beyond the last complete
 checkpoint stays within it. A write starts early enough to be done in time, with a reference to the

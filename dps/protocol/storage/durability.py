@@ -1,4 +1,4 @@
-"""Owns where a shard's state survives: one class per kind of durability, behind one interface.
+"""Where a shard's state survives: one class per kind of durability, behind one interface.
 
 Chain replication is not here: a replica with a successor has its operations acknowledged by it
 (`dps.protocol.server.replica`), and what is here comes after the last replica.

@@ -1,4 +1,4 @@
-"""Owns what lies beside a group's checkpoints, so that it can be brought up again from them alone.
+"""What lies beside a group's checkpoints, so that it can be brought up again from them alone.
 
 A small file says how the parameters lie, and what was chosen for the group. It is written before
 the first checkpoint, and has a checksum: what is computed from then on depends on it. A group that

@@ -1,4 +1,4 @@
-"""Owns a shard's durability in files that belong to consistent cuts (see
+"""A shard's durability in files that belong to consistent cuts (see
 `dps.protocol.coordinator.snapshots`).
 
 A checkpoint that is due is asked of the coordinator, which takes a cut of all shards. What is acked

@@ -1,4 +1,4 @@
-"""Owns what the store's node holds: the shards' states, and mailboxes for shards that are down.
+"""What the store's node holds: the shards' states, and mailboxes for shards that are down.
 
 Both are fenced by epoch: once a later server has taken over a shard, an earlier one that comes back
 can neither overwrite its state nor empty its mailbox.

@@ -1,4 +1,4 @@
-"""Owns the hunt for broken variants of the protocol: the proof that the checks check something.
+"""The hunt for broken variants of the protocol: the proof that the checks check something.
 
 Each variant (`dps.sim.broken.protocol` and those beside it) leaves one thing out that the protocol
 needs. The same random schedules that find nothing wrong with the shipped code must find something

@@ -11,14 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState
 from dps.protocol.client import copies as rebuild
 from dps.protocol.client.routing_table import Router
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.coordinator.membership import Members, _Member
-from dps.protocol.coordinator.placement import Candidates
-from dps.protocol.coordinator.rebalancer import KEEPERS, Scaling
-from dps.protocol.coordinator.shard_controller import Tender
+from dps.protocol.coordinator.membership import Membership, _Member
+from dps.protocol.coordinator.placement import ReplicaPlacement
+from dps.protocol.coordinator.rebalancer import Rebalancer
+from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.functions import CALLS
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import (
@@ -29,7 +30,7 @@ from dps.protocol.messages import (
     Install,
     Table,
 )
-from dps.protocol.server.batching import Rounds, evicted, is_evicted
+from dps.protocol.server.batching import Batching, evicted, is_evicted
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage import manifest as runs
@@ -94,8 +95,8 @@ async def _watch_without_grace(
                 await on_over(holder)
 
 
-@instead_of(Members, "renew", "renewed, though ended", any_case)
-async def _renew_the_dead(self: Members, host: Endpoint, life: int) -> bool:
+@instead_of(Membership, "renew", "renewed, though ended", any_case)
+async def _renew_the_dead(self: Membership, host: Endpoint, life: int) -> bool:
     """Grant a lease to a process that is proven to have ended."""
     if host in self._ended:
         self._known.setdefault(host, _Member(life))
@@ -157,8 +158,8 @@ async def _enter_without_lease(self: Coordinator, m: EnterWorker) -> Entered:
     return entered
 
 
-@instead_of(Rounds, "_refused", "held update of an earlier incarnation", rounds)
-def _refused_only_if_evicted(self: Rounds, held: Any) -> bool:
+@instead_of(Batching, "_refused", "held update of an earlier incarnation", rounds)
+def _refused_only_if_evicted(self: Batching, held: Any) -> bool:
     """Acknowledge what a worker had sent before it entered again, as if it were there."""
     update = held.operation.id
     if not is_evicted(self._state(), update):
@@ -192,35 +193,35 @@ async def _extend_with_all(self: Replica, m: Extend) -> Done:
     return Done()
 
 
-@instead_of(Tender, "_fence_forsaken", "forsaken hosts not fenced", cuts)
-async def _fence_nobody(self: Tender, host: Endpoint) -> None:
+@instead_of(ShardController, "_fence_forsaken", "forsaken hosts not fenced", cuts)
+async def _fence_nobody(self: ShardController, host: Endpoint) -> None:
     """Leave hosts in the epoch from which a shard goes back."""
     self._forsaken = ()
 
 
-@instead_of(Scaling, "may_hold", "drained, but chosen", spread)
-def _may_hold_when_drained(self: Scaling, info: Any, shard: int) -> bool:
+@instead_of(Rebalancer, "may_hold", "drained, but chosen", spread)
+def _may_hold_when_drained(self: Rebalancer, info: Any, shard: int) -> bool:
     """Give replicas to a host that is to be emptied."""
-    if info.role in KEEPERS:
+    if info.role in STORE_ROLES:
         return False
     return self.servers is not None or info.home in (-1, shard)
 
 
-@instead_of(Candidates, "best", "replicas share a machine", chains)
+@instead_of(ReplicaPlacement, "best", "replicas share a machine", chains)
 def _best_on_any_machine(
-    self: Candidates, chain: tuple[Endpoint, ...], last: Endpoint | None
+    self: ReplicaPlacement, chain: tuple[Endpoint, ...], last: Endpoint | None
 ) -> Endpoint | None:
     """Choose a host without a look at the machine that it is on."""
-    hosts = self._around.members.hosts
+    hosts = self._port.members.hosts
     infos = {host: hosts[host] for host in chain if host in hosts}
     try:
         for host in infos:
-            hosts_known = self._around.members._known[host]
+            hosts_known = self._port.members._known[host]
             hosts_known.info = replace(infos[host], machine="")
         return _best(self, chain, last)
     finally:
         for host, info in infos.items():
-            self._around.members._known[host].info = info
+            self._port.members._known[host].info = info
 
 
 # -- groups that are brought up again --------------------------------------------------------------
@@ -272,7 +273,7 @@ def _newest_of_each(run: Any, refused: list[Any]) -> tuple[ShardState, ...] | No
 def _rebuilt_with_steps(copy: Any, rule: Any) -> ShardState:
     """Count the steps of a rule on, though its slots start anew."""
     state = _rebuilt(copy, rule)
-    return replace(state, steps=copy.beside.steps)
+    return replace(state, steps=copy.metadata.steps)
 
 
 @instead_of(files, "_arrays", "slots left out of checkpoints", checkpoints)
@@ -282,6 +283,6 @@ def _arrays_of_empty_slots(state: ShardState) -> Any:
 
 
 _lease, _leases = Lease.__init__, Leases.__init__
-_renew, _saved, _pull, _keep = Members.renew, Checkpoints._saved, Replica.pull, Router._keep
-_enter_worker, _replay, _best = Coordinator._enter_worker, Replica.replay, Candidates.best
+_renew, _saved, _pull, _keep = Membership.renew, Checkpoints._saved, Replica.pull, Router._keep
+_enter_worker, _replay, _best = Coordinator._enter_worker, Replica.replay, ReplicaPlacement.best
 _rebuilt, _arrays = rebuild.rebuilt, files._arrays

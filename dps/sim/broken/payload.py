@@ -1,4 +1,4 @@
-"""Owns the broken variants of what updates carry: rows of sparse tables, and filtered gradients."""
+"""The broken variants of what updates carry: rows of sparse tables, and filtered gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dps.core.filters.outbox import Outbox, Prepared
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.protocol.client.client import Client
-from dps.protocol.client.encoder import Outgoing
+from dps.protocol.client.encoder import Encoder
 from dps.protocol.messages import (
     Done,
     Install,
@@ -20,7 +20,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.replica import Replica
-from dps.protocol.server.shard_server import Host
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage.state_store import StateStore
 from dps.sim.broken.variant import (
@@ -37,8 +37,8 @@ from dps.sim.broken.variant import (
 # -- sparse tables ---------------------------------------------------------------------------------
 
 
-@instead_of(Host, "_install", "tables not replicated", chains)
-async def _install_without_tables(self: Host, m: Install) -> Any:
+@instead_of(ShardServer, "_install", "tables not replicated", chains)
+async def _install_without_tables(self: ShardServer, m: Install) -> Any:
     """Give a newcomer the weights, but not the rows of sparse tables."""
     return await _install(self, replace(m, state=replace(m.state, tables={})))
 
@@ -65,9 +65,9 @@ def _rows_of_the_first(a: Any, b: Any) -> Any:
 # -- filters ---------------------------------------------------------------------------------------
 
 
-@instead_of(Outgoing, "operations", "filtered again when sent again", filters_resent)
+@instead_of(Encoder, "operations", "filtered again when sent again", filters_resent)
 def _filter_each_time(
-    self: Outgoing, operation: Operation, gradients: Any, shards: Sequence[int]
+    self: Encoder, operation: Operation, gradients: Any, shards: Sequence[int]
 ) -> Callable[[int], Operation]:
     """Put a gradient through its filters whenever it is sent."""
     return lambda shard: _operations(self, operation, gradients, shards)(shard)
@@ -112,6 +112,6 @@ def _sum_encoded(self: Replica, op: Operation) -> Operation:
     return op
 
 
-_install, _put = Host._install, StateStore.put
-_operations, _filtered, _commit = Outgoing.operations, FilterChain.filtered, Outbox.commit
+_install, _put = ShardServer._install, StateStore.put
+_operations, _filtered, _commit = Encoder.operations, FilterChain.filtered, Outbox.commit
 _arrays = files._arrays

@@ -1,4 +1,4 @@
-"""Owns the broken variants of the protocol: what each leaves out, and where that must show."""
+"""The broken variants of the protocol: what each leaves out, and where that must show."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, TransportError
 from dps.protocol import lease
 from dps.protocol.client.receipts import Receipts
-from dps.protocol.client.shard_client import Lane
+from dps.protocol.client.shard_client import ShardClient
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.membership import Members
-from dps.protocol.coordinator.rebalancer import Scaling
-from dps.protocol.coordinator.shard_controller import Tender
+from dps.protocol.coordinator.membership import Membership
+from dps.protocol.coordinator.rebalancer import Rebalancer
+from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.lease import Lease
 from dps.protocol.messages import (
     ClearMail,
@@ -39,9 +39,9 @@ from dps.protocol.messages import (
     Weights,
 )
 from dps.protocol.server import replica
-from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
-from dps.protocol.server.shard_server import Host
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoints import Checkpoints
@@ -93,8 +93,8 @@ def _never_a_duplicate(state: ShardState, update: UpdateId) -> bool:
     return False
 
 
-@instead_of(Host, "_install", "dedupe table not replicated", chains)
-async def _install_without_table(self: Host, m: Install) -> Any:
+@instead_of(ShardServer, "_install", "dedupe table not replicated", chains)
+async def _install_without_table(self: ShardServer, m: Install) -> Any:
     """Give a newcomer the weights, but not the dedupe table."""
     return await _install(self, replace(m, state=replace(m.state, workers={})))
 
@@ -123,8 +123,8 @@ def _call_again(layout: Any, functions: Any, state: ShardState, op: Operation) -
     return _called(layout, functions, state, op)
 
 
-@instead_of(Host, "_install", "results of functions not replicated", calls)
-async def _install_without_results(self: Host, m: Install) -> Any:
+@instead_of(ShardServer, "_install", "results of functions not replicated", calls)
+async def _install_without_results(self: ShardServer, m: Install) -> Any:
     """Give a newcomer the weights and the dedupe table, but not the results of calls."""
     return await _install(self, replace(m, state=replace(m.state, results={})))
 
@@ -149,9 +149,9 @@ async def _configure_and_forget(self: Replica, m: Any) -> Done:
     return await _configure(self, m)
 
 
-@instead_of(Commits, "pass_on", "operations skipped", chains)
+@instead_of(CommitLog, "pass_on", "operations skipped", chains)
 async def _skip_uncommitted(
-    self: Commits, successor: Endpoint, after: int, committed: int = -1
+    self: CommitLog, successor: Endpoint, after: int, committed: int = -1
 ) -> None:
     """Pass only the newest operation on."""
     await _pass_on(self, successor, max(after, self._newest.index - 1), committed)
@@ -168,9 +168,9 @@ async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
     return Done()
 
 
-@instead_of(Tender, "unsettle", "restarted although a replica lives", chains)
+@instead_of(ShardController, "unsettle", "restarted although a replica lives", chains)
 def _unsettle_and_forget(
-    self: Tender, without: Endpoint | None = None, also: Endpoint | None = None
+    self: ShardController, without: Endpoint | None = None, also: Endpoint | None = None
 ) -> None:
     """Start a shard anew when its head is lost, whoever else has its state."""
     lost_head = without is not None and self.view.chain[:1] == (without,)
@@ -200,15 +200,15 @@ VARIANTS["zombie not fenced"] = replace(
 )
 
 
-@instead_of(Host, "_must_hold_lease", "lease not checked on reads", any_case)
-def _reads_without_lease(self: Host, message: Any) -> None:
+@instead_of(ShardServer, "_must_hold_lease", "lease not checked on reads", any_case)
+def _reads_without_lease(self: ShardServer, message: Any) -> None:
     """Serve reads when the lease is over."""
     if not isinstance(message, Pull):
         _must_hold_lease(self, message)
 
 
-@instead_of(Host, "handle", "lease not checked again", any_case)
-async def _check_before_only(self: Host, message: Any) -> Any:
+@instead_of(ShardServer, "handle", "lease not checked again", any_case)
+async def _check_before_only(self: ShardServer, message: Any) -> Any:
     """Look at the lease before the work, but not before the reply."""
     self._must_hold_lease(message)
     reply = await self._services[type(message)](message)
@@ -216,8 +216,8 @@ async def _check_before_only(self: Host, message: Any) -> Any:
     return reply
 
 
-@instead_of(Host, "_must_still_be_in_epoch", "epoch not checked again", any_case)
-def _answer_late(self: Host, message: Any) -> None:
+@instead_of(ShardServer, "_must_still_be_in_epoch", "epoch not checked again", any_case)
+def _answer_late(self: ShardServer, message: Any) -> None:
     """Look at the epoch before the work, but not before the reply."""
 
 
@@ -232,8 +232,8 @@ async def _renew_from_the_reply(self: Lease, ask: Callable[[float], Any]) -> Non
         self._until = self._clock.monotonic() + self._seconds * (1 - lease.DRIFT)
 
 
-@instead_of(Members, "renew", "given up, but renewed", any_case)
-async def _renew_anyway(self: Members, host: Endpoint, life: int) -> bool:
+@instead_of(Membership, "renew", "given up, but renewed", any_case)
+async def _renew_anyway(self: Membership, host: Endpoint, life: int) -> bool:
     """Let a host that was given up hold its lease again, with what it held before."""
     self._leases.grant(host)
     member = self._known.get(host)
@@ -258,22 +258,22 @@ async def _stay(self: Replica, m: Configure) -> Done:
     return await _configure(self, m) if self._me in m.chain else Done()
 
 
-@instead_of(Tender, "_next_epoch", "taken over in the same epoch", any_case)
-def _same_epoch(self: Tender) -> int:
+@instead_of(ShardController, "_next_epoch", "taken over in the same epoch", any_case)
+def _same_epoch(self: ShardController) -> int:
     """Have the newcomer take over in the epoch in which the old holder served."""
     if self.moving is None or self.moving.target not in self.view.chain:
         return _next_epoch(self)
     return self.view.epoch
 
 
-@instead_of(Scaling, "look", "released before it is empty", any_case)
-def _nobody_is_leaving(self: Scaling) -> bool:
+@instead_of(Rebalancer, "look", "released before it is empty", any_case)
+def _nobody_is_leaving(self: Rebalancer) -> bool:
     """Say of a node that is drained that it is empty, at once."""
     return False
 
 
 instead_of(Replica, "extend", "updates during a move left out", alone)(_extend_without_the_last)
-instead_of(Host, "_install", "dedupe table not moved", alone)(_install_without_table)
+instead_of(ShardServer, "_install", "dedupe table not moved", alone)(_install_without_table)
 
 
 # -- the store and mailboxes -----------------------------------------------------------------------
@@ -286,8 +286,8 @@ def _get_without_table(self: StateStore, m: GetState) -> ShardState | None:
     return None if state is None else replace(state, workers={})
 
 
-@instead_of(Host, "_take_mail", "mailbox cleared before apply", mailboxes)
-async def _clear_before_replay(self: Host, on: Replica, epoch: int) -> None:
+@instead_of(ShardServer, "_take_mail", "mailbox cleared before apply", mailboxes)
+async def _clear_before_replay(self: ShardServer, on: Replica, epoch: int) -> None:
     """Empty the mailbox before what was in it is durable."""
     mailbox = (await self._table()).mailbox
     if mailbox is not None:
@@ -297,8 +297,8 @@ async def _clear_before_replay(self: Host, on: Replica, epoch: int) -> None:
         await on.replay(epoch, mail.operations)
 
 
-@instead_of(Host, "_take_mail", "mailbox cleared before the shard is served", mailboxes)
-async def _clear_before_served(self: Host, on: Replica, epoch: int) -> None:
+@instead_of(ShardServer, "_take_mail", "mailbox cleared before the shard is served", mailboxes)
+async def _clear_before_served(self: ShardServer, on: Replica, epoch: int) -> None:
     """Empty the mailbox as soon as what was in it is applied, whoever may have to begin anew."""
     await _take_mail(self, on, epoch)
     mailbox = (await self._table()).mailbox
@@ -306,8 +306,8 @@ async def _clear_before_served(self: Host, on: Replica, epoch: int) -> None:
         await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
 
 
-@instead_of(Host, "_take_mail", "mailbox left", mailboxes)
-async def _leave_mail(self: Host, on: Replica, epoch: int) -> None:
+@instead_of(ShardServer, "_take_mail", "mailbox left", mailboxes)
+async def _leave_mail(self: ShardServer, on: Replica, epoch: int) -> None:
     """Never apply what is in the mailbox."""
 
 
@@ -324,8 +324,8 @@ def _plan_backwards(policy: Any, layout: Any, version: int, buffered: Sequence[O
     return _plan(policy, layout, version, tuple(reversed(buffered)))
 
 
-@instead_of(Lane, "_flush_held", "buffer of the worker dropped", buffers)
-async def _drop_held(self: Lane, view: View) -> bool:
+@instead_of(ShardClient, "_flush_held", "buffer of the worker dropped", buffers)
+async def _drop_held(self: ShardClient, view: View) -> bool:
     """Forget what was held back, and go on with newer gradients."""
     self._held = []
     return True
@@ -400,8 +400,12 @@ def _wait_for_the_dead(self: Losses, worker: str, incarnation: int) -> list[Loss
     return []
 
 
-_install, _configure = Host._install, Replica.configure
-_restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, Commits.pass_on
-_must_hold_lease, _unsettle, _get = Host._must_hold_lease, Tender.unsettle, StateStore.get
+_install, _configure = ShardServer._install, Replica.configure
+_restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, CommitLog.pass_on
+_must_hold_lease, _unsettle, _get = (
+    ShardServer._must_hold_lease,
+    ShardController.unsettle,
+    StateStore.get,
+)
 _plan, _slack, _called = replay.plan, consistency.slack, core_shard._called
-_next_epoch, _take_mail = Tender._next_epoch, Host._take_mail
+_next_epoch, _take_mail = ShardController._next_epoch, ShardServer._take_mail

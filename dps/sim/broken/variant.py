@@ -1,4 +1,4 @@
-"""Owns what a broken variant is, and which strategies it concerns."""
+"""What a broken variant is, and which strategies it concerns."""
 
 from __future__ import annotations
 

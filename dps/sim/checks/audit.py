@@ -1,4 +1,4 @@
-"""Owns the invariants: what must hold whatever fails, checked while a schedule runs and at its end.
+"""The invariants: what must hold whatever fails, checked while a schedule runs and at its end.
 
 The auditor sees all processes at once. It is told of each state that a replica accepts and of each
 event, knows which nodes were touched by a fault, and so can tell what a failure may cost.
@@ -37,7 +37,7 @@ from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.functions import CALLS
 from dps.protocol.group import applies
 from dps.protocol.messages import Renewed, RenewLease, Table, View
-from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage.manifest import Saved
 from dps.sim.checks.checkpoint_age import Committed, now
@@ -234,7 +234,7 @@ class Auditor:
         replica = self._world.hosts[address]._replicas.get(view.shard)
         return replica is not None and replica._me not in (*replica.chain, *view.chain)
 
-    def committed(self, commits: Commits, state: ShardState) -> None:
+    def committed(self, commits: CommitLog, state: ShardState) -> None:
         """A replica has committed a state; a host that was given up can tell nobody of that."""
         world, shard = self._world, commits._shard
         if not self._committed or commits._group.name != world.group.name:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dps.core.shard import ShardState
-from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.commit_log import CommitLog
 from dps.sim.violation import require
 
 SLOWEST_CLOCK = 0.95  # the promise is kept by the server's own clock
@@ -51,19 +51,19 @@ class Committed:
 
 
 @contextmanager
-def committing(told: Callable[[Commits, ShardState], None]) -> Iterator[None]:
+def committing(told: Callable[[CommitLog, ShardState], None]) -> Iterator[None]:
     """Have `told` called with each state that is committed on any replica."""
-    set_committed = Commits.set_committed
+    set_committed = CommitLog.set_committed
 
-    def set_and_tell(self: Commits, state: ShardState) -> None:
+    def set_and_tell(self: CommitLog, state: ShardState) -> None:
         told(self, state)
         set_committed(self, state)
 
-    Commits.set_committed = set_and_tell  # type: ignore[method-assign]
+    CommitLog.set_committed = set_and_tell  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Commits.set_committed = set_committed  # type: ignore[method-assign]
+        CommitLog.set_committed = set_committed  # type: ignore[method-assign]
 
 
 def now() -> float:

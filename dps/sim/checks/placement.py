@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dps.protocol.coordinator.placement import Candidates
+from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.transport import Endpoint
 from dps.sim.violation import Violation, require
 
@@ -16,10 +16,10 @@ def choosing(
     drained: Callable[[], set[Endpoint]], report: Callable[[Violation], None]
 ) -> Iterator[None]:
     """Have each choice of a host looked at; `drained` are hosts that are to have no more."""
-    best = Candidates.best
+    best = ReplicaPlacement.best
 
     def best_and_look(
-        self: Candidates, chain: tuple[Endpoint, ...], last: Endpoint | None
+        self: ReplicaPlacement, chain: tuple[Endpoint, ...], last: Endpoint | None
     ) -> Endpoint | None:
         chosen = best(self, chain, last)
         if chosen is not None:
@@ -29,21 +29,21 @@ def choosing(
                 report(violation)
         return chosen
 
-    Candidates.best = best_and_look  # type: ignore[method-assign]
+    ReplicaPlacement.best = best_and_look  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Candidates.best = best  # type: ignore[method-assign]
+        ReplicaPlacement.best = best  # type: ignore[method-assign]
 
 
 def _check(
-    candidates: Candidates,
+    candidates: ReplicaPlacement,
     chain: tuple[Endpoint, ...],
     last: Endpoint | None,
     chosen: Endpoint,
     drained: set[Endpoint],
 ) -> None:
-    around, shard = candidates._around, candidates._shard
+    around, shard = candidates._port, candidates._shard
     hosts = around.members.hosts
     node = hosts[chosen].node
     text = f"{node} is chosen for shard {shard}, though it is to be emptied"

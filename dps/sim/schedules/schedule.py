@@ -1,4 +1,4 @@
-"""Owns faults and schedules as data: who fails how, when and for how long, drawn from one seed.
+"""Faults and schedules as data: who fails how, when and for how long, drawn from one seed.
 
 A schedule says everything that is not decided by the program, so that it can be run again, with
 some of its faults left out. Whom a fault hits is said by what it does ("the head of shard 0") and

@@ -1,4 +1,4 @@
-"""Owns the shrinking of a schedule that breaks a promise to the faults that it takes."""
+"""The shrinking of a schedule that breaks a promise to the faults that it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the recovery strategies that random schedules are run with: presets, and hybrids of them."""
+"""The recovery strategies that random schedules are run with: presets, and hybrids of them."""
 
 from __future__ import annotations
 

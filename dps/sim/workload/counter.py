@@ -1,4 +1,4 @@
-"""Owns the counter workload: workers whose updates show in the weights one by one.
+"""The counter workload: workers whose updates show in the weights one by one.
 
 Every update adds one to the counter of each shard, and one to a cell that no other update touches.
 The weights then tell which updates are in a state, and how often, and every loss and every double

@@ -1,4 +1,4 @@
-"""Owns the counter workload's sparse table: rows that must say what the dense counters say.
+"""The counter workload's sparse table: rows that must say what the dense counters say.
 
 Each shard holds a row for its counter and one for each cell, under keys that hash to it. An update
 adds to them as it adds to the dense ones, so that a state in which the two differ is half of one.

@@ -1,4 +1,4 @@
-"""Owns the filter that random schedules are run with: one that withholds, and repeats its indices.
+"""The filter that random schedules are run with: one that withholds, and repeats its indices.
 
 It is written as a user would write a filter. What the counter workload pushes goes through it in
 whole updates, so that what is withheld, sent and counted can be told apart exactly.

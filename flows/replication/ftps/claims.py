@@ -1,4 +1,4 @@
-"""Owns what Pampari and Patel claim, and what was measured here to judge each claim by."""
+"""What Pampari and Patel claim, and what was measured here to judge each claim by."""
 
 from __future__ import annotations
 

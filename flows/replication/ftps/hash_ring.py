@@ -1,4 +1,4 @@
-"""Owns how evenly keys fall on servers: by the consistent hashing of Pampari and Patel, and by dps.
+"""How evenly keys fall on servers: by the consistent hashing of Pampari and Patel, and by dps.
 
 Consistent hashing puts every server on a ring at as many points as it has virtual nodes; a key
 belongs to the server whose point comes next. dps cuts arrays into blocks and places these

@@ -1,4 +1,4 @@
-"""Owns what the replication of Pampari and Patel reads out of a trial's record.
+"""What the replication of Pampari and Patel reads out of a trial's record.
 
 An iteration is one gradient of each worker, so with w workers a shard is at iteration version / w.
 Every accuracy is that of the evaluator's snapshots.

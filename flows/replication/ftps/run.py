@@ -1,4 +1,4 @@
-"""Owns the replication of Pampari and Patel: ring balance, servers × workers, the loss of a server.
+"""The replication of Pampari and Patel: ring balance, servers × workers, the loss of a server.
 
 "Implementing and Benchmarking a Fault-Tolerant Parameter Server for Distributed Machine Learning
 Applications". The trials are those of `configs/replicate/ftps-….yaml`; what is recorded already is

@@ -1,1 +1,1 @@
-"""Owns what becomes of the records of "Training Through Failure": claims, tables and figures."""
+"""What becomes of the records of "Training Through Failure": claims, tables and figures."""

@@ -1,4 +1,4 @@
-"""Owns the paper's five claims: what each means in numbers, and when it holds.
+"""The paper's five claims: what each means in numbers, and when it holds.
 
 Each claim is statements about a difference, most of them two. Both sides of it are trials with the
 same number of kills, of workers, and seed; a seed's value is the mean over the cells that both

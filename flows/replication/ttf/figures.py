@@ -1,4 +1,4 @@
-"""Owns the paper's three kinds of figures, drawn from records, and its own curves beside them.
+"""The paper's three kinds of figures, drawn from records, and its own curves beside them.
 
 Accuracy against time for one and for two kills, means over seeds with dashed lines at kill and
 recovery; CPU, memory and gradients processed against time. The published curves come from a CSV

@@ -1,4 +1,4 @@
-"""Owns the text of the replication: claims of both studies side by side, tables, and the figures.
+"""The text of the replication: claims of both studies side by side, tables, and the figures.
 
 It is ready-made Markdown for `docs/findings.md`. Every number in it is computed from the records.
 """

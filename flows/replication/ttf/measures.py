@@ -1,4 +1,4 @@
-"""Owns the quantities that the paper's claims are about, measured on one trial from its record.
+"""The quantities that the paper's claims are about, measured on one trial from its record.
 
 They are the same for the emulation of the published system and for the real dps, so that a claim is
 judged on both by one yardstick.

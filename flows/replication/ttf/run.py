@@ -1,4 +1,4 @@
-"""Owns the replication of "Training Through Failure": what is run, in what order, what comes of it.
+"""The replication of "Training Through Failure": what is run, in what order, what comes of it.
 
 Two studies answer the paper's claims: (a) an emulation of the system as published, flaws included,
 and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go

@@ -1,1 +1,1 @@
-"""Owns the figures of an experiment, drawn from its records; `gallery` says which there are."""
+"""The figures of an experiment, drawn from its records; `gallery` says which there are."""

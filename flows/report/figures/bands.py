@@ -1,4 +1,4 @@
-"""Owns what curves over several seeds say together: their mean, and how sure that is.
+"""What curves over several seeds say together: their mean, and how sure that is.
 
 The band is the 95% interval of the mean (Student's t) from three seeds on, the range of two, and
 nothing for one. It is given only where every seed has a value.

@@ -1,4 +1,4 @@
-"""Owns bars in parts: time to recover, and processor time, memory and bytes, a bar per strategy."""
+"""Bars in parts: time to recover, and processor time, memory and bytes, a bar per strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns figures against a numeric axis: what changes with a number that the experiment varies."""
+"""Figures against a numeric axis: what changes with a number that the experiment varies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns cost against accuracy: every trial, each strategy's mean, and the front of the best."""
+"""Cost against accuracy: every trial, each strategy's mean, and the front of the best."""
 
 from __future__ import annotations
 

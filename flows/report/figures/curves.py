@@ -1,4 +1,4 @@
-"""Owns curves of a whole training, one strategy beside another: mean and band over seeds."""
+"""Curves of a whole training, one strategy beside another: mean and band over seeds."""
 
 from __future__ import annotations
 

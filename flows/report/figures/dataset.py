@@ -1,4 +1,4 @@
-"""Owns what is drawn of an experiment: its valid trials by strategy and condition, and looks."""
+"""What is drawn of an experiment: its valid trials by strategy and condition, and looks."""
 
 from __future__ import annotations
 

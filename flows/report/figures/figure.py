@@ -1,4 +1,4 @@
-"""Owns a drawing: a figure with its name, words and table of what it shows, and its files."""
+"""A drawing: a figure with its name, words and table of what it shows, and its files."""
 
 from __future__ import annotations
 

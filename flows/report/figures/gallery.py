@@ -1,4 +1,4 @@
-"""Owns which figures an experiment has, and in which chapters of its report."""
+"""Which figures an experiment has, and in which chapters of its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns which axes of an experiment are numbers: what varies on them, and where values are drawn."""
+"""Which axes of an experiment are numbers: what varies on them, and where values are drawn."""
 
 from __future__ import annotations
 

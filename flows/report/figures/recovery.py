@@ -1,4 +1,4 @@
-"""Owns accuracy through a fault: one strategy's trials on the time since the fault."""
+"""Accuracy through a fault: one strategy's trials on the time since the fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the distributions of staleness: per strategy, before, during and after the faults."""
+"""The distributions of staleness: per strategy, before, during and after the faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns how figures look: one colour and marker per strategy, panels, axes, legends, and their SVG.
+"""How figures look: one colour and marker per strategy, panels, axes, legends, and their SVG.
 
 Figures are drawn in the colours of a light page. `for_page` turns these into CSS variables, so that
 a page can redefine them for a dark one. Colours come from Okabe and Ito's palette, which readers

@@ -1,4 +1,4 @@
-"""Owns the story of one trial: shards and nodes in lanes, with every fault and recovery."""
+"""The story of one trial: shards and nodes in lanes, with every fault and recovery."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ def test_every_row_is_a_fault_that_lapses(trace: Path) -> None:
     rows = "2.5,kill,server-0,1\n3, pause ,worker-1,0.5\n\n4,kill,worker-0,\n5,cut,server-1,2\n"
     trace.write_text("\ufeff" + HEADER + rows + "1,disk_full,server-1,2\n", encoding="utf-8")
     assert tuple(map(fault_of, read_trace(trace))) == (
-        Kill("server-0", AtSeconds(2.5, lapses=True), 1.0),
-        Pause("worker-1", AtSeconds(3.0, lapses=True), 0.5),
-        Kill("worker-0", AtSeconds(4.0, lapses=True), None),
-        Cut("server-1", AtSeconds(5.0, lapses=True), 2.0),
-        DiskFull("server-1", AtSeconds(1.0, lapses=True), 2.0),
+        Kill("server-0", AtSeconds(2.5, optional=True), 1.0),
+        Pause("worker-1", AtSeconds(3.0, optional=True), 0.5),
+        Kill("worker-0", AtSeconds(4.0, optional=True), None),
+        Cut("server-1", AtSeconds(5.0, optional=True), 2.0),
+        DiskFull("server-1", AtSeconds(1.0, optional=True), 2.0),
     )
 
 

@@ -143,7 +143,7 @@ def test_the_rows_of_a_trace_are_part_of_the_trial(config: Path, tmp_path: Path)
     path.write_text("seconds,kind,target,duration\n1.5,pause,server-0,2\n")
     entry = {"kind": "trace", "csv": str(path)}
     one = trial(config, entry)
-    pause = Pause(Seat("server-0"), AtSeconds(1.5, lapses=True), 2.0)
+    pause = Pause(Seat("server-0"), AtSeconds(1.5, optional=True), 2.0)
     assert one.build_faults() == (pause,)
     path.write_text("seconds,kind,target,duration\n1.5,pause,server-0,3\n")
     # What was read is kept with the trial; what is read anew is another trial.

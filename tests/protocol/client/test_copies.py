@@ -16,9 +16,9 @@ from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
 from dps.protocol.client import copies as rebuild
 from dps.protocol.client.client import Client
-from dps.protocol.coordinator.copy_offers import Offers
+from dps.protocol.coordinator.copy_offers import CopyOffers
 from dps.protocol.messages import Install, Offer, Weights
-from dps.protocol.server.commit_log import Commits
+from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
 from tests.support.builders import same_state
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
@@ -32,13 +32,13 @@ States = dict[tuple[int, int, int], ShardState]
 def states(monkeypatch: pytest.MonkeyPatch) -> States:
     """Every state that clients could read, by shard, epoch and version."""
     seen: States = {}
-    become_visible = Commits.set_committed
+    become_visible = CommitLog.set_committed
 
-    def note(self: Commits, state: ShardState) -> None:
+    def note(self: CommitLog, state: ShardState) -> None:
         become_visible(self, state)
         seen[self._shard, self.epoch, state.version] = state
 
-    monkeypatch.setattr(Commits, "set_committed", note)
+    monkeypatch.setattr(CommitLog, "set_committed", note)
     return seen
 
 
@@ -151,13 +151,13 @@ def test_a_copy_of_a_later_epoch_is_fresher_whatever_its_version(
 ) -> None:
     """One that was read before a rollback is of a history that nobody goes on from."""
     offered: list[tuple[int, str, int]] = []
-    take = Offers.take
+    take = CopyOffers.take
 
-    async def note(self: Offers, offer: Offer) -> None:
+    async def note(self: CopyOffers, offer: Offer) -> None:
         offered.append((offer.epoch, offer.donor, offer.version))
         await take(self, offer)
 
-    monkeypatch.setattr(Offers, "take", note)
+    monkeypatch.setattr(CopyOffers, "take", note)
 
     async def scenario(s: Setting) -> None:
         (_, a), (_, b) = await enter(s, "a", "b")
@@ -274,7 +274,10 @@ def test_only_this_durability_sends_more_than_the_weights() -> None:
     async def scenario(s: Setting) -> None:
         ((_, client),) = await enter(s, "a")
         await client.pull()
-        assert all(lane.base is not None and lane.base.beside is None for lane in client._lanes)
+        assert all(
+            shard_client.base is not None and shard_client.base.metadata is None
+            for shard_client in client._shard_clients
+        )
 
     in_world(scenario)
 

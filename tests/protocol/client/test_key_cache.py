@@ -21,7 +21,7 @@ from dps.protocol.client.key_cache import KnownKeys
 from dps.protocol.compression import dense
 from dps.protocol.messages import Push
 from dps.protocol.server.key_cache import KeyLists
-from dps.protocol.server.shard_server import Host
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
 from tests.support.builders import Model
 from tests.support.worlds import Setting, in_world
@@ -142,9 +142,9 @@ def test_short_lists_and_plain_gradients_are_left_as_they_are() -> None:
 def sent_lists(s: Setting) -> list[bool]:
     """For each push of a gradient that reaches a host from now on, whether its list is there."""
     found: list[bool] = []
-    push = Host._push
+    push = ShardServer._push
 
-    async def watched(self: Host, m: Push) -> object:
+    async def watched(self: ShardServer, m: Push) -> object:
         if m.operation.kind == "gradient":
             found.append(all(section.keys.size for section in taken_apart(m.operation)))
         return await push(self, m)

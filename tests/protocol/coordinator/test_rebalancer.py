@@ -188,12 +188,12 @@ def test_an_interrupted_move_goes_on_without_who_has_stopped() -> None:
 
     async def scenario(s: Setting) -> None:
         pushers = [Pusher(*await s.enter(f"worker-{i}")) for i in range(3)]
-        (tender,) = s.world._coordinator._tenders
+        (controller,) = s.world._coordinator._controllers
         replies: list[str] = []
 
         def interrupt() -> None:
-            tender.unsettle()
-            tender.interrupt()
+            controller.unsettle()
+            controller.interrupt()
             s.world.crash("server-2", back_after=0.3)
 
         def watch(what: str, source: str, target: str, message: str) -> None:

@@ -34,7 +34,7 @@ from dps.protocol.messages import (
     ReportLink,
     Waiting,
 )
-from dps.protocol.server.shard_server import Host
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage import checkpoints as saving
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
@@ -556,7 +556,7 @@ def test_a_host_at_an_address_that_was_used_before_is_made_use_of() -> None:
         process.alive = True  # another host in another process, at the same address
         me = Endpoint(process.address, "again")
         host = process.do(
-            lambda: Host(
+            lambda: ShardServer(
                 s.world.group,
                 "again",
                 me,

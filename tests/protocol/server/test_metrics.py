@@ -9,13 +9,13 @@ import numpy as np
 from dps.core.recovery import Chain, Recovery
 from dps.core.shard import AppliedUpdate
 from dps.core.updates import UpdateId
-from dps.protocol.server.metrics import STALENESS_BOUNDS, Figures, Tally
+from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics, Tally
 from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}
 
 
-def figures(s: Setting) -> list[Figures]:
+def figures(s: Setting) -> list[ReplicaMetrics]:
     """Those of the head and of the tail of the only shard."""
     view = s.world.view(0)
     return [found for member in view.chain for found in s.world.hosts[member.address].figures()]

@@ -1,4 +1,4 @@
-"""Owns one trial of the emulation: the driver that brings nodes up, has them train, and kills.
+"""One trial of the emulation: the driver that brings nodes up, has them train, and kills.
 
 As in the published code, the driver does the killing, waits for a time that was typed in, and only
 then makes the new server. That time stands for finding out that a server is gone.

@@ -1,4 +1,4 @@
-"""Owns what a trial of the emulation lost: one rule for its three mechanics."""
+"""What a trial of the emulation lost: one rule for its three mechanics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what runs on the nodes of the emulation: servers, saver, store, and the workers' tasks.
+"""What runs on the nodes of the emulation: servers, saver, store, and the workers' tasks.
 
 Plain Dask actors and tasks. Actors are called by address and key, as a proxy that is passed to a
 task would make Dask end the task together with the actor.

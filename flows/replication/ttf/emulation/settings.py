@@ -1,4 +1,4 @@
-"""Owns what a trial of the emulation depends on: the configuration, and the cells of the study.
+"""What a trial of the emulation depends on: the configuration, and the cells of the study.
 
 Every time is the paper's, in its seconds; a trial divides each of them by `scale`.
 """
