@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
+.PHONY: help setup demo fashion fashion-data test test-all deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -37,7 +37,13 @@ fashion-data:
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
 # Those that start clusters watch the clock: more than two at once disturb each other.
-test: setup ## run the tests on this machine alone
+test: setup ## run what everybody runs, in minutes: all but the slow tests
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not cluster and not slow" -n 2 --dist worksteal || failed=1; \
+	$(BIN)/python -m pytest -m "cluster and not slow and not deployment" -n 2 --dist loadfile || failed=1; \
+	exit $$failed
+
+test-all: setup ## run every test of this machine alone, those of `make test` among them
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
 	$(BIN)/python -m pytest -m "cluster and not deployment" -n 2 --dist loadfile || failed=1; \
