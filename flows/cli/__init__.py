@@ -1,7 +1,7 @@
 """The `dps` command: what each subcommand is called and takes, and how errors end it.
 
-Only light modules are imported here: MLflow, Dask and numpy's users take seconds, so each command
-imports what it needs.
+Only light modules are imported here and by the other modules of commands: MLflow, Dask, pydantic
+and numpy take up to seconds, and `dps` brings in numpy, so each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dps.core.credentials import masked
-from dps.errors import ConfigurationError, DpsError
 from flows.cli.checks import app as checks
 from flows.cli.console import console as _console
 from flows.cli.console import curves as _curves
@@ -90,16 +88,26 @@ def main() -> None:
     try:
         _refuse_odd(sys.argv[1:])
         app()
-    except DpsError as error:
-        for line in screenful(masked(str(error))).splitlines():
+    except Exception as error:
+        message = _told(error)
+        if message is None:
+            raise
+        for line in message.splitlines():
             print(f"dps: {line}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
+
+
+def _told(error: Exception) -> str | None:
+    """What is said of an error that dps raises on purpose, or of a full disk; None: a defect."""
+    from dps.core.credentials import masked
+    from dps.errors import DpsError
+
+    if isinstance(error, DpsError):
+        return screenful(masked(str(error)))
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         where = f" for {masked(str(error.filename))}" if error.filename else ""
-        print(f"dps: {error.strerror}{where}. Make room, and run it again", file=sys.stderr)
-        sys.exit(2)
+        return f"{error.strerror}{where}. Make room, and run it again"
+    return None
 
 
 def _refuse_odd(words: Sequence[str]) -> None:
@@ -111,6 +119,8 @@ def _refuse_odd(words: Sequence[str]) -> None:
         if before == "--set" or word.startswith("--set="):
             continue
         if len(word) > LONGEST_WORD or shown(word, LONGEST_WORD) != word:
+            from dps.errors import ConfigurationError
+
             raise ConfigurationError(
                 f"{quoted(word)}: expected {LONGEST_WORD:,} characters at most, and none that "
                 "cannot be seen"
@@ -155,6 +165,7 @@ def run(
 
     A configuration of `replicate/` may be a whole replication, which ends with a paper's claims.
     """
+    from dps.errors import ConfigurationError
     from flows.replication.config import load_replication
 
     if (replication := load_replication(config, settings)) is not None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dps.core.credentials import masked
 from flows.quoting import visible
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def curves(experiment: str, tracked: bool) -> str:
     """Say in a line where the runs of an experiment are, or how they get there."""
     if not tracked:
         return f"Every run, with its curves, when the tracking store is back: dps sync {experiment}"
+    from dps.core.credentials import masked
+
     uri = store() or ""
     served = uri.startswith(("http://", "https://"))
     return f"Every run, with its curves: {masked(uri) if served else 'dps ui'}"
@@ -44,6 +45,8 @@ def curves(experiment: str, tracked: bool) -> str:
 
 def warn(text: str) -> None:
     """Tell of something that ends no command."""
+    from dps.core.credentials import masked
+
     print(f"dps: warning: {visible(masked(text))}", file=sys.stderr)
 
 

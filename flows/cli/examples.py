@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dps.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -51,6 +49,7 @@ def example(
 
     Ends with code 1 where a target is missed.
     """
+    from dps.errors import ConfigurationError
     from flows.problems.outcome import Task
 
     names = _names(name)
@@ -146,6 +145,8 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        from dps.errors import ConfigurationError
+
         raise ConfigurationError(
             f"--output {folder}: nothing can be written there: {error.strerror or error}; name a "
             "folder of yours"
@@ -154,6 +155,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _names(name: str) -> list[str]:
     if name not in (*EXAMPLES, ALL):
+        from dps.errors import ConfigurationError
+
         raise ConfigurationError(
             f"example {name!r} is unknown; there are: {', '.join(EXAMPLES)} and {ALL}"
         )
