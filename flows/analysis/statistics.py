@@ -1,8 +1,10 @@
 """The statistics of experiments: intervals, paired differences, verdicts, numbers of repeats.
 
-Pure functions over plain numbers, on scipy. Trials of two strategies with the same seed start from
-the same values and see the same batches, so strategies are compared seed by seed; verdicts are
-corrected for how many comparisons are looked at together.
+Pure functions over plain numbers. Trials of two strategies with the same seed start from the same
+values and see the same batches, so strategies are compared seed by seed; verdicts are corrected for
+how many comparisons are looked at together.
+
+What needs scipy imports it: that takes a second, and every process of a trial imports this module.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from itertools import count
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from flows.metrics.metric import Better
 
@@ -124,6 +125,8 @@ def interval(
 
 def student_reach(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
     """Return half of Student's interval of the mean of two or more values, of each column."""
+    from scipy import stats
+
     n = len(values)
     quantile = stats.t.ppf((1 + confidence) / 2, n - 1)
     return np.asarray(quantile * values.std(axis=0, ddof=1) / math.sqrt(n))
@@ -252,6 +255,8 @@ def _constant(data: np.ndarray) -> bool:
 def _resampled(
     data: np.ndarray, rng: np.random.Generator, confidence: float
 ) -> tuple[float, float]:
+    from scipy import stats
+
     found = stats.bootstrap(
         (data,), np.mean, confidence_level=confidence, method="BCa", rng=rng
     ).confidence_interval
@@ -264,6 +269,8 @@ def _p(differences: np.ndarray) -> float | None:
         return None
     if _constant(differences):
         return p_of_equal(differences.size) if differences[0] else 1.0
+    from scipy import stats
+
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
@@ -284,6 +291,8 @@ def _not_shown(difference: Difference) -> Verdict:
 
 def _power(n: int, effect: float, level: float) -> float:
     """The probability that the two-sided t-test on `n` differences finds this effect size."""
+    from scipy import stats
+
     critical = stats.t.ppf(1 - level / 2, n - 1)
     # The square of t is F. The lower tail of the noncentral t of scipy is not a number at times.
     return float(stats.ncf.sf(critical**2, 1, n - 1, n * effect**2))

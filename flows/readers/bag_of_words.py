@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
 
 from dps.errors import ConfigurationError
 from flows.readers.lines import (
@@ -26,6 +25,9 @@ from flows.readers.lines import (
     word_starts,
     words_per_line,
 )
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 HEADER = ("documents", "words", "entries")
 MOST = np.iinfo(np.int32).max  # of each of them, and of a word in a line
@@ -68,6 +70,9 @@ def read_bag_of_words(path: Path, piece_bytes: int = PIECE_BYTES) -> Corpus:
         raise ConfigurationError(
             f"{path} has {len(entries)} entries, but its line 3 announces {announced}; is it whole?"
         )
+    # Not at the top: every process of a trial imports this package, for images.
+    from scipy.sparse import csr_array
+
     row, column, count = entries.T
     # A line's count is of int32, but a sum of several need not be.
     counts = csr_array((count.astype(np.int64), (row - 1, column - 1)), shape=(documents, words))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
 
 from dps.errors import ConfigurationError
 from flows.readers.examples import Examples
@@ -86,6 +85,9 @@ def _parsed(piece: Piece, features: int | None) -> Examples | None:
     ends = np.cumsum(1 + 2 * pairs)
     starts = ends - (1 + 2 * pairs)
     is_pair = np.ones(len(numbers), bool)
+    # Not at the top: every process of a trial imports this package, for images.
+    from scipy.sparse import csr_array
+
     is_pair[starts] = False
     of_pairs = numbers[is_pair].reshape(-1, 2)
     index = of_pairs[:, 0]

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csc_array, csr_array
 
 from dps.errors import ConfigurationError
 from flows.readers.examples import Examples
 from flows.readers.npz import open_npz
 
 LABELS = ("y", "label", "labels", "target")
-SPARSE = {"csr": csr_array, "csc": csc_array}
 ROWS = 1 << 16  # of a parquet file in memory at once
 
 Array = npt.NDArray[Any]
@@ -84,8 +82,13 @@ def _matrix(path: Path, arrays: Mapping[str, Array]) -> Any:
             f"{path} has the arrays {', '.join(arrays)}, expected x and y, or a sparse matrix of "
             "scipy.sparse.save_npz and y"
         )
+    # Not at the top: every process of a trial imports this package, for images.
+    from scipy.sparse import csc_array, csr_array
+
     kind = arrays["format"].tolist()
-    make = SPARSE.get(kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind))
+    make = {"csr": csr_array, "csc": csc_array}.get(
+        kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
+    )
     if make is None:
         raise ConfigurationError(f"{path}: a sparse matrix of format {kind!r}, expected csr or csc")
     data = _numbers(path, "data", arrays["data"])
