@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -22,9 +22,14 @@ from multiprocessing.util import get_temp_dir
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from dps.cluster.backends.fork_server import fork_context
 from dps.cluster.backends.lifetime import end_with_parent, without_interrupts
-from dps.errors import StoreUnavailable
+from dps.errors import ConfigurationError, StoreUnavailable
+from flows.config.cluster import LocalSection
+from flows.config.experiment import TrialConfig
+from flows.config.trials import Trial
 from flows.execution.attempt import Attempt, end_unfinished
+from flows.execution.preload import preload_of
 from flows.monitor.progress import Follower, PlainView
 
 # What a trial may take besides its training, which has the time limit of its configuration.
@@ -85,10 +90,10 @@ class Drivers:
         for driver in self._drivers:
             driver.end()
 
-    def warm_up(self, trials: int) -> None:
-        """Start as many drivers as so many trials can use; they take seconds to get ready."""
-        for driver in self._drivers[:trials]:
-            driver.start()
+    def warm_up(self, trials: Sequence[Trial]) -> None:
+        """Start the drivers that the first of these trials can use: they take seconds."""
+        for driver, trial in zip(self._drivers, trials, strict=False):
+            driver.start(trial)
 
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
         """Run attempts; yield each when it is over.
@@ -120,21 +125,23 @@ class _Driver:
         self.attempt: Attempt | None = None
         self.deadline = 0.0
 
-    def start(self) -> None:
-        """Start the process, if there is none."""
+    def start(self, trial: Trial) -> None:
+        """Start the process, if there is none, for a trial that will be its first."""
         if self._process is not None and self._process.is_alive():
             return
         context = multiprocessing.get_context("spawn")
         get_temp_dir()  # the driver uses it too then, and whatever becomes of it, it is removed
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
+        self._process = context.Process(
+            target=drive, args=(theirs, trial.config), name="dps-driver"
+        )
         with without_interrupts():
             self._process.start()
         theirs.close()
 
     def begin(self, attempt: Attempt) -> None:
         """Have it run an attempt."""
-        self.start()
+        self.start(attempt.trial)
         self.attempt = attempt
         self.deadline = time.monotonic() + _most_seconds(attempt) + self._grace
         with suppress(BrokenPipeError):  # it has just died, which `listen` will find
@@ -208,15 +215,27 @@ def _most_seconds(attempt: Attempt) -> float:
 # -- in the driver -------------------------------------------------------------------------------
 
 
-def drive(connection: Connection) -> None:
-    """Run the attempts that come, until the other end is closed or wants no more."""
+def drive(connection: Connection, first: TrialConfig) -> None:
+    """Run the attempts that come, until the other end is closed or wants no more.
+
+    Meanwhile it gets ready for a trial of the configuration that is to come first.
+    """
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, _interrupt)
         end_with_parent(_end_as_orphan)
         with suppress(EOFError, ConnectionError):
+            _start_fork_server(first)
             _run_attempts(connection)
         signal.pause()  # the main process is ending; when it has, a signal says so
     _leave()
+
+
+def _start_fork_server(config: TrialConfig) -> None:
+    """Have the server of the nodes import what they need while the driver does the same."""
+    if isinstance(config.cluster, LocalSection):
+        # Whatever is wrong is found by the trial again, which then fails and says why.
+        with suppress(ConfigurationError):
+            fork_context(preload_of(config))
 
 
 def _run_attempts(connection: Connection) -> NoReturn:

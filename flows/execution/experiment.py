@@ -38,8 +38,8 @@ class Runner(Protocol):
 
     parallel: int
 
-    def warm_up(self, trials: int) -> None:
-        """Begin to get ready for so many trials, while others get ready as well."""
+    def warm_up(self, trials: Sequence[Trial]) -> None:
+        """Begin to get ready for these trials, in this order, while others get ready as well."""
 
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
         """Run attempts; yield each when it is over and recorded."""
@@ -121,7 +121,7 @@ def run_experiment(
             }
             recorded = [trial for trial in recorded if trial.name in finished]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
-            runner.warm_up(len(trials) - len(recorded))
+            runner.warm_up([trial for trial in in_order if trial.name not in finished])
             digests = dataset_digests(trials)
             connect = partial(Tracker, experiment.experiment, here, store)
             books = _Books(folder, trials, digests, prices, Delivery(connect, view.say))

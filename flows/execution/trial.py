@@ -55,6 +55,7 @@ from flows.config.workload import DatasetSection, workload_of
 from flows.execution.attempt import versions
 from flows.execution.elastic_workers import ElasticWorkerPool
 from flows.execution.emulation import durations, part_of
+from flows.execution.preload import needs_torch, preload_of
 from flows.execution.replacement import Replacing
 from flows.execution.resume import CHECKPOINTS
 from flows.execution.workers import WorkerPool, shares_of
@@ -66,12 +67,10 @@ from flows.workloads import (
     Workload,
     batches,
     load_dataset,
-    with_torch,
 )
 
 TRACEBACK_FILE = "traceback.txt"
 ON_LOSS = "ignore"  # what is lost is what is measured: it is in the record
-PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.trial")
 
 
 def run_trial(
@@ -134,7 +133,7 @@ def run_trial(
             sink(event)
 
         told = settings(trial, circumstances or {})
-        record(TrialStarted(clock.now(), trial.name, told, versions(_needs_torch(trial.config))))
+        record(TrialStarted(clock.now(), trial.name, told, versions(needs_torch(trial.config))))
         try:
             failure = _train(trial, folder, record, path, tell, plan, unrecorded)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
@@ -177,9 +176,8 @@ def _train(
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    preload = (*PRELOAD, *with_torch.PRELOAD) if _needs_torch(config) else PRELOAD
     say = tell if tell is not None else _to_nobody
-    with config.cluster.open(nodes(config), preload, say) as cluster:
+    with config.cluster.open(nodes(config), preload_of(config), say) as cluster:
         if cluster.dashboard is not None:
             record(DashboardServed(clock.now(), cluster.dashboard))
         _tell_about(cluster, say)
@@ -440,10 +438,6 @@ class Scorer:
     @cached_property
     def _data(self) -> Dataset:
         return load_dataset(**self._config.dataset.model_dump(), part="test")
-
-
-def _needs_torch(config: TrialConfig) -> bool:
-    return config.workload.kind in with_torch.KINDS
 
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:

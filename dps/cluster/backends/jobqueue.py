@@ -23,7 +23,8 @@ from dask.utils import parse_bytes
 from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
-from dps.cluster.backends.local import DASK_SETTINGS, ENVIRONMENT
+from dps.cluster.backends.fork_server import ENVIRONMENT
+from dps.cluster.backends.local import DASK_SETTINGS
 from dps.cluster.backends.tls import WorkerOfMembers, dashboard_settings
 from dps.cluster.names import NodeSpec
 from dps.core.names import replacement

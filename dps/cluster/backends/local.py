@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
@@ -22,8 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from importlib.util import find_spec
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +31,8 @@ from distributed import Client
 from distributed.security import Security
 
 from dps.cluster.backends.base import Act, Unqueued
-from dps.cluster.backends.lifetime import end_with_parent, without_interrupts
+from dps.cluster.backends.fork_server import fork_context
+from dps.cluster.backends.lifetime import end_with_parent
 from dps.cluster.backends.tls import (
     DASHBOARD,
     LOOPBACK,
@@ -48,15 +47,6 @@ from dps.errors import CapacityError, ConfigurationError
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
-
-# Set while the fork server starts, because each of its libraries reads them only once.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # Set later, it leaves the arenas that are there already in use (see `dps.cluster.node.malloc`).
-    "MALLOC_ARENA_MAX": "1",
-}
 
 DASK_SETTINGS = {
     # The attempt after a loss must not stall for the default 30 s.
@@ -130,7 +120,7 @@ class LocalCluster(Unqueued):
         known = or_temporary(security)
         if not known.require_encryption:
             tell(_open_to(host))
-        self._context = _fork_context(preload)
+        self._context = fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
@@ -332,36 +322,6 @@ def _status(pid: int) -> str | None:
 def _open_to(host: str) -> str:
     reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
     return f"without TLS {reached}every user of this machine can run code as you in this cluster"
-
-
-def _fork_context(preload: Sequence[str]) -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "distributed", __name__, *preload])
-    with _environment(ENVIRONMENT), without_interrupts():
-        try:
-            forkserver.ensure_running()
-        except OSError as error:
-            # Most often its name is too long for the socket that is opened there.
-            where = os.environ.get("TMPDIR", "/tmp")
-            raise ConfigurationError(
-                f"no processes can be started with temporary files in {where}: {error}. Set TMPDIR "
-                "to another folder, of a short name."
-            ) from error
-    return context
-
-
-@contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
 
 
 # -- what runs in the processes ------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
 from flows.analysis.finished import print_comparison
 from flows.config.experiment import ExperimentConfig
+from flows.config.trials import Trial
 from flows.execution.attempt import Attempt
 from flows.execution.experiment import Ran, run_experiment
 from flows.monitor.progress import PlainView
@@ -36,7 +37,7 @@ class ToyRunner:
         self.edit = edit or {}
         self.interrupt = interrupt
 
-    def warm_up(self, trials: int) -> None:
+    def warm_up(self, trials: Sequence[Trial]) -> None:
         pass
 
     def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:

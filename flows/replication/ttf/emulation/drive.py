@@ -32,7 +32,8 @@ from dps.events import (
     TrialStarted,
 )
 from flows.execution.attempt import versions
-from flows.execution.trial import PRELOAD, reason_of
+from flows.execution.preload import PRELOAD
+from flows.execution.trial import reason_of
 from flows.records.record import EVENTS_FILE, FAILED_ATTEMPTS, EventWriter
 from flows.replication.ttf.emulation import nodes
 from flows.replication.ttf.emulation.nodes import Place, State

@@ -1,0 +1,69 @@
+"""The process that the nodes of this machine are forked from, with what they need imported.
+
+Nothing here imports Dask, so that the server can be started before its parent has imported what it
+needs itself: the two take as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+
+from dps.cluster.backends.lifetime import without_interrupts
+from dps.errors import ConfigurationError
+
+# Set while the fork server starts, because each of its libraries reads them only once.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Set later, it leaves the arenas that are there already in use (see `dps.cluster.node.malloc`).
+    "MALLOC_ARENA_MAX": "1",
+}
+
+# Dask's processes import the last one if it is installed, and the server leaves out what is not.
+OF_EVERY_NODE = ("distributed", "dps.cluster.backends.local", "prometheus_client")
+
+
+def fork_context(preload: Sequence[str]) -> ForkServerContext:
+    """Return what starts processes, which are forked from a server that has imported `preload`.
+
+    The first call starts that server, one for all clusters of this process, and does not wait until
+    it is ready; it keeps to what it was told first.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be started.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *OF_EVERY_NODE, *preload])
+    with _environment(ENVIRONMENT), without_interrupts():
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            # Most often its name is too long for the socket that is opened there.
+            where = os.environ.get("TMPDIR", "/tmp")
+            raise ConfigurationError(
+                f"no processes can be started with temporary files in {where}: {error}. Set TMPDIR "
+                "to another folder, of a short name."
+            ) from error
+    return context
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
