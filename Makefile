@@ -37,10 +37,11 @@ fashion-data:
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
 # Those that start clusters watch the clock: more than two at once disturb each other.
-test: setup ## run what everybody runs, in minutes: all but the slow tests
+test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not cluster and not slow" -n 2 --dist worksteal || failed=1; \
 	$(BIN)/python -m pytest -m "cluster and not slow and not deployment" -n 2 --dist loadfile || failed=1; \
+	$(MAKE) --no-print-directory simulate-fresh || failed=1; \
 	exit $$failed
 
 test-all: setup ## run every test of this machine alone, those of `make test` among them

@@ -31,7 +31,7 @@ KNOWN = {
     "incarnations of the last shard": "checkpoint:11:wide",
     "late updates of a lost worker": "chain(2) + continue, SSP(1):195:wide",
     "leases on the wall clock": "chain(2), elastic:5:wide",
-    "newcomer given what is not committed": "stateless, BSP:59:wide",
+    "newcomer given what is not committed": "stateless + functions:17",
     "newest cut of each shard": "checkpoint, all:23:wide",
     "no grace after standing still": "chain(2):1:wide",
     "no lease on entering": "none, BSP:192:wide",
