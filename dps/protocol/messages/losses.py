@@ -149,6 +149,7 @@ def brought(source: str, state: ShardState, based_on: int | None = None) -> Brou
 
 
 def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool) -> Loss:
+    """Return what a restoration cost: updates by worker; a lower bound if that is not `certain`."""
     r = restoration
     total = sum(workers.values())
     return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers)

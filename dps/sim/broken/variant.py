@@ -65,43 +65,53 @@ def instead_of(
 
 
 def chains(case: Case) -> bool:
+    """Where a shard has several replicas."""
     return isinstance(case.recovery.durability, Chain) and case.recovery.durability.replicas > 1
 
 
 def checkpoints(case: Case) -> bool:
+    """Where states are written to files."""
     return isinstance(case.recovery.durability, Checkpoint)
 
 
 def stores(case: Case) -> bool:
+    """Where states are in the state store."""
     return isinstance(case.recovery.durability, SharedStore)
 
 
 def mailboxes(case: Case) -> bool:
+    """Where gradients are buffered on the mailbox's node."""
     return isinstance(case.recovery.outage, Continue) and case.recovery.outage.buffer == "mailbox"
 
 
 def buffers(case: Case) -> bool:
+    """Where workers go on while a shard is down."""
     return isinstance(case.recovery.outage, Continue)
 
 
 def gated(case: Case) -> bool:
+    """Where workers wait for one another."""
     return not isinstance(case.consistency, ASP)
 
 
 def sums(case: Case) -> bool:
+    """Where updates are summed before they go down a chain."""
     return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
 
 
 def filters(case: Case) -> bool:
+    """Where gradients are filtered."""
     return bool(case.filters)
 
 
 def filters_resent(case: Case) -> bool:
+    """Where filtered gradients are sent again after all shards have gone back."""
     durability = case.recovery.durability
     return filters(case) and isinstance(durability, Checkpoint) and durability.scope == "all"
 
 
 def filters_buffered(case: Case) -> bool:
+    """Where filtered gradients are buffered."""
     return filters(case) and buffers(case)
 
 
@@ -111,6 +121,7 @@ def alone(case: Case) -> bool:
 
 
 def calls(case: Case) -> bool:
+    """Where functions run on shards."""
     return case.calls
 
 
@@ -120,14 +131,17 @@ def rounds(case: Case) -> bool:
 
 
 def caches(case: Case) -> bool:
+    """Where states live on in what workers have read."""
     return isinstance(case.recovery.durability, WorkerCache)
 
 
 def timed(case: Case) -> bool:
+    """Where checkpoints are promised in seconds."""
     return getattr(case.recovery.durability, "seconds", None) is not None
 
 
 def cuts(case: Case) -> bool:
+    """Where all shards go back together."""
     return getattr(case.recovery.durability, "scope", "") == "all"
 
 
@@ -142,4 +156,5 @@ def held_back(case: Case) -> bool:
 
 
 def any_case(case: Case) -> bool:
+    """Everywhere."""
     return True
