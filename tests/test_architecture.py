@@ -104,11 +104,13 @@ def wrong_imports(module: str, source: str) -> list[str]:
     return sorted(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_one_way(module: str) -> None:
     assert wrong_imports(module, MODULES[module].read_text()) == []
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
     graph = {module: own(path.read_text()) - {module} for module, path in MODULES.items()}
     TopologicalSorter(graph).prepare()

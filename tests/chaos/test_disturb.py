@@ -243,6 +243,7 @@ def test_the_links_of_a_worker_are_cut(
         t.advances()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["out", "both"])
 def test_a_head_that_is_cut_off_is_replaced_and_comes_back(
     direction: Direction, cluster: LocalCluster, tmp_path: Path
@@ -355,6 +356,7 @@ def test_a_full_store_that_is_killed_before_it_refused_anything_is_missed(
         assert missed.reason == "its process has ended meanwhile, and no effect was seen before"
 
 
+@pytest.mark.slow
 def test_a_full_store_that_is_killed_after_it_refused_something_had_its_effect(
     own_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -368,6 +370,7 @@ def test_a_full_store_that_is_killed_after_it_refused_something_had_its_effect(
         t.advances()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_restored(own_cluster: LocalCluster, tmp_path: Path) -> None:
     events = Events()
     recovery = checkpoint(tmp_path, every=10**9)  # it must stay the newest

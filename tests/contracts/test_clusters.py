@@ -169,6 +169,7 @@ def test_another_node_takes_the_place_of_one_that_was_killed(opened: Open) -> No
         assert cluster.running("server-0-b", 0.0)
 
 
+@pytest.mark.slow
 def test_no_update_is_lost_with_a_node_that_the_plan_kills(opened: Open, tmp_path: Path) -> None:
     events, flag = Events(), tmp_path / "stop"
     listeners: list[Callable[[Event], None]] = [events]

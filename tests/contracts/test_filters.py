@@ -85,6 +85,7 @@ def test_every_filter_that_can_be_imported_is_here() -> None:
     assert selections | {dps.Quantise, dps.Lossless} == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("recovery", RECOVERIES.values(), ids=RECOVERIES)
 def test_a_worker_that_leaves_in_order_has_sent_everything_once(

@@ -149,6 +149,7 @@ def test_many_calls_at_once_each_get_their_own_reply(carry_out: Carry) -> None:
     carry_out(check)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_ended_is_gone_and_calls_to_it_end(carry_out: Carry) -> None:
     async def check(line: Line) -> None:
         assert await line.call(Flush()) == Flush()

@@ -92,6 +92,7 @@ def test_a_user_alone_may_be_written_down_and_is_not_shown() -> None:
         assert masked(text) == text.replace("ann@", "***@").replace("container@", "***@")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     [

@@ -87,6 +87,7 @@ class Sender:
 numbers = st.integers(-40, 40).map(lambda n: n / 8)
 
 
+@pytest.mark.slow
 @every_chain
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]), size=st.integers(1, 90))
 @settings(deadline=None, max_examples=25)
@@ -359,6 +360,7 @@ def trained(*filters: Filter, steps: int = 600) -> float:
     return float(np.logaddexp(0, -y * (x @ state)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("filters", "within"),
     [

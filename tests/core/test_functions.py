@@ -217,6 +217,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
+@pytest.mark.slow
 @given(values)
 def test_arguments_and_results_come_back_as_they_were(value: Any) -> None:
     assert same(unpack(pack(value)), value)

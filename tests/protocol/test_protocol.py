@@ -301,6 +301,7 @@ def test_epochs_only_grow_and_each_has_one_head() -> None:
     in_world(scenario, recovery=Recovery(Chain(2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recovery",
     [
@@ -432,6 +433,7 @@ def test_workers_go_on_when_the_server_is_lost_again_while_it_comes_back() -> No
     in_world(scenario, recovery=Recovery(SharedStore(), Continue()), shards=1)
 
 
+@pytest.mark.slow
 def test_mail_of_a_later_outage_is_not_cleared_with_that_of_an_earlier_one() -> None:
     """The head replays the mail of one outage when the tail is lost and the next outage begins."""
 

@@ -74,6 +74,7 @@ def test_every_message_comes_back_as_it_was(cls: type) -> None:
     check()
 
 
+@pytest.mark.slow
 @given(values)
 @settings(deadline=None)
 def test_nested_values_come_back_as_they_were(value: Any) -> None:

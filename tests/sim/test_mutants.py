@@ -44,6 +44,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_broken_variant_is_caught(name: str) -> None:
     known = [named(KNOWN[name])] if name in KNOWN else []

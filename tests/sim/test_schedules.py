@@ -17,6 +17,7 @@ SCHEDULES = 500
 HASH_SEEDS = ("0", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_promise_is_broken(case: str) -> None:
     for number in range(SCHEDULES):
@@ -26,6 +27,7 @@ def test_no_promise_is_broken(case: str) -> None:
             assert violation is None, f"{drawn.name}: {violation}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_seed_repeats_its_trace(case: str) -> None:
     first = simulate(schedule(CASES[case], 7)).trace
@@ -33,6 +35,7 @@ def test_a_seed_repeats_its_trace(case: str) -> None:
     assert first != simulate(schedule(CASES[case], 8)).trace
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_its_trace_in_another_process() -> None:
     assert len({_digest_with_hash_seed(seed) for seed in HASH_SEEDS}) == 1
 

@@ -115,6 +115,7 @@ def test_an_address_that_certificates_do_not_fit_is_told_at_once(
         ExistingCluster(address, MEMBERS, security)
 
 
+@pytest.mark.slow
 def test_a_process_that_signals_do_not_reach_is_killed_by_itself_and_never_paused(
     tmp_path: Path,
 ) -> None:

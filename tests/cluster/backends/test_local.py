@@ -193,6 +193,7 @@ def test_a_name_that_is_too_long_for_sockets_is_told(tmp_path: Path) -> None:
     assert told.endswith("Set TMPDIR to another folder, of a short name.")
 
 
+@pytest.mark.slow
 def test_no_process_survives_the_death_of_the_driver(scratch: Path) -> None:
     with driver(scratch) as (process, started, _):
         process.send_signal(signal.SIGKILL)
@@ -201,6 +202,7 @@ def test_no_process_survives_the_death_of_the_driver(scratch: Path) -> None:
     assert not list(scratch.glob("dps-*"))
 
 
+@pytest.mark.slow
 def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(scratch: Path) -> None:
     with driver(scratch) as (process, started, pids):
         os.kill(pids["server-0"], signal.SIGSTOP)
@@ -210,6 +212,7 @@ def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(scratch: 
     assert not list(scratch.glob("dps-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "terminal"])
 def test_no_process_survives_an_interruption(scratch: Path, whole_group: bool) -> None:
     with driver(scratch) as (process, started, _):

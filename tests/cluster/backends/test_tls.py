@@ -161,6 +161,7 @@ def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
     assert list(tmp_path.rglob("*.pem")) == []
 
 
+@pytest.mark.slow
 def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path, scratch: Path) -> None:
     script = (
         "import sys\n"
@@ -215,6 +216,7 @@ def test_a_kill_is_recovered_from_over_tls(tmp_path: Path) -> None:
         assert counts(ps) == [pushed]
 
 
+@pytest.mark.slow
 @needs_root
 def test_another_user_gets_at_no_process_of_a_cluster_unless_tls_is_switched_off() -> None:
     with LocalCluster(nodes(1, workers=1), PRELOAD) as cluster:

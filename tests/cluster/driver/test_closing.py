@@ -60,6 +60,7 @@ def fail_third_time(worker: Worker) -> int:
     return count(STEPS, worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()], ids=repr)
 def test_a_worker_that_raises_ends_alone(plain: Client, consistency: Consistency) -> None:
     events = Events()
@@ -124,6 +125,7 @@ def held_by_scheduler(dask_scheduler: Any) -> int:
     return sum(isinstance(thing, Coordinator) for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_nothing_of_a_closed_group_is_kept(with_roles: Client) -> None:
     def bring_up_and_close() -> weakref.ref[ParameterServer]:
         with ParameterServer(with_roles, params(), on_event=Events()) as ps:

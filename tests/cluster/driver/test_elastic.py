@@ -71,6 +71,7 @@ def elastic(client: Client, events: Sink, recovery: Recovery | str = "none") -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", ["none", "chain"])
 def test_servers_and_workers_come_and_go_and_every_update_counts_once(
     cluster: LocalCluster, tmp_path: Path, recovery: str
@@ -141,6 +142,7 @@ def test_the_loss_of_the_old_holder_in_the_midst_of_moves_costs_nothing(
         check_counts(ps, sum(results(futures)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", ["none", "stateless"])
 def test_a_drained_node_is_shut_down_and_nothing_is_lost(tmp_path: Path, recovery: str) -> None:
     flag = str(tmp_path / "enough")
@@ -161,6 +163,7 @@ def test_a_drained_node_is_shut_down_and_nothing_is_lost(tmp_path: Path, recover
                 ps.drain("store-0")
 
 
+@pytest.mark.slow
 def test_nodes_without_roles_become_servers_when_they_are_wanted() -> None:
     with (
         Client(n_workers=3, threads_per_worker=1, dashboard_address=None) as client,

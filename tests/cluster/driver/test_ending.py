@@ -55,6 +55,7 @@ def saved_versions(path: Path) -> list[int]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["shard", "all"])
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_finished_training_is_in_its_checkpoint(
@@ -130,6 +131,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["shard", "all"])
 @pytest.mark.parametrize("after", [0.0, 0.03])
 def test_a_crash_while_it_closes_leaves_a_whole_checkpoint(
@@ -175,6 +177,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(
     assert "No space left" in warning
 
 
+@pytest.mark.slow
 def test_a_path_that_stays_full_is_the_reason_why_pushes_end(
     plain: Client, small_disk: Path
 ) -> None:
@@ -326,6 +329,7 @@ def test_workers_of_cancelled_futures_push_no_more(plain: Client, tmp_path: Path
         assert versions(ps) == [there[0] + 2]
 
 
+@pytest.mark.slow
 def test_one_future_of_two_is_cancelled(tmp_path: Path) -> None:
     flag = tmp_path / "stop"
     with LocalCluster(nodes(servers=1), PRELOAD) as cluster:

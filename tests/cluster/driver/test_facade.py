@@ -299,6 +299,7 @@ def push_wrong_then_right(
     count(1, worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_wrong_gradient_is_refused_whole_on_every_shard(
@@ -380,6 +381,7 @@ def test_what_is_no_function_is_refused(plain: Client) -> None:
 # -- in documents ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", ["README.md", "docs/sparse-tables.md"])
 def test_the_lines_in_a_document_run_as_they_stand(tmp_path: Path, document: str) -> None:
     text = (Path(__file__).parents[3] / document).read_text()

@@ -123,6 +123,7 @@ def test_a_filter_that_could_not_be_read_back_is_refused(
         ParameterServer(with_roles, INITIAL, recovery=recovery, filters={"w": [Own()]})
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_about_filters_run(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "filters.md").read_text()
     training, own = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -260,6 +260,7 @@ def test_stateless_survives_one_loss_after_the_other(tmp_path: Path) -> None:
         assert_nothing_lost_and_nothing_twice(run, pushed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", ["worker", "mailbox"])
 def test_workers_of_a_chain_may_go_on_meanwhile(tmp_path: Path, buffer: Any) -> None:
     recovery = Recovery(Chain(), Continue(buffer=buffer))
@@ -271,6 +272,7 @@ def test_workers_of_a_chain_may_go_on_meanwhile(tmp_path: Path, buffer: Any) -> 
         assert_nothing_lost_and_nothing_twice(run, pushed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", ["worker", "mailbox"])
 def test_workers_may_go_on_while_a_checkpoint_is_awaited(tmp_path: Path, buffer: Any) -> None:
     durability = Checkpoint(every=10, path=str(tmp_path / "checkpoints"))
@@ -294,6 +296,7 @@ def test_workers_without_durability_may_go_on(tmp_path: Path) -> None:
         assert counts(run.ps) == [reply.version for reply in audited(run.ps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()], ids=repr)
 def test_a_lost_worker_does_not_hold_up_the_others(
     tmp_path: Path, consistency: Consistency
@@ -336,6 +339,7 @@ def test_a_lost_worker_starts_again_as_another_incarnation(tmp_path: Path) -> No
             assert reply.version == sum(reply.applied.values()) >= pushed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [SSP(1), BSP()], ids=repr)
 def test_the_consistency_model_survives_the_loss_of_a_server(
     tmp_path: Path, consistency: Consistency
@@ -368,6 +372,7 @@ def pause(run: Run, name: str) -> None:
     eventually(lambda: address not in run.serving(), SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paused", ["server-0", "replica-0-1"])
 def test_a_paused_replica_is_replaced_and_comes_back_with_nothing(
     tmp_path: Path, paused: str
@@ -399,6 +404,7 @@ def test_a_paused_server_keeps_neither_the_store_nor_the_workers_from_going_on(
     assert restoration(run).node == "spare-0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [SSP(1), BSP()], ids=repr)
 def test_a_paused_worker_holds_the_others_up_for_a_lease_and_takes_part_again(
     tmp_path: Path, consistency: Consistency
@@ -443,6 +449,7 @@ def kill_process(client: Client, address: str) -> None:
     os.kill(client.run(os.getpid, workers=[address])[address], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_node_that_dask_restarts_takes_the_place_of_a_lost_server(
     plain: Client, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def spread(flag: str, worker: Worker) -> float:
     return widest
 
 
+@pytest.mark.slow
 def test_a_pull_never_shows_half_an_update(cluster: LocalCluster, tmp_path: Path) -> None:
     with ParameterServer(cluster.client, large(8), optimizer=COUNTING) as ps:
         train = partial(spread, str(tmp_path / "done"))
@@ -224,6 +225,7 @@ class Slow(SGD):
         return SGD.step(self, values, *others, **named)
 
 
+@pytest.mark.slow
 def test_large_updates_do_not_hold_up_the_nodes_event_loop(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

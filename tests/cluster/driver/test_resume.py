@@ -50,6 +50,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["shard", "all"])
 def test_a_run_whose_driver_was_killed_goes_on_from_the_path_alone(
     tmp_path: Path, scope: str

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.cluster
 HOSTS = "127.0.0.1", "127.0.0.2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roles", [(), ("--resources", "server=1")], ids=["none", "servers"])
 def test_replicas_of_a_shard_are_on_different_hosts(tmp_path: Path, roles: tuple[str, ...]) -> None:
     groups = [workers(2, "--host", host, *roles) for host in HOSTS]

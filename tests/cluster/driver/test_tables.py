@@ -131,6 +131,7 @@ def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:
         start(tables=[SparseSpec("w", 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["chain", "stateless"])
 def test_no_row_is_lost_or_counted_twice_when_a_head_is_killed(
     tmp_path: Path, strategy: str

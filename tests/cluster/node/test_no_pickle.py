@@ -62,6 +62,7 @@ def noted(dask_worker: Worker) -> list[str]:
     return [name for name in dask_worker.extensions[NAME] if not name.startswith(f"{__name__}.")]
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("recovery", "specs"),

@@ -69,6 +69,7 @@ def check_counts(ps: ParameterServer, pushed: int) -> None:
     assert [sum(reply.applied.values()) for reply in audited(ps)] == [pushed] * SHARDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "checkpoint", "chain", "stateless"])
 def test_a_server_that_is_told_to_leave_moves_all_away_and_no_update_is_lost(
     tmp_path: Path, kind: str
@@ -95,6 +96,7 @@ def test_a_server_that_is_told_to_leave_moves_all_away_and_no_update_is_lost(
     assert [e.node for e in events.of(NodeLeft)] == ["server-0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["server-0", "store-0"])
 def test_a_node_that_nobody_can_do_without_serves_on_until_there_is_another(
     tmp_path: Path, name: str
@@ -151,6 +153,7 @@ def test_an_evaluator_goes_on_on_the_node_that_takes_its_place() -> None:
     assert joined == ["evaluator-0", "evaluator-0-b", "evaluator-0-b-b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [tell_to_leave, LocalCluster.kill], ids=["left", "killed"])
 def test_the_last_score_is_there_also_if_the_evaluator_is_gone(
     end: Callable[[LocalCluster, str], object],
@@ -167,6 +170,7 @@ def test_the_last_score_is_there_also_if_the_evaluator_is_gone(
     assert events.of(Evaluated)[-1].updates == 3
 
 
+@pytest.mark.slow
 def test_no_last_score_is_waited_for_where_the_only_node_for_it_is_busy(tmp_path: Path) -> None:
     events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
     with LocalCluster([*nodes(servers=1, workers=1), evaluator], PRELOAD) as cluster:
@@ -217,6 +221,7 @@ def test_notice_is_taken_early_enough() -> None:
     assert margin(24 * hour) == 10 * minute
 
 
+@pytest.mark.slow
 def test_dask_workers_of_a_users_own_leave_in_order(tmp_path: Path) -> None:
     """Told by SIGTERM, without a nanny; and by `--lifetime`, with one."""
     events, flag = Events(), str(tmp_path / "enough")

@@ -116,6 +116,7 @@ def test_more_than_the_deployment_has_is_refused_and_not_waited_for(
         ExistingCluster(address, nodes(5, workers=1), patience=SECONDS)
 
 
+@pytest.mark.slow
 def test_what_a_driver_had_that_is_killed_goes_to_the_next(address: str) -> None:
     told: list[str] = []
     command = [sys.executable, "-m", "tests.support.driver", address]

@@ -95,6 +95,7 @@ def reached(strategy: str, in_time: int, seconds: float) -> list[Outcome]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mine", "theirs"), [(4, 10), (10, 4), (0, 10), (10, 0)])
 def test_what_only_some_reach_is_not_judged_by_those(mine: int, theirs: int) -> None:
     trials = [*reached("none", theirs, 9.0), *reached("chain", mine, 2.0)]
@@ -109,6 +110,7 @@ def test_what_only_some_reach_is_not_judged_by_those(mine: int, theirs: int) -> 
     assert lost.verdict == "better"
 
 
+@pytest.mark.slow
 def test_what_nobody_reaches_for_a_seed_is_compared_over_the_others() -> None:
     trials = [*reached("none", 8, 9.0), *reached("chain", 8, 2.0)]
     row = judge(trials, metrics=["target_seconds"])["chain", "target_seconds"]
@@ -296,6 +298,7 @@ def test_counts_that_are_the_same_in_too_few_seeds_are_told_as_that() -> None:
     assert words.judged([row]) == (f"Lost: chain: {row.said}.",)
 
 
+@pytest.mark.slow
 def test_a_resampled_interval_that_excludes_0_beside_a_test_that_does_not_is_told() -> None:
     skewed = [0.0] * 27 + [1.0, 1.0, 1.0]
     trials = [
@@ -342,6 +345,7 @@ def test_seeds_and_names_are_no_settings(here: Path) -> None:
     assert settings_that_differ(one, other) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -356,6 +360,7 @@ def test_runs_that_cannot_be_compared(here: Path, first: str, second: str, messa
         side_by_side(here, first, second)
 
 
+@pytest.mark.slow
 def test_experiments_are_compared_under_the_labels_that_both_have(here: Path) -> None:
     write_experiment(here / "results" / "again")
     text = side_by_side(here, "demo", "again")

@@ -54,6 +54,7 @@ def toy(strategy: str, fault: str, seed: int = 0) -> Outcome:
     return outcome(Record(tuple(toy_events(strategy, fault, seed))), PRICES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("fault", ["no fault", "kill"])
 def test_every_row_has_the_same_names_and_is_ready_for_json(strategy: str, fault: str) -> None:

@@ -48,6 +48,7 @@ def test_what_has_no_mean_is_refused(rng: np.random.Generator, values: list[floa
         interval(values, rng)
 
 
+@pytest.mark.slow
 # The bounds are three standard errors from 95%. A bootstrap covers 90% of 10 normal values.
 @pytest.mark.parametrize(("n", "draws"), [(5, 4000), (10, 4000), (29, 4000), (30, 400)])
 def test_intervals_cover_the_mean_of_normal_values_as_often_as_they_say(

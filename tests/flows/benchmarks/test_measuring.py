@@ -24,6 +24,7 @@ def test_the_table_gives_the_ratio_of_rounds() -> None:
     assert "74.5" in text
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_real_round_has_both_turns() -> None:
     (found,) = measuring(lambda line: None, rounds=1, updates=20)

@@ -71,6 +71,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio(turns(50, 10, 30), turns(100, 10, 100)) == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_server_that_is_killed_and_one_that_is_stopped_recover(
     monkeypatch: pytest.MonkeyPatch,
@@ -86,6 +87,7 @@ def test_a_server_that_is_killed_and_one_that_is_stopped_recover(
     assert rows[1].totals[0] > 0.8  # not before the lease was over
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_what_a_chain_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     strategies = (Prepared("none", Recovery(), 1.0), Prepared("chain(2)", Recovery(Chain()), 0.75))

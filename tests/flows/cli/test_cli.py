@@ -86,6 +86,7 @@ def refused(ended: Ended) -> str:
     return ended.err
 
 
+@pytest.mark.slow
 def test_help_answers_in_half_a_second() -> None:
     def seconds() -> float:
         """What the command itself takes: time that others have the cores for does not count."""
@@ -266,6 +267,7 @@ def test_results_in_every_format(dps: Command, tmp_path: Path) -> None:
     assert "Value error" not in wrong.err
 
 
+@pytest.mark.slow
 def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path) -> None:
     folder = write_experiment(tmp_path / "results" / "demo") / "chain.kill.seed-0"
     events = toy_events("chain", "kill", 0)
@@ -281,6 +283,7 @@ def test_results_say_why_a_trial_is_left_out(dps: Command, tmp_path: Path) -> No
     assert "is failed and left out: its record has no end: it is running" in shown
 
 
+@pytest.mark.slow
 def test_a_damaged_record_leaves_out_its_trial_and_no_other(dps: Command, tmp_path: Path) -> None:
     file = write_experiment(tmp_path / "results" / "demo") / "chain.kill.seed-0" / "events.jsonl"
     whole = file.read_text()
@@ -296,6 +299,7 @@ def test_a_damaged_record_leaves_out_its_trial_and_no_other(dps: Command, tmp_pa
     assert told in (tmp_path / "results" / "demo" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:
     write_experiment(tmp_path / "results" / "demo")
     ended = dps("report", "demo", "--output", "mine.html")
@@ -305,6 +309,7 @@ def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:
     assert (tmp_path / "results" / "demo" / "report.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "results"])
 def test_an_unknown_experiment_is_refused(dps: Command, tmp_path: Path, command: str) -> None:
     assert "nothing is recorded in" in refused(dps(command, "demo"))
@@ -312,6 +317,7 @@ def test_an_unknown_experiment_is_refused(dps: Command, tmp_path: Path, command:
     assert "did you mean 'demo'?" in refused(dps(command, "dmo"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "results", "compare"])
 def test_a_damaged_list_of_trials_is_refused(dps: Command, tmp_path: Path, command: str) -> None:
     folder = write_experiment(tmp_path / "results" / "demo")
@@ -334,6 +340,7 @@ def test_doctor_ends_by_what_it_finds(dps: Command, tmp_path: Path) -> None:
     assert "!!" in bad.out
 
 
+@pytest.mark.slow
 def test_as_a_process_an_error_is_one_line_and_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flows.cli", "run", "dmo"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from flows.cli.doctor import Finding, examine
 from flows.tracking.tracker import Tracker
 
@@ -21,6 +23,7 @@ def test_a_fresh_directory_is_fine_and_stays_fresh(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_is_there_is_tried(tmp_path: Path) -> None:
     Tracker("demo", tmp_path)
     assert found(tmp_path)["store"].good

@@ -87,6 +87,7 @@ def at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_what_was_left_before_is_waiting_and_what_is_written_now_is_running(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_was_left_before_is_waiting_and_what_is_written_now_is_running(
         assert "4 trials: 1 done, 1 running, 2 waiting" in told
 
 
+@pytest.mark.slow
 def test_the_report_of_what_is_running_links_to_its_dashboard(folder: Path) -> None:
     link = '<a href="http://127.0.0.1:8787/status">Dask dashboard</a>'
     with at_work(folder):
@@ -130,6 +132,7 @@ def test_the_report_of_what_is_running_links_to_its_dashboard(folder: Path) -> N
     assert "2 of 3 trials are left out of every figure and statistic" in afterwards
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> None:
     with at_work(folder) as process:
         assert owner_of(folder) is not None
@@ -198,6 +201,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_beside_a_real_run(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))

@@ -42,6 +42,7 @@ def seed_of_today() -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("source", ["shipped", "schema"])
 def test_whatever_a_configuration_says_it_is_planned_or_refused(source: str) -> None:
@@ -140,6 +141,7 @@ TEXTS: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "told"), TEXTS, ids=[ascii(t[:30]) for t, _ in TEXTS])
 def test_a_text_that_is_no_configuration(here: Path, text: str, told: str) -> None:
     message = refused("plan", written(here, text))
@@ -239,6 +241,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "told"), VALUES, ids=[ascii(str(v))[:50] for v, _ in VALUES])
 def test_values_that_ask_for_too_much(here: Path, values: dict[str, Any], told: str) -> None:
     message = refused("plan", with_values(here, **values))
@@ -400,6 +403,7 @@ def test_names_on_the_command_line(here: Path, words: list[str], name: str) -> N
     refused(*(word.format(name) for word in words))
 
 
+@pytest.mark.slow
 def test_a_command_of_the_shell_ends_so_too(here: Path) -> None:
     began = time.monotonic()
     for words in (["plan", "/dev/zero"], ["plan", written(here, f"a: {BOMB}")]):

@@ -126,6 +126,7 @@ def test_what_cannot_work_is_refused(config: Path, setting: str, told: str) -> N
     assert told in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_a_whole_trial_is_over_tls_through_a_kill(tmp_path: Path, scratch: Path) -> None:
@@ -149,6 +150,7 @@ def test_a_whole_trial_is_over_tls_through_a_kill(tmp_path: Path, scratch: Path)
     assert list(scratch.rglob("*.pem")) == []
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
@@ -176,6 +178,7 @@ def test_another_user_runs_code_in_a_trial_only_if_tls_is_off(
         assert "every user of this machine can run code as you" in warning
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_that_there_is_no_tls_is_said_once(tmp_path: Path, scratch: Path) -> None:

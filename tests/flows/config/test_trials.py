@@ -74,6 +74,7 @@ def test_trials_run_in_blocks_whose_order_is_drawn() -> None:
     assert fewer == [name for name in found if name in fewer]
 
 
+@pytest.mark.slow
 def test_over_many_blocks_every_place_is_as_likely() -> None:
     experiment = load_experiment("demo", [f"seeds={list(range(400))}"])
     places = [

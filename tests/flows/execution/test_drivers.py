@@ -56,6 +56,7 @@ def signal_when_set_up(folder: Path, number: int) -> None:
     os.kill(driver_pid(), number)
 
 
+@pytest.mark.slow
 def test_whatever_becomes_of_a_trial_the_next_ones_run(tmp_path: Path) -> None:
     broken, whole, hung, lost, last = trials(5)
     # What no check of a configuration foresees.

@@ -114,6 +114,7 @@ def test_the_table_of_the_benchmark_gives_a_verdict() -> None:
     assert [line.split()[-1] for line in lines[-2:]] == ["met", "missed"]
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_real_trial_changes_as_it_was_told(tmp_path: Path) -> None:
     settings = {

@@ -206,6 +206,7 @@ def result(record: Record) -> Outcome:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_gradients_take_the_time_that_is_emulated(ran: dict[str, Record]) -> None:
     for bound in ("tau-0", "tau-2", "tau-inf"):
         seconds = computed(ran[f"{bound}.shared.seed-0"])
@@ -216,6 +217,7 @@ def test_gradients_take_the_time_that_is_emulated(ran: dict[str, Record]) -> Non
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_the_bound_decides_how_long_others_wait_for_a_straggler(ran: dict[str, Record]) -> None:
     found = {b: result(ran[f"tau-{b}.shared.seed-0"]) for b in ("0", "2", "inf")}
     idle = {bound: outcome.pace.idle_share or 0.0 for bound, outcome in found.items()}
@@ -229,6 +231,7 @@ def test_the_bound_decides_how_long_others_wait_for_a_straggler(ran: dict[str, R
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_more_workers_than_cores_compute_without_them(ran: dict[str, Record]) -> None:
     alone, together = (ran[f"training-{n}.seed-0"] for n in ("1-worker", "4-workers"))
     places = Counter(joined.node for joined in together.of(WorkerJoined))
@@ -247,6 +250,7 @@ def test_more_workers_than_cores_compute_without_them(ran: dict[str, Record]) ->
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_all_workers_of_a_lost_node_go_on_where_one_takes_its_place(
     ran: dict[str, Record],
 ) -> None:

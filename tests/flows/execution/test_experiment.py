@@ -125,6 +125,7 @@ def test_runs_tracks_and_reports_every_trial_once(
     assert children(tmp_path) == sorted(NAMES)
 
 
+@pytest.mark.slow
 def test_an_interruption_keeps_what_is_whole_and_goes_on(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_an_interruption_keeps_what_is_whole_and_goes_on(
     assert children(tmp_path) == sorted(NAMES)
 
 
+@pytest.mark.slow
 def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_path: Path) -> None:
     go(experiment, tmp_path, ToyRunner())
     changed = experiment.model_copy(update={"time_limit": 61.0})
@@ -151,6 +153,7 @@ def test_a_changed_configuration_runs_again(experiment: ExperimentConfig, tmp_pa
     assert runner.ran == ORDER
 
 
+@pytest.mark.slow
 def test_records_of_another_configuration_do_not_mix_with_those_of_a_run_that_is_interrupted(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -164,6 +167,7 @@ def test_records_of_another_configuration_do_not_mix_with_those_of_a_run_that_is
     assert len(list(kept.glob(f"*/{EVENTS_FILE}"))) == len(ORDER)
 
 
+@pytest.mark.slow
 def test_after_a_failed_trial_the_others_go_on(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -187,6 +191,7 @@ def test_after_a_failed_trial_the_others_go_on(
     assert before in out.getvalue()
 
 
+@pytest.mark.slow
 def test_invalid_trials_run_again_only_when_asked_for(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -204,6 +209,7 @@ def test_invalid_trials_run_again_only_when_asked_for(
     assert [each.failed_before for each in done.outcomes] == [1, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_trials_that_were_gone_on_with_run_again_where_records_must_be_whole(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:

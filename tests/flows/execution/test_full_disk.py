@@ -60,6 +60,7 @@ def record_of(path: Path) -> Record:
         return Record(())
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(180)
 def test_a_trial_whose_events_cannot_be_written_fails_and_trains_no_more(

@@ -68,6 +68,7 @@ def children(here: Path) -> list[str]:
     return [r.data.tags["dps.trial"] for r in runs if r.data.tags["dps.kind"] == "trial"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0])  # of the moments: a failure can be repeated
 def test_a_grid_that_is_killed_three_times_ends_with_every_trial_once(

@@ -59,6 +59,7 @@ def scripts(here: Path, cluster: Any, dask: Any = None) -> subprocess.CompletedP
     return done
 
 
+@pytest.mark.slow
 @needs_jobqueue
 def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     done = scripts(tmp_path, {"kind": "slurm", **GROUPS})
@@ -81,6 +82,7 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     assert "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=2s\n" in found["worker"]
 
 
+@pytest.mark.slow
 @needs_jobqueue
 @pytest.mark.parametrize("tls", ["off", "temporary"])
 def test_the_pages_of_a_job_are_served_with_its_certificate(tmp_path: Path, tls: str) -> None:
@@ -90,6 +92,7 @@ def test_the_pages_of_a_job_are_served_with_its_certificate(tmp_path: Path, tls:
     assert (served in done.stdout) == (tls == "temporary")
 
 
+@pytest.mark.slow
 @needs_jobqueue
 @pytest.mark.parametrize(
     ("kind", "prefix"), [("slurm", "#SBATCH"), ("pbs", "#PBS"), ("lsf", "#BSUB"), ("sge", "#$")]
@@ -105,6 +108,7 @@ def test_what_is_not_given_is_as_the_user_has_configured_dask(
     assert "module load x\n" in done.stdout
 
 
+@pytest.mark.slow
 @needs_jobqueue
 @pytest.mark.parametrize(
     ("kind", "own", "asked"),
@@ -133,6 +137,7 @@ def test_certificates_may_have_their_key_with_them_and_lie_anywhere() -> None:
     assert "--tls-cert '/our files/own.pem' --tls-key '/our files/own.pem'" in job.job_script()
 
 
+@pytest.mark.slow
 @needs_jobqueue
 def test_a_machine_that_cannot_submit_jobs_is_told_before_anything_runs(tmp_path: Path) -> None:
     cluster = {"kind": "sge", "memory": "1GB"}
@@ -149,6 +154,7 @@ def test_a_machine_that_cannot_submit_jobs_is_told_before_anything_runs(tmp_path
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 @needs_jobqueue
 def test_a_job_needs_memory(tmp_path: Path) -> None:
     done = scripts(tmp_path, {"kind": "slurm"})
@@ -165,6 +171,7 @@ def test_how_long_jobs_may_wait_makes_no_other_trial(tmp_path: Path) -> None:
     assert digest(patience=5.0) == digest() != digest(cores=2)
 
 
+@pytest.mark.slow
 def test_there_are_no_job_scripts_on_this_machine(tmp_path: Path) -> None:
     done = scripts(tmp_path, {"kind": "local"})
     assert done.returncode == 2

@@ -54,6 +54,7 @@ def verdict(outcomes: tuple[Outcome, ...], strategy: str, baseline: str) -> Comp
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_what_is_better_comes_out_as_better(outcomes: tuple[Outcome, ...]) -> None:
     assert [o.status for o in outcomes] == ["valid"] * 9
     assert verdict(outcomes, "learning", "still").verdict == "better"
@@ -61,11 +62,13 @@ def test_what_is_better_comes_out_as_better(outcomes: tuple[Outcome, ...]) -> No
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_what_is_the_same_comes_out_as_no_difference(outcomes: tuple[Outcome, ...]) -> None:
     assert verdict(outcomes, "twin", "learning").verdict == "no difference shown"
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_real_trial_has_every_measure_that_does_not_need_a_fault(
     outcomes: tuple[Outcome, ...],
 ) -> None:

@@ -91,6 +91,7 @@ def check_whole(record: Record, updates: int = UPDATES, most: int = 0) -> None:
         assert audited.version == sum(audited.applied.values())
 
 
+@pytest.mark.slow
 def test_nodes_of_every_role_are_replaced_and_it_is_no_loss(tmp_path: Path) -> None:
     told = ("server-0", "store-0", "worker-1", "evaluator-0")
     record = trained(tmp_path, Teller(signal.SIGTERM, *told), recovery="stateless")
@@ -108,6 +109,7 @@ def test_nodes_of_every_role_are_replaced_and_it_is_no_loss(tmp_path: Path) -> N
     assert any(event.t > left for event in record.of(Evaluated))
 
 
+@pytest.mark.slow
 def test_what_is_killed_by_no_fault_is_replaced_so_that_the_training_ends(tmp_path: Path) -> None:
     teller = Teller(signal.SIGKILL, "server-1", "worker-0", "worker-1")
     record = trained(tmp_path, teller, recovery="chain")
@@ -116,6 +118,7 @@ def test_what_is_killed_by_no_fault_is_replaced_so_that_the_training_ends(tmp_pa
     assert first_unplanned(record) is not None
 
 
+@pytest.mark.slow
 def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None:
     record = trained(
         tmp_path,

@@ -27,7 +27,7 @@ from flows.analysis.resources import node_seconds
 from flows.execution.workers import shares_of
 from flows.records.record import Record, read_record
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 UPDATES = 160
 MOMENT = 40

@@ -27,7 +27,7 @@ from tests.flows.execution.test_run import command
 from tests.support.stranger import needs_root, status_for_a_stranger
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 # Four nodes besides the scheduler: a server, a replica, a worker and the evaluator.
 NODES = 4

@@ -34,6 +34,7 @@ def with_a_name_that_is_none(events: list[Event]) -> list[Event]:
     return [*events[:-1], odd, events[-1]]
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_refused_keeps_no_other_from_the_store(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_trial_that_is_refused_keeps_no_other_from_the_store(
     assert children(tmp_path) == sorted(set(NAMES) - {REFUSED})
 
 
+@pytest.mark.slow
 def test_an_experiment_deleted_meanwhile_is_no_refusal(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def artifacts() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_an_artifact_store_that_fails_does_not_end_the_grid(
     experiment: ExperimentConfig, tmp_path: Path, artifacts: str
 ) -> None:

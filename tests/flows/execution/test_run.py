@@ -60,6 +60,7 @@ def alive_in_session(session: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_interrupted_and_run_again(tmp_path: Path, parallel: int) -> None:
     options = ["--parallel", "2"] if parallel == 2 else []
@@ -98,6 +99,7 @@ def test_interrupted_and_run_again(tmp_path: Path, parallel: int) -> None:
     assert [row["status"] for row in rows(tmp_path)] == ["valid"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 130)], ids=["SIGINT", "SIGTERM"]
 )
@@ -123,6 +125,7 @@ def test_what_was_started_in_the_background_is_ended_by_sigterm_and_not_by_ctrl_
     eventually(lambda: not alive_in_session(process.pid), 5)
 
 
+@pytest.mark.slow
 def test_a_failed_trial_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     axes = {"time_limit": {"short": 0.01, "long": 60.0}}
     ended = finish(command(tmp_path, "run", "small.yaml", axes=axes), tmp_path)
@@ -134,6 +137,7 @@ def test_a_failed_trial_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_kill_that_never_comes_makes_the_trial_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_kill_that_never_comes_makes_the_trial_invalid(
     assert not (tmp_path / "mlruns" / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_an_unusable_store_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "mlruns").write_text("a file where the folder should be")
     ended = finish(command(tmp_path, "run", "small.yaml"), tmp_path)
@@ -184,6 +189,7 @@ def killed_half_way(tmp_path: Path, **changes: Any) -> Path:
 CHECKPOINT = {"durability": {"kind": "checkpoint", "every": 10}}
 
 
+@pytest.mark.slow
 def test_an_interrupted_trial_goes_on_from_the_path_alone(tmp_path: Path) -> None:
     path = killed_half_way(tmp_path, recovery=CHECKPOINT)
     updates = find_saved(str(path)).updates
@@ -203,6 +209,7 @@ def test_an_interrupted_trial_goes_on_from_the_path_alone(tmp_path: Path) -> Non
     assert began.updates == updates
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_an_interrupted_trial_from_its_last_checkpoint(tmp_path: Path) -> None:
     killed_half_way(tmp_path, recovery=CHECKPOINT)
     again = finish([sys.executable, "-m", "flows.cli", "run", "small.yaml"], tmp_path)

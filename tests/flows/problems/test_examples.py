@@ -58,6 +58,7 @@ def svmlight(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_logistic_regression_of_a_users_file_meets_its_target(
     client: Client, svmlight: Path
@@ -83,6 +84,7 @@ def test_a_file_that_has_nothing_to_learn_is_refused(
         l1_logistic.solve(client, Task(data=tmp_path / "even.svm"))
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_rica_of_a_users_images_meets_its_target(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +115,7 @@ def documents(path: Path, number: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_topics_of_a_users_file_meet_their_target(client: Client, tmp_path: Path) -> None:
     path = documents(tmp_path / "docword.planted.txt", 300)
@@ -123,6 +126,7 @@ def test_topics_of_a_users_file_meet_their_target(client: Client, tmp_path: Path
     assert len(listed.read_text().splitlines()) == lda.TOPICS
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_optimum_is_reached_though_a_server_is_killed(cluster: LocalCluster) -> None:
     """The sum of gradients is part of a shard's state: a lost update would stay missing in it."""
@@ -219,6 +223,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return code.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_missed_target_ends_with_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -194,6 +194,7 @@ def test_more_workers_than_users_are_refused(cluster: LocalCluster, planted: Pat
         factors.solve(cluster.client, Task(data=planted, workers=201))
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_every_bit_is_the_same_though_a_server_is_killed(
     cluster: LocalCluster, planted: Path

@@ -44,6 +44,7 @@ def exact_counts() -> np.ndarray:
     return chances / chances.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at_once", "tolerance"), [(1, 0.015), (2, 0.06)])
 def test_topics_are_drawn_from_the_posterior(at_once: int, tolerance: float) -> None:
     """One document at a time exactly, side by side nearly: here half of all documents at once."""

@@ -44,7 +44,7 @@ from tests.support.damage import (
     working_in,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CASES = int(os.environ.get("DPS_DAMAGED", "300"))
 SEED = int(os.environ.get("DPS_DAMAGED_SEED", random.SystemRandom().randrange(1 << 32)))

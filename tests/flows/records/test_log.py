@@ -48,6 +48,7 @@ def test_a_log_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
         TrialLog(tmp_path / "nowhere" / LOG_FILE, {})
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("wanted", [False, True], ids=["quiet", "asked for"])
 def test_a_trial_leaves_a_log_and_its_processes_write_theirs_if_asked(

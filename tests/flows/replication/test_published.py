@@ -56,6 +56,7 @@ def ran(configuration: str, kills: int, here: Path, **changes: object) -> Record
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_only_the_last_recovery_restores_the_checkpoint(tmp_path: Path) -> None:
     record = ran("sync checkpoint", 2, tmp_path, seconds=400.0)  # also if starting takes long
@@ -69,6 +70,7 @@ def test_only_the_last_recovery_restores_the_checkpoint(tmp_path: Path) -> None:
     assert at_kill.versions[0] < at_kill.seqs[0], "it started afresh after the first kill"
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: Path) -> None:
     record = ran("async chain", 1, tmp_path, copy_every=50)
@@ -84,6 +86,7 @@ def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: P
     assert (tmp_path / "text" / "accuracy-1.svg").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_stateless_server_sums_what_was_queued_while_it_was_down(tmp_path: Path) -> None:
     record = ran("stateless", 1, tmp_path)

@@ -220,6 +220,7 @@ def test_another_number_than_that_of_workers_has_no_efficiency() -> None:
     assert all(drawing.note.endswith(EQUAL_DISTANCES) for drawing in chapter.drawings)
 
 
+@pytest.mark.slow
 def test_the_report_has_them(tmp_path: Path, trials: list[Trial]) -> None:
     for recorded, found in trials[:6]:
         write_events(tmp_path / "grid" / found.identity.trial, list(recorded.events))

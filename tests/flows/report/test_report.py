@@ -162,6 +162,7 @@ def test_every_figure_on_the_page_is_defined_there(page: str) -> None:
         assert BY_KEY[key].definition in text
 
 
+@pytest.mark.slow
 def test_invalid_and_failed_trials_are_named_and_left_out(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path)
     write_events(folder / "chain.kill.seed-0", missed(toy_events("chain", "no fault")))
@@ -204,6 +205,7 @@ def test_a_report_where_nothing_is_valid(tmp_path: Path) -> None:
     assert "failed: no memory" in text
 
 
+@pytest.mark.slow
 def test_only_the_trials_of_the_last_run(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "experiment")
     write_grid(tmp_path / "experiment", ["none.kill.seed-0", "chain.kill.seed-0"], 0)
@@ -217,6 +219,7 @@ def test_a_folder_without_trials(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "report.html")
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreUnavailable, match="report cannot be written"):
@@ -262,6 +265,7 @@ def test_a_strategy_keeps_its_look_whatever_is_beside_it() -> None:
     assert together["mine"].colour == STRATEGY_COLOURS[4]
 
 
+@pytest.mark.slow
 def test_every_figure_is_a_file_of_each_kind_and_its_table_holds_what_is_drawn(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -293,6 +297,7 @@ def test_every_figure_is_a_file_of_each_kind_and_its_table_holds_what_is_drawn(
         assert {len(row) for row in rows} == {len(header)}
 
 
+@pytest.mark.slow
 def test_the_table_of_recovery_times_agrees_with_the_outcomes(
     folder: Path, outcomes: list[Outcome]
 ) -> None:
@@ -318,6 +323,7 @@ def test_time_through_a_fault_counts_from_the_one_that_took_a_shard_down(tmp_pat
     assert times == pytest.approx([step.t - kill.t for step in evaluations(record)])
 
 
+@pytest.mark.slow
 def test_the_timeline_tells_every_part_of_a_recovery(folder: Path) -> None:
     drawn = {d.name: d for d in drawings(chapters(read_trials(folder, load_prices())))}
     rows = drawn["timeline-kill-checkpoint"].table.rows
@@ -353,6 +359,7 @@ def test_the_front_holds_what_nothing_beats_in_both() -> None:
     assert front(points) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
 
 
+@pytest.mark.slow
 def test_words_and_legends_speak_only_of_what_is_drawn(folder: Path) -> None:
     trials = [
         each for each in read_trials(folder, load_prices()) if each[1].identity.seed in (0, 1)
@@ -441,6 +448,7 @@ def test_series_are_in_order_and_cover_the_training(folder: Path) -> None:
     assert {"resource/server/cpu_seconds", "resource/worker/sent_bytes"} <= names
 
 
+@pytest.mark.slow
 def test_rendering_is_deterministic(folder: Path) -> None:
     trials, prices = read_trials(folder, load_prices())[:4], load_prices()
     pages = [render(trials, prices, ComparisonSection(), chapters(trials)) for _ in range(2)]

@@ -52,6 +52,7 @@ def test_another_version_is_refused_and_left_as_it_is(
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "zeros", "no table", "no schema", "no database"])
 def test_a_damaged_one_is_named_with_what_to_do(
     tmp_path: Path, damage: str, capfd: pytest.CaptureFixture[str]

@@ -35,6 +35,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_schedules_are_counted() -> None:
     code, output = run("--schedules", "5")
     assert code == 0
@@ -42,6 +43,7 @@ def test_schedules_are_counted() -> None:
     assert "0 violations" in output
 
 
+@pytest.mark.slow
 def test_a_replay_prints_faults_and_trace_and_is_the_same_again() -> None:
     code, output = run("--replay", "chain(2):3:0,1:calm")
     assert code == 0
@@ -70,6 +72,7 @@ def test_a_violation_is_shrunk_to_what_it_takes_and_replays() -> None:
     assert simulate(named(less.schedule.name)).violation is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ended_from_outside_it_ends_its_processes_and_leaves_no_semaphores(number: int) -> None:
     it = subprocess.Popen([sys.executable, "-c", ENDLESS], stderr=subprocess.PIPE, text=True)
@@ -89,6 +92,7 @@ def test_ended_from_outside_it_ends_its_processes_and_leaves_no_semaphores(numbe
                 process.kill()
 
 
+@pytest.mark.slow
 def test_a_fresh_series_is_that_of_a_commit_and_says_how_to_repeat_it() -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     code, output = run("--fresh", commit, "--schedules", "2")

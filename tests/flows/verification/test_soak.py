@@ -18,6 +18,7 @@ from flows.verification.soak import CASES, Result, chosen, table
 SECONDS = 110
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_short_soak_keeps_every_promise(tmp_path: Path) -> None:
     strategies = ("chain(2)", "checkpoint", "stateless")

@@ -12,6 +12,7 @@ from flows.workloads import SHAPES, build_workload
 from flows.workloads.with_torch import find
 
 
+@pytest.mark.slow
 def test_torch_is_imported_only_for_what_needs_it() -> None:
     code = (
         "import sys, flows.execution.trial; from flows.config.experiment import load_experiment;"

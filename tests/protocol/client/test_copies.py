@@ -90,6 +90,7 @@ def at_start(state: ShardState) -> ShardState:
     return replace(state, slots=slots, steps=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [SGD(1.0), Adam(0.1), FTRL(l1=0.1)])
 def test_a_rebuilt_state_is_one_that_existed(
     states: States, rule: UpdateRule, monkeypatch: pytest.MonkeyPatch

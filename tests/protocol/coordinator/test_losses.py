@@ -122,6 +122,7 @@ def test_a_worker_that_is_lost_with_the_shard_makes_it_a_lower_bound() -> None:
     in_world(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recovery", "lost", "source"),
     [

@@ -70,6 +70,7 @@ class Pusher:
         return self.pushed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recovery",
     [

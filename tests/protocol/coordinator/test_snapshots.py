@@ -158,6 +158,7 @@ async def views(s: Setting) -> Any:
     return (await s.world.complete()).views
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lossy", [False, True])
 def test_a_crash_while_a_cut_is_taken_does_no_harm(record: Record, lossy: bool) -> None:
     """Of a cut that was not complete, nothing is used."""

@@ -76,6 +76,7 @@ async def bulk_synchronous(s: Setting, lose: bool = False) -> np.ndarray:
     return np.frombuffer(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_bsp_is_the_sequential_computation_whatever_the_schedule(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
@@ -84,6 +85,7 @@ def test_bsp_is_the_sequential_computation_whatever_the_schedule(block: int) -> 
         assert np.array_equal(result, sequential(ROUNDS)), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_bsp_on_a_chain_is_the_same_when_a_head_is_lost(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
@@ -202,6 +204,7 @@ async def keep_pushing(client: Client, count: int) -> None:
         await client.push(ONES, pull=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
 @pytest.mark.parametrize("gone", ["left", "failed", "crashed"])
 def test_a_worker_that_is_gone_holds_nobody_up(consistency: Consistency, gone: str) -> None:
@@ -222,6 +225,7 @@ def test_a_worker_that_is_gone_holds_nobody_up(consistency: Consistency, gone: s
         in_world(scenario, seed=seed, consistency=consistency)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)])
 def test_a_worker_that_dies_while_it_enters_holds_nobody_up(consistency: Consistency) -> None:
     async def scenario(s: Setting) -> None:

@@ -114,6 +114,7 @@ def test_a_call_to_a_shard_that_is_down_waits_and_comes_after_what_was_held_back
     in_world(scenario, recovery=recovery, functions=FUNCTIONS)
 
 
+@pytest.mark.slow
 def test_a_call_is_carried_out_once_though_messages_are_lost_and_doubled() -> None:
     runs: list[int] = []
 

@@ -62,6 +62,7 @@ def test_what_is_unsaved_is_written_in_time_though_nothing_follows() -> None:
     in_world(scenario, recovery=saved(seconds=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("every", [None, 5])
 def test_no_more_is_lost_than_was_acked_in_the_interval(mode: str, every: int | None) -> None:
@@ -152,6 +153,7 @@ def test_what_was_acked_before_a_move_is_saved_in_time_after_it(choices: dict[st
     in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [None, 5])
 def test_a_move_makes_no_loss_larger(every: int | None) -> None:
     """The old holder and the new one are lost together, at any moment of the move."""
