@@ -195,6 +195,7 @@ def checkpoint(folder: Path, every: int = 20) -> Recovery:
 # -- slow ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slow_node_gets_its_part_of_the_time_and_is_not_given_up(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_node_may_be_killed_while_it_is_slow(own_cluster: LocalCluster, tmp_pa
 # -- cut and delay ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
 def test_the_links_of_a_worker_are_cut(
     direction: Direction, cluster: LocalCluster, tmp_path: Path
@@ -309,6 +311,7 @@ def test_a_server_whose_disk_is_full_writes_no_checkpoint(
         t.advances()
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_which_nothing_was_to_be_written_is_missed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -345,6 +348,7 @@ def test_a_full_store_that_is_asked_for_nothing_is_missed(
         assert t.misses(DiskFull("store-0", NOW), "store-0") == "no write was tried"
 
 
+@pytest.mark.slow
 def test_a_full_store_that_is_killed_before_it_refused_anything_is_missed(
     own_cluster: LocalCluster, tmp_path: Path
 ) -> None:

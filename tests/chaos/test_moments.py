@@ -75,6 +75,7 @@ def test_a_fault_after_one_without_effect_is_missed(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_place_in_a_chain_is_looked_up_when_the_fault_is_due(tmp_path: Path) -> None:
     head = InChain(0, "head")
     plan = (

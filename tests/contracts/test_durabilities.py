@@ -97,6 +97,7 @@ def test_a_shard_that_is_lost_before_any_update_comes_back_as_it_was(kind: str) 
     carry_out(kind, scenario)
 
 
+@pytest.mark.slow
 def test_no_more_is_lost_than_promised_and_nothing_enters_twice(kind: str) -> None:
     _, may_lose = DURABILITIES[kind]
 

@@ -109,6 +109,7 @@ def test_blocks_that_were_kept_before_they_told_of_rows_are_read() -> None:
     assert decode([np.frombuffer(kept, np.uint8)]) == Block("w", 0, 5, "float32", 0)
 
 
+@pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize(
     "durability", [Chain(2), SharedStore(), Checkpoint(1, "sync")], ids=lambda d: type(d).__name__

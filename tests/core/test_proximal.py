@@ -66,6 +66,7 @@ def trained(
 EXACT = {"fit_intercept": False, "tol": 1e-13, "max_iter": 100_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.01, 0.3, 2.0])
 @pytest.mark.parametrize(
     ("penalty", "sklearn"),

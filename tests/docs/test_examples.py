@@ -133,6 +133,7 @@ def misspelt(words: list[str]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [words for _, words in COMMANDS], ids=" ".join)
 def test_a_command_is_there(words: list[str]) -> None:
     assert misspelt(words) == []

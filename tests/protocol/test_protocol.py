@@ -273,6 +273,7 @@ def test_a_client_gives_up_at_its_deadline_and_names_the_shard(request_kind: str
 # -- membership ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_epochs_only_grow_and_each_has_one_head() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
@@ -341,6 +342,7 @@ def test_that_initial_values_were_installed_before_does_not_serve_a_shard_now() 
     in_world(scenario, shards=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recovery",
     [Recovery(), Recovery(Checkpoint(path="memory://found-out")), Recovery(Chain(2))],

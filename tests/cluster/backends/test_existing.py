@@ -42,6 +42,7 @@ def resources(cluster: ExistingCluster) -> dict[str, list[str]]:
     return {spec.name: resources for spec, resources in found.items() if spec is not None}
 
 
+@pytest.mark.slow
 def test_dask_resources_tell_which_nodes_are_for_what(with_roles: str) -> None:
     with ExistingCluster(with_roles, MEMBERS) as cluster:
         assert resources(cluster) == {

@@ -244,6 +244,7 @@ def test_certificates_of_the_users_own_are_used(tmp_path: Path) -> None:
             assert other.submit(sum, [1, 2]).result(SECONDS) == 3
 
 
+@pytest.mark.slow
 def test_certificates_of_dasks_own_configuration_are_used(tmp_path: Path) -> None:
     own = files_of(temporary(), tmp_path)
     roles = ("client", "scheduler", "worker")

@@ -230,6 +230,7 @@ def test_an_asynchronous_client_awaits_the_same_methods(with_roles: Client) -> N
     assert events.of(Evaluated)[-1].loss == 2 * STEPS
 
 
+@pytest.mark.slow
 def test_what_the_scheduler_has_sent_arrives_before_a_group_ends(plain: Client) -> None:
     """The coordinator is there: its last events come after all that nodes have sent."""
     arrived: list[Event] = []

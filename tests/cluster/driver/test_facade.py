@@ -71,6 +71,7 @@ def test_replicated_and_stored_state_counts_the_same(plain: Client, recovery: st
         assert counts(ps) == [STEPS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", ["tail", "any"])
 def test_updates_can_be_summed_before_they_are_replicated(plain: Client, reads: Any) -> None:
     """The traffic down the chain falls with the number of updates in a sum."""
@@ -134,6 +135,7 @@ def approach(target: float, worker: Worker) -> None:
         weights = worker.push_pull({name: (w - pull) * 0.9 for name, w in weights.items()})
 
 
+@pytest.mark.slow
 def test_two_runs_under_bsp_are_bitwise_equal(plain: Client) -> None:
     def train() -> dict[str, np.ndarray]:
         choices: dict[str, Any] = {"optimizer": Momentum(0.1), "consistency": BSP()}

@@ -55,6 +55,7 @@ def sent_by_workers(events: Events) -> int:
     return sum(sample.sent["train"] for sample in last.values())
 
 
+@pytest.mark.slow
 def test_filters_send_less_and_in_the_end_all_of_it(with_roles: Client) -> None:
     chain = [dps.TopK(0.05), dps.Quantise("bf16"), dps.Lossless()]
     sent = {}

@@ -66,6 +66,7 @@ def call_until(flag: str, worker: Worker) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_functions_do_what_they_would_do_to_the_whole_array(client: Client) -> None:
     with ParameterServer(
         client, {"w": START, "other": np.ones(3)}, shards=2, functions=FUNCTIONS
@@ -116,6 +117,7 @@ def test_what_cannot_be_is_refused_at_once(plain: Client, tmp_path: Path) -> Non
         ParameterServer(plain, {"w": START}, functions=FUNCTIONS, recovery=recovery)
 
 
+@pytest.mark.slow
 def test_a_sigkill_of_the_head_costs_no_call_and_doubles_none(tmp_path: Path) -> None:
     flag = tmp_path / "stop"
     with (

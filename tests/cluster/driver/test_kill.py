@@ -175,6 +175,7 @@ def test_a_checkpoint_loses_no_more_than_its_interval(tmp_path: Path, mode: Any)
     assert restored.version >= 25
 
 
+@pytest.mark.slow
 def test_a_checkpoint_survives_the_loss_of_all_servers(tmp_path: Path) -> None:
     recovery = Recovery(Checkpoint(every=10, path=str(tmp_path / "checkpoints")))
     with training(tmp_path, recovery, nodes(spares=2)) as run:
@@ -250,6 +251,7 @@ def test_stateless_applies_what_was_computed_during_the_outage(tmp_path: Path) -
     assert restoration(run).source == "store"
 
 
+@pytest.mark.slow
 def test_stateless_survives_one_loss_after_the_other(tmp_path: Path) -> None:
     with training(tmp_path, STATELESS, nodes(1, store=True), shards=1) as run:
         lose_and_replace_while_workers_go_on(run)
@@ -319,6 +321,7 @@ def test_a_lost_worker_does_not_hold_up_the_others(
     assert sorted(left.reason for left in run.events.of(WorkerLeft)) == ["finished", "lost"]
 
 
+@pytest.mark.slow
 def test_a_lost_worker_starts_again_as_another_incarnation(tmp_path: Path) -> None:
     with training(tmp_path, Recovery(Chain()), nodes(replicas=1)) as run:
         run.lose("worker-0")
@@ -390,6 +393,7 @@ def test_a_paused_replica_is_replaced_and_comes_back_with_nothing(
     assert (first.node, first.by) == (paused, "lease")
 
 
+@pytest.mark.slow
 def test_a_paused_server_keeps_neither_the_store_nor_the_workers_from_going_on(
     tmp_path: Path,
 ) -> None:
@@ -427,6 +431,7 @@ def test_a_paused_worker_holds_the_others_up_for_a_lease_and_takes_part_again(
     assert joined[-1][1] == 2
 
 
+@pytest.mark.slow
 def test_a_store_that_is_lost_is_filled_again_before_the_server_is_lost_as_well(
     tmp_path: Path,
 ) -> None:

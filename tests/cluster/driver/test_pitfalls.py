@@ -276,6 +276,7 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
 def test_memory_of_large_messages_is_used_again(cluster: LocalCluster) -> None:
     assert keep_memory()

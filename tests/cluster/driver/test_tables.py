@@ -94,6 +94,7 @@ def count_rows_until(flag: str, worker: Worker) -> int:
 # -- tests -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_are_pushed_and_read(client: Client) -> None:
     params = {"w": np.zeros(5)}
     with ParameterServer(client, params, tables=TABLES, shards=2, optimizer=COUNTING) as ps:
@@ -163,6 +164,7 @@ def test_no_row_is_lost_or_counted_twice_when_a_head_is_killed(
         assert (ps.pull()["w"] == pushed).all()
 
 
+@pytest.mark.slow
 def test_rows_come_back_with_the_checkpoints(tmp_path: Path) -> None:
     recovery = Recovery(Checkpoint(every=1, mode="sync", path=str(tmp_path)))
     with LocalCluster(nodes(), (*PRELOAD, __name__)) as cluster:

@@ -133,6 +133,7 @@ def test_a_worker_sees_that_its_node_is_to_leave_and_what_it_returns_is_there() 
         check_counts(ps, sum(results(futures)))
 
 
+@pytest.mark.slow
 def test_an_evaluator_goes_on_on_the_node_that_takes_its_place() -> None:
     events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
     with (
@@ -183,6 +184,7 @@ def test_no_last_score_is_waited_for_where_the_only_node_for_it_is_busy(tmp_path
         assert future.status in ("error", "cancelled")
 
 
+@pytest.mark.slow
 def test_nodes_leave_before_their_lifetime_is_over(tmp_path: Path) -> None:
     events, flag = Events(), str(tmp_path / "enough")
     short = NodeSpec("server-0", "server", lifetime=4.0)

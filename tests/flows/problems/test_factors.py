@@ -176,6 +176,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_factors_of_a_users_file_meet_their_target(
     cluster: LocalCluster, planted: Path, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece_bytes", [100, 5000, 1 << 23])
 def test_it_reads_what_scikit_learn_reads(large: Path, piece_bytes: int) -> None:
     x, y = load_svmlight_file(str(large))

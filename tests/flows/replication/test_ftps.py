@@ -90,6 +90,7 @@ def measured(
     return Measured(record, outcome(record, load_prices()))
 
 
+@pytest.mark.slow
 def test_the_time_of_an_iteration_and_of_the_one_that_fails() -> None:
     trial = measured(at=40)
     assert trial.iteration_seconds == pytest.approx(STEP)
@@ -201,6 +202,7 @@ def test_trials_that_failed_are_named_and_end_the_command_with_1(
     assert "Page: " in shown.out
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_repeats() -> None:
     command = [sys.executable, "-m", "flows.cli", "replicate", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -157,6 +157,7 @@ def test_what_an_actor_raises_fails_the_trial_and_not_what_comes_after_it(
     assert "in save" in (tmp_path / "traceback.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_stateless_server_that_cannot_go_on_ends_the_training_and_fails_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -229,6 +229,7 @@ def test_a_report_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
 # -- repeating ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_configuration_on_the_page_expands_to_the_same_trials(folder: Path) -> None:
     records = [record for record, _ in read_trials(folder, load_prices())]
     again = expand(ExperimentConfig.model_validate(yaml.safe_load(experiment_yaml(records))))
@@ -397,6 +398,7 @@ def test_what_is_said_of_faults_of_any_kind() -> None:
     assert "hit by “flood”" in words.told(FaultTimes(**{**seen, "kind": "flood"}), 10.0)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_resumed_trial_is_said_to_be_one_and_left_out_of_figures_over_time(
     tmp_path: Path,
 ) -> None:

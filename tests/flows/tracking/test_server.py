@@ -86,6 +86,7 @@ def test_a_taken_port_is_told(tmp_path: Path) -> None:
         ui_command(tmp_path, store, 70000, TOKEN)
 
 
+@pytest.mark.slow
 def test_child_and_its_children_end_with_the_block() -> None:
     with socket.create_server((HOST, 0)) as server:
         command = [sys.executable, "-c", FAMILY, str(server.getsockname()[1])]

@@ -123,6 +123,7 @@ def test_tracking_again_changes_nothing(tracked: Tracked) -> None:
     assert {run.info.run_id for run in tracked.runs()} == before
 
 
+@pytest.mark.slow
 def test_a_trial_that_ran_again_replaces_its_child(tracked: Tracked, tmp_path: Path) -> None:
     old = tracked.child("none.no-fault.seed-1")
     events = toy_events("none", "no fault", 1)
@@ -244,6 +245,7 @@ def test_an_invalid_trial_is_a_failed_run(tracked: Tracked, tmp_path: Path) -> N
     assert run.data.tags["dps.reason"] == "the training ended first"
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_dropped_and_counted(
     tracked: Tracked, tmp_path: Path
 ) -> None:

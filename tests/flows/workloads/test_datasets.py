@@ -70,6 +70,7 @@ def test_digits_come_from_scikit_learn_itself_when_its_file_moves(
     assert load_dataset("digits").digest == digits.digest
 
 
+@pytest.mark.slow
 def test_loading_digits_does_not_import_scikit_learn() -> None:
     code = (
         "import sys; from flows.workloads import load_dataset; load_dataset('digits');"

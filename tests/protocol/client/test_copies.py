@@ -283,6 +283,7 @@ def test_only_this_durability_sends_more_than_the_weights() -> None:
     in_world(scenario)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_applied_twice_though_messages_are() -> None:
     lost = {"control": 0.05, "train": 0.05, "replicate": 0.3}
     weather = Weather((0.001, 0.02), lost)

@@ -230,6 +230,7 @@ def test_an_interrupted_move_goes_on_without_who_has_stopped() -> None:
 # -- nodes that are taken out of use ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", [Recovery(), Recovery(Chain(2))])
 def test_a_node_that_is_drained_can_be_shut_down(recovery: Recovery) -> None:
     async def scenario(s: Setting) -> None:

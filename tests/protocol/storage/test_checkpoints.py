@@ -212,6 +212,7 @@ def test_acks_do_not_wait_for_a_write_that_is_under_way() -> None:
     in_world(scenario, recovery=saved(every=10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices", [{"every": 6}, {"seconds": 1.0}, {"every": 6, "seconds": 1.0, "mode": "sync"}]
 )
