@@ -148,6 +148,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A group ends, and with it a worker whose name another process has already.
         "checkpoint, all, filters:7700110022000059:wide",
         "checkpoint, all, filters:7700110022000059:1,2,3,4:wide:calm",
+        # A checkpoint knows a call of an incarnation, and no push: its number must not come again.
+        "checkpoint + functions:7700110033000063:0,1:wide:calm",
         # A host that has got initial values, and no mail, never serves them: another one gets them.
         "stateless, filters:7700110033000077:1,2,3:wide:calm",
         # A host has applied mail, and never serves: the next one needs what was in the mailbox.

@@ -31,7 +31,7 @@ from dps.core.shard import ShardState
 from dps.core.tables import spec as sparse
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.events.reading import in_a_line
-from dps.protocol.functions import CALLS
+from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.group import Group
 from dps.protocol.storage.checkpoint_files import CheckpointFiles, make_folder, publish
 from dps.protocol.storage.typed import misfit
@@ -100,12 +100,13 @@ class Saved:
 
     @property
     def incarnations(self) -> dict[str, int]:
-        """The last incarnation of each worker that any shard knows; callers are none."""
+        """The last incarnation of each worker that any shard knows, be it by a call alone."""
         known: dict[str, int] = {}
         for state in self.states:
             for name, progress in state.workers.items():
-                if not name.endswith(CALLS):
-                    known[name] = max(progress.incarnation, known.get(name, 0))
+                worker = name.removesuffix(CALLS)
+                known[worker] = max(progress.incarnation, known.get(worker, 0))
+        known.pop(DRIVER, None)  # which calls, and is no worker
         return known
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,20 @@ def test_who_calls_is_no_worker_of_a_run_that_is_gone_on_from() -> None:
         states = tuple(await s.states())
         assert all("a/calls" in state.workers for state in states)
         assert Saved(describe(s.world.group, 0, 0.0, ""), states).incarnations == {"a": 1}
+
+    in_world(scenario, functions=FUNCTIONS)
+
+
+def test_a_call_that_a_checkpoint_knows_alone_counts_for_the_incarnation_of_its_worker() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        await client.apply("total", [])
+        state, *others = await s.states()
+        later = replace(state.workers["a/calls"], incarnation=2)
+        called = {**state.workers, "a/calls": later, "driver/calls": later}
+        states = (replace(state, workers=called), *others)
+        assert Saved(describe(s.world.group, 0, 0.0, ""), states).incarnations == {"a": 2}
 
     in_world(scenario, functions=FUNCTIONS)
 
