@@ -57,6 +57,8 @@ def test_dask_resources_tell_which_nodes_are_for_what(with_roles: str) -> None:
 def test_too_few_dask_workers_of_a_role_are_refused(
     with_roles: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with Client(with_roles, set_as_default=False) as client:
+        client.wait_for_workers(3, timeout=SECONDS)
     monkeypatch.setattr(existing, "JOIN_SECONDS", 0.0)
     with pytest.raises(CapacityError, match=r"3 as server.*there are 3 \(2 as server, 1 as work"):
         ExistingCluster(with_roles, nodes(3, workers=1))
