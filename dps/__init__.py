@@ -21,17 +21,7 @@ from dps.core.filters.filter import (
     TopK,
 )
 from dps.core.functions import Changed, Part
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    NoDurability,
-    Recovery,
-    Replay,
-    SharedStore,
-    Wait,
-    WorkerCache,
-)
+from dps.core.outage import Continue, Replay, Wait
 from dps.core.rules.compensation import DelayCompensated
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
@@ -40,7 +30,13 @@ from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.spec import Normal, SparseSpec, Uniform, Zeros
 from dps.errors import DpsError, TrainingStopped, UpdatesLost, UpdatesLostWarning
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.messages import Loss
+from dps.protocol.recovery import Recovery
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
@@ -67,6 +63,7 @@ __all__ = [
     "DelayCompensated",
     "DelayedProximal",
     "DpsError",
+    "Durability",
     "ElasticNet",
     "Filter",
     "GroupL1",

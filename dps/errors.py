@@ -107,3 +107,9 @@ class CheckpointCorrupt(DpsError):
 
 class StoreUnavailable(DpsError):
     """The state store or the checkpoint path could not be read or written."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise `ConfigurationError` with a text unless something holds."""
+    if not holds:
+        raise ConfigurationError(otherwise)

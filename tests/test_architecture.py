@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BASE = "dps.errors dps.events dps.core dps.protocol dps.protocol.messages"
 PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client"
 CLUSTER = (
-    f"{PROTOCOL} dps.protocol.coordinator "
+    f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
     "dps.cluster dps.cluster.node dps.cluster.scheduler dps.cluster.backends dps.cluster.driver"
 )
 ORDER = [
@@ -28,8 +28,9 @@ ORDER = [
     f"{BASE} dps.protocol.storage dps.protocol.server",
     f"{BASE} dps.protocol.client",
     f"{BASE} dps.protocol.coordinator",
+    f"{BASE} dps.protocol.storage dps.protocol.durabilities",
     CLUSTER,
-    f"{PROTOCOL} dps.protocol.coordinator dps.sim",
+    f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities dps.sim",
     f"{CLUSTER} dps.chaos",
     f"{CLUSTER} dps",
     f"{CLUSTER} dps dps.chaos dps.sim flows flows.readers flows.workloads flows.metrics "

@@ -18,7 +18,6 @@ from dps.cluster.names import Node
 from dps.cluster.node.links import BOTH, Closed, Late, Way
 from dps.core.faults.plan import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
 from dps.core.names import STORE_ROLES
-from dps.core.recovery import Checkpoint
 from dps.errors import DpsError
 from dps.events import CheckpointFailed, Disturbed, Event, FaultMissed, Sink, Undisturbed
 from dps.protocol.transport import Clock
@@ -131,7 +130,7 @@ class Disturber:
     def _folder(self) -> str:
         """Where this parameter server keeps its checkpoints."""
         durability = self._ps.group.recovery.durability
-        if not isinstance(durability, Checkpoint) or durability.path is None:
+        if durability.path is None:
             raise LookupError("there are no checkpoints")
         return f"{durability.path}/{self._ps.group.name}"
 

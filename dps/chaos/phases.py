@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dps.core.faults.plan import Phase
-from dps.core.recovery import Checkpoint
 from dps.protocol.messages import Table
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 
@@ -35,7 +34,7 @@ class Phases:
         self._ps = ps
         self._files: list[CheckpointFiles] = []
         durability = ps.group.recovery.durability
-        if isinstance(durability, Checkpoint) and durability.path is not None:
+        if durability.path is not None:
             path = f"{durability.path.rstrip('/')}/{ps.group.name}"
             shards = range(len(ps.group.layout.shards))
             self._files = [CheckpointFiles(path, shard, durability.keep) for shard in shards]

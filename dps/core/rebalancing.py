@@ -11,10 +11,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from dps.core.ranges import whole
-from dps.core.recovery import Checkpoint, Recovery
-from dps.errors import ConfigurationError
-
 H = TypeVar("H", bound=Hashable)
 
 
@@ -54,45 +50,6 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
         pass
     found = ((s, source, target) for (s, target), source in plan.sources.items())
     return tuple(Move(*move) for move in sorted(found, key=lambda move: move[0]))
-
-
-def check_movable(recovery: Recovery) -> None:
-    """Refuse a recovery under which shards cannot move.
-
-    Raises
-    ------
-    ConfigurationError
-        All shards go back together: a cut counts on every shard being where it was.
-    """
-    durability = recovery.durability
-    if isinstance(durability, Checkpoint) and durability.scope == "all":
-        raise ConfigurationError(
-            "shards cannot move under Checkpoint(scope='all'), where all of them go back together; "
-            "take scope='shard', or another durability, to choose or change the number of servers"
-        )
-
-
-def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
-    """Return a number of servers over which the shards can be spread, as a plain one.
-
-    Raises
-    ------
-    ConfigurationError
-        It is no whole number, or less than the replicas of one shard, or more than those of all;
-        or shards cannot move.
-    """
-    check_movable(recovery)
-    number = whole(servers)
-    if number is None:
-        raise ConfigurationError(f"servers={servers!r}, expected a whole number")
-    replicas = recovery.durability.replicas
-    if not replicas <= number <= shards * replicas:
-        each = "one replica" if replicas == 1 else f"{replicas} replicas"
-        raise ConfigurationError(
-            f"servers={number}: {shards} shards with {each} each can be spread over {replicas} to "
-            f"{shards * replicas} servers; ask for so many, or for more shards at the start"
-        )
-    return number
 
 
 class _Plan(Generic[H]):

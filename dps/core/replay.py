@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.recovery import Replay
+from dps.core.outage import Replay
 from dps.core.tables.row_gradients import added, squares, times
 from dps.core.updates import Operation
 

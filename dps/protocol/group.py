@@ -9,45 +9,10 @@ from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import Function
-from dps.core.recovery import Chain, Checkpoint, Recovery
 from dps.core.rules.rule import UpdateRule
+from dps.protocol.recovery import Recovery
+from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Durations of the protocol, all in seconds.
-
-    Attributes
-    ----------
-    call
-        Deadline of one call.
-    copy
-        Deadline of a call that carries a whole shard.
-    patience
-        How long a head holds a request that the consistency model makes wait, before it tells the
-        client to ask again; less than `call`.
-    retry
-        Pause before something that failed is tried again.
-    unavailable
-        How long a client waits for a shard that is down before it gives up.
-    flush
-        How often recorded events are sent on.
-    lease
-        How long a host or worker that is not heard of is counted on.
-    last_copy
-        How long a host that is not heard of, but may live, is waited for if it holds the only copy
-        of a state that must not be lost.
-    """
-
-    call: float = 5.0
-    copy: float = 60.0
-    patience: float = 2.0
-    retry: float = 0.05
-    unavailable: float = 120.0
-    flush: float = 0.25
-    lease: float = 1.0
-    last_copy: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +47,12 @@ class Group:
         """How many replicas each shard has."""
         return self.recovery.durability.replicas
 
+    @property
+    def aggregate(self) -> int:
+        """How many updates are summed into one; 1: each is applied by itself."""
+        return self.recovery.durability.aggregate
 
-def applies(group: Group) -> bool:
-    """Whether the shards of a group go back together."""
-    durability = group.recovery.durability
-    return isinstance(durability, Checkpoint) and durability.scope == "all"
-
-
-def aggregate(group: Group) -> int:
-    """How many updates of the group are summed into one; 1: each is applied by itself."""
-    durability = group.recovery.durability
-    return durability.aggregate if isinstance(durability, Chain) else 1
+    @property
+    def restores_together(self) -> bool:
+        """Whether all shards go back when one is lost."""
+        return self.recovery.durability.restores_together

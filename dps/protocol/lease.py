@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from dps.errors import NotServing, TransportError
-from dps.protocol.group import Timings
+from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock
 
 Holder = TypeVar("Holder", bound=Hashable)

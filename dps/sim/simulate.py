@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from dps.core.filters.chain import EVERY, checked
-from dps.core.recovery import with_checkpoint_path
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
 from dps.protocol.group import Group
+from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.sim.checks.audit import Auditor, accepting, publishing, settled
 from dps.sim.checks.checkpoint_age import committing

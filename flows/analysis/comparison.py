@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from dps.core.recovery import PRESETS
 from dps.errors import ConfigurationError
 from dps.events.reading import in_a_line
+from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.groups import conditions, strategies
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dps.core.recovery import PRESETS
+from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.outcome import Outcome
 
 _NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e-?\d+)?|inf|∞)(?![\w.])")

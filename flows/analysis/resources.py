@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dps.core.names import ROLES, original
-from dps.core.recovery import Checkpoint
 from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
+from dps.protocol.durabilities.checkpoint import Checkpoint
 from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
 from flows.metrics.metric import LINKS

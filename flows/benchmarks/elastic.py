@@ -21,9 +21,10 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
-from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules.rule import SGD
 from dps.events import Applied, Moved
+from dps.protocol.durabilities.presets import PRESETS
+from dps.protocol.recovery import with_checkpoint_path
 from flows.analysis.statistics import nearest_rank
 from flows.records.live import Watch, eventually
 from flows.records.record import Record

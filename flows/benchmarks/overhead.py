@@ -20,15 +20,12 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    Recovery,
-    SharedStore,
-    with_checkpoint_path,
-)
+from dps.core.outage import Continue
 from dps.core.rules.rule import SGD
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.recovery import Recovery, with_checkpoint_path
 from flows.analysis.resources import sent_by_link, total_usage, usage_by_role
 from flows.benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell
 from flows.metrics.metric import LINKS

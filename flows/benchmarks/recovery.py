@@ -26,10 +26,11 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.transport import SystemClock
 from dps.cluster.node.worker import Worker
-from dps.core.recovery import PRESETS, with_checkpoint_path
 from dps.core.rules.rule import SGD
 from dps.events import NodeJoined
-from dps.protocol.group import Timings
+from dps.protocol.durabilities.presets import PRESETS
+from dps.protocol.recovery import with_checkpoint_path
+from dps.protocol.timings import Timings
 from flows.analysis.faults import FaultTimes, fault_times
 from flows.analysis.statistics import nearest_rank
 from flows.records.live import Watch, eventually

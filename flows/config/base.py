@@ -25,9 +25,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dps.core import recovery as dps_recovery
+import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.outage import Outage
 from dps.errors import ConfigurationError
+from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY
+from dps.protocol.durability import Durability
 from flows.config.errors import suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.metrics import COLUMNS
@@ -180,9 +183,9 @@ class NoDurabilitySection(Section):
 
     kind: Literal["none"] = "none"
 
-    def build(self) -> dps_recovery.Durability:
+    def build(self) -> Durability:
         """Return the choice of durability."""
-        return dps_recovery.NoDurability()
+        return dps.NoDurability()
 
 
 class CheckpointSection(Section):
@@ -212,14 +215,12 @@ class CheckpointSection(Section):
     def _some_interval(self) -> CheckpointSection:
         if self.every is None and self.seconds is None:
             # Not as if it had been written: an axis over `seconds` must be able to replace it.
-            self.__dict__["every"] = dps_recovery.CHECKPOINT_EVERY
+            self.__dict__["every"] = CHECKPOINT_EVERY
         return self
 
-    def build(self) -> dps_recovery.Durability:
+    def build(self) -> Durability:
         """Return the choice of durability."""
-        return dps_recovery.Checkpoint(
-            self.every, self.mode, self.path, self.keep, self.seconds, self.scope
-        )
+        return dps.Checkpoint(self.every, self.mode, self.path, self.keep, self.seconds, self.scope)
 
 
 class ChainSection(Section):
@@ -231,9 +232,9 @@ class ChainSection(Section):
     aggregate: PositiveInt = 1
     linger: PositiveFloat = 0.01
 
-    def build(self) -> dps_recovery.Durability:
+    def build(self) -> Durability:
         """Return the choice of durability."""
-        return dps_recovery.Chain(self.replicas, self.reads, self.aggregate, self.linger)
+        return dps.Chain(self.replicas, self.reads, self.aggregate, self.linger)
 
 
 class SharedStoreSection(Section):
@@ -242,9 +243,9 @@ class SharedStoreSection(Section):
     kind: Literal["shared_store"]
     every: PositiveInt = 16
 
-    def build(self) -> dps_recovery.Durability:
+    def build(self) -> Durability:
         """Return the choice of durability."""
-        return dps_recovery.SharedStore(self.every)
+        return dps.SharedStore(self.every)
 
 
 class WorkerCacheSection(Section):
@@ -252,9 +253,9 @@ class WorkerCacheSection(Section):
 
     kind: Literal["worker_cache"]
 
-    def build(self) -> dps_recovery.Durability:
+    def build(self) -> Durability:
         """Return the choice of durability."""
-        return dps_recovery.WorkerCache()
+        return dps.WorkerCache()
 
 
 DurabilitySection = Annotated[
@@ -272,9 +273,9 @@ class WaitSection(Section):
 
     kind: Literal["wait"] = "wait"
 
-    def build(self) -> dps_recovery.Outage:
+    def build(self) -> Outage:
         """Return the outage policy."""
-        return dps_recovery.Wait()
+        return dps.Wait()
 
 
 class ContinueSection(Section):
@@ -284,9 +285,9 @@ class ContinueSection(Section):
     limit: PositiveInt = 32
     buffer: Literal["mailbox", "worker"] = "mailbox"
 
-    def build(self) -> dps_recovery.Outage:
+    def build(self) -> Outage:
         """Return the outage policy."""
-        return dps_recovery.Continue(self.limit, self.buffer)
+        return dps.Continue(self.limit, self.buffer)
 
 
 OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="kind")]
@@ -301,9 +302,9 @@ class ReplaySection(Section):
     clip_norm: PositiveFloat = 1.0
     drop_older_than: NonNegativeInt = 100
 
-    def build(self) -> dps_recovery.Replay:
+    def build(self) -> dps.Replay:
         """Return the replay policy."""
-        return dps_recovery.Replay(self.policy, self.clip_norm, self.drop_older_than)
+        return dps.Replay(self.policy, self.clip_norm, self.drop_older_than)
 
 
 # The axes of each preset by kind; their settings are the defaults of the sections.
@@ -357,11 +358,9 @@ class RecoverySection(Section):
             refuse(str(error))
         return self
 
-    def build(self) -> dps_recovery.Recovery:
+    def build(self) -> dps.Recovery:
         """Return the recovery of the parameter server."""
-        return dps_recovery.Recovery(
-            self.durability.build(), self.outage.build(), self.replay.build()
-        )
+        return dps.Recovery(self.durability.build(), self.outage.build(), self.replay.build())
 
 
 class EvaluationSection(Section):

@@ -28,11 +28,10 @@ from dps.core.faults.expansion import Entry, Expanded, expand
 from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
-from dps.core.rebalancing import as_servers
-from dps.core.recovery import Recovery
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters
+from dps.protocol.recovery import Recovery, as_servers
 from flows.config.axes import (
     OF_THE_GRID,
     Combinations,

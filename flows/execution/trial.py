@@ -34,7 +34,6 @@ from dps.cluster.node.transport import SystemClock
 from dps.cluster.node.worker import Worker
 from dps.core.credentials import masked
 from dps.core.faults.plan import AtUpdates, FaultPlan
-from dps.core.recovery import with_checkpoint_path
 from dps.errors import ConfigurationError, DpsError, StoreUnavailable
 from dps.events import (
     Audited,
@@ -48,7 +47,8 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from dps.protocol.group import Timings
+from dps.protocol.recovery import with_checkpoint_path
+from dps.protocol.timings import Timings
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
 from flows.config.workload import DatasetSection, workload_of

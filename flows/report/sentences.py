@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.core.recovery import PRESETS
 from dps.events import TrialResumed
+from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.comparison import Compared, before_correction
 from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group

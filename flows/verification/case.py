@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dps.core.consistency import ASP, Consistency
-from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
+from dps.core.outage import Continue
 from dps.events import Applied
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
 from flows.analysis.ledger import ledger
 from flows.records.record import Record

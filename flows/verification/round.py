@@ -23,13 +23,11 @@ from dps.cluster.names import SERVING
 from dps.cluster.node.actor import HostActor
 from dps.cluster.node.transport import SystemClock
 from dps.core.names import role_of
-from dps.core.recovery import (
-    with_checkpoint_path,
-)
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.events import Acked, Detected, FaultMissed, Restored, WorkerJoined
 from dps.protocol.messages import Table
+from dps.protocol.recovery import with_checkpoint_path
 from flows.analysis.faults import fault_times
 from flows.analysis.ledger import ledger
 from flows.records.live import TookTooLong, Watch, eventually

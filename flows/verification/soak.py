@@ -22,8 +22,13 @@ from statistics import median
 import psutil
 
 from dps.core.consistency import BSP, SSP
-from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore, WorkerCache
+from dps.core.outage import Continue
 from dps.errors import ConfigurationError, DpsError
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.recovery import Recovery
 from flows.records.live import TookTooLong, eventually
 from flows.records.record import EVENTS_FILE, EventWriter
 from flows.verification.case import Case, Result, parts

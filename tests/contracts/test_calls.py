@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dps.core.functions import Changed, Part, pack, unpack
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.updates import Call, Operation, UpdateId
+from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import Push
+from dps.protocol.recovery import Recovery
 from tests.contracts.test_durabilities import DURABILITIES, lose
 from tests.support.worlds import Setting, in_world
 

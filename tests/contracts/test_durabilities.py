@@ -10,15 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Durability,
-    NoDurability,
-    Recovery,
-    SharedStore,
-    WorkerCache,
-)
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
@@ -26,7 +17,13 @@ from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Restored
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.messages import Push
+from dps.protocol.recovery import Recovery
 from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}

@@ -15,9 +15,13 @@ from dps.core.blocks import Layout
 from dps.core.consistency import ASP
 from dps.core.filters.chain import checked
 from dps.core.filters.filter import Filter
-from dps.core.recovery import Chain, Checkpoint, Continue, Outage, Recovery, SharedStore, Wait
+from dps.core.outage import Continue, Outage, Wait
 from dps.core.rules.rule import UpdateRule
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.group import Group
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode

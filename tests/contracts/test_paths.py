@@ -13,11 +13,12 @@ import pytest
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules.rule import SGD
 from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
+from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.group import Group
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.manifest import Saved, describe, find_saved, write_run
 from dps.protocol.transport import Endpoint

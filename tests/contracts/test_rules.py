@@ -14,13 +14,17 @@ import dps
 from dps.cluster.driver.setup import afresh
 from dps.core.blocks import Block, Layout
 from dps.core.consistency import ASP
-from dps.core.recovery import Chain, Checkpoint, Recovery, SharedStore
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.group import Group, Timings
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.group import Group
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.manifest import describe, find_saved, write_run
+from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode
 from tests.support.builders import same_state

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.recovery import Policy, Replay
+from dps.core.outage import Policy, Replay
 from dps.core.replay import plan
 from dps.core.rules.compensation import DelayCompensated, compensated
 from dps.core.rules.penalties import GroupL1

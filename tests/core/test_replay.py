@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core.recovery import Policy, Replay
+from dps.core.outage import Policy, Replay
 from dps.core.replay import Plan, plan
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dps.core.blocks import Layout
-from dps.core.recovery import Policy, Replay
+from dps.core.outage import Policy, Replay
 from dps.core.replay import plan, summed
 from dps.core.rules.rule import SGD, Adam
 from dps.core.rules.staleness import StalenessAware

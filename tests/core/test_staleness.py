@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core.recovery import Replay
+from dps.core.outage import Replay
 from dps.core.replay import plan, summed
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, GroupL1

@@ -11,12 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, Replay, SharedStore
+from dps.core.outage import Continue, Replay
 from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DeadlineExceeded, NonFiniteGradient, ShardUnavailable, StaleEpoch
 from dps.events import Applied, Detected, Promoted, Replayed, Restored, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.messages import (
     Brought,
     Evict,
@@ -27,6 +30,7 @@ from dps.protocol.messages import (
     ReplayBuffered,
     Seeded,
 )
+from dps.protocol.recovery import Recovery
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather
 from dps.sim.world import COORDINATOR

@@ -12,11 +12,14 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 
-from dps.core.recovery import Chain, Recovery, SharedStore, WorkerCache
 from dps.core.shard import initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
+from dps.protocol.recovery import Recovery
 from dps.protocol.server.batching import Batching
 from dps.sim.checks.audit import Auditor, publishing
 from dps.sim.injector import Injector

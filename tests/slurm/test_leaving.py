@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.core.recovery import PRESETS
 from dps.events import (
     Applied,
     Event,
@@ -19,6 +18,7 @@ from dps.events import (
     NodeLeft,
     WorkerLeft,
 )
+from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.unplanned import first_unplanned

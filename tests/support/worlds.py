@@ -16,7 +16,6 @@ from dps.core.consistency import ASP, Consistency
 from dps.core.filters.chain import checked
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.recovery import Recovery
 from dps.core.rules.rule import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
@@ -25,6 +24,7 @@ from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import OnAck
 from dps.protocol.group import Group
 from dps.protocol.messages import Table
+from dps.protocol.recovery import Recovery
 from dps.protocol.transport import Endpoint
 from dps.sim.loop import run
 from dps.sim.network import Network, SimTransport, Weather

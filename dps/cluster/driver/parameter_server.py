@@ -16,12 +16,12 @@ import numpy as np
 from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.names import Node
 from dps.cluster.node.worker import Worker
-from dps.core.rebalancing import as_servers
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import CapacityError, ConfigurationError, DpsError, GroupClosed, ShardUnavailable
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import AuditReply, Dismiss, Drain, Scale, Table
+from dps.protocol.recovery import as_servers
 
 if TYPE_CHECKING:
     import distributed
@@ -49,7 +49,6 @@ from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, 
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.spec import SparseSpec
 from dps.errors import (
@@ -61,8 +60,9 @@ from dps.events import Sink
 from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client as Caller
 from dps.protocol.client.save_all import save_all
-from dps.protocol.group import Timings
 from dps.protocol.messages import CloseGroup, Loss, StopTraining
+from dps.protocol.recovery import Recovery
+from dps.protocol.timings import Timings
 
 if TYPE_CHECKING:
     import distributed
@@ -158,7 +158,7 @@ class ParameterServer:
         consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
         recovery: str | Recovery = "none",
         on_event: Sink | None = None,
-        timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        timings: Timings = Timings(),
         about: Mapping[str, Any] | None = None,
         filters: Mapping[str, Sequence[Filter]] | None = None,
         functions: Mapping[str, Function] | None = None,
@@ -178,7 +178,7 @@ class ParameterServer:
         path: str,
         *,
         on_event: Sink | None = None,
-        timings: Timings = Timings(),  # noqa: B008 - a frozen value
+        timings: Timings = Timings(),
         functions: Mapping[str, Function] | None = None,
         seats: NodeAssignment | None = None,
         labels: Mapping[str, str] | None = None,
@@ -700,7 +700,7 @@ class ParameterServer:
 
     async def _save_the_last(self) -> None:
         """Write the last state, if that is how it survives."""
-        if not isinstance(self.group.recovery.durability, Checkpoint):
+        if not self.group.recovery.durability.writes_checkpoints:
             return
         try:
             await self._checkpoint(self.group.timings.call)
@@ -710,7 +710,7 @@ class ParameterServer:
 
     def _require_checkpoints(self) -> None:
         durability = self.group.recovery.durability
-        if not isinstance(durability, Checkpoint):
+        if not durability.writes_checkpoints:
             raise ConfigurationError(
                 f"{type(durability).__name__} writes no checkpoints: give "
                 "recovery=Recovery(Checkpoint(path=...))"

@@ -15,14 +15,13 @@ from dps.cluster.node.transport import COORDINATOR_PREFIX, SystemClock
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
-from dps.core.rebalancing import as_servers
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters
-from dps.protocol.group import Group, Timings
+from dps.protocol.group import Group
+from dps.protocol.recovery import Recovery, as_servers
 from dps.protocol.storage.manifest import (
     Saved,
     about,
@@ -31,18 +30,18 @@ from dps.protocol.storage.manifest import (
     must_be_known,
     write_run,
 )
+from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
     import distributed
 
 import re
-from dataclasses import replace
 
 from dps.core.consistency import ASP, BSP, SSP
 from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
-from dps.core.recovery import WorkerCache, preset
+from dps.protocol.durabilities.presets import preset
 from dps.protocol.storage.checkpoint_files import absolute, in_memory
 
 
@@ -62,7 +61,7 @@ class Start:
 
     async def leave_description(self) -> None:
         """Put beside the checkpoints what is needed to go on from them."""
-        if isinstance(self.group.recovery.durability, Checkpoint):
+        if self.group.recovery.durability.writes_checkpoints:
             generation = self.saved.run.generation + 1 if self.saved is not None else 0
             run = describe(self.group, generation, SystemClock().now(), json.dumps(self.about))
             await asyncio.to_thread(write_run, run)
@@ -88,7 +87,7 @@ def afresh(
     check_tables(tables, chosen)
     layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
     chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
-    if isinstance(chosen.durability, Checkpoint):
+    if chosen.durability.writes_checkpoints:
         must_be_known("optimizer", optimizer)
         must_be_known("filters", chains)
     if servers is not None:
@@ -146,9 +145,7 @@ def checked_recovery(recovery: object) -> Recovery:
             f"recovery={recovery!r}, expected a preset's name or Recovery(durability=..., ...)"
         )
     durability = chosen.durability
-    if not isinstance(durability, Checkpoint):
-        return chosen
-    return replace(chosen, durability=replace(durability, path=shared_path(durability.path)))
+    return chosen.at(shared_path(durability.path)) if durability.writes_checkpoints else chosen
 
 
 def shared_path(path: str | None) -> str:
@@ -203,11 +200,8 @@ def check_tables(tables: object, recovery: Recovery) -> None:
         raise ConfigurationError(
             f"tables is {type(tables).__name__}, expected a list of SparseSpec(name, width, ...)"
         )
-    if tables and isinstance(recovery.durability, WorkerCache):
-        raise ConfigurationError(
-            "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
-            "chain, checkpoint or shared_store"
-        )
+    if tables:
+        recovery.must_allow("tables")
 
 
 def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> None:
@@ -227,12 +221,8 @@ def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> No
             raise ConfigurationError(
                 f"functions[{name!r}]={function!r}, expected a name and what can be called"
             )
-    durability = recovery.durability
-    if functions and isinstance(durability, Checkpoint) and durability.scope == "all":
-        raise ConfigurationError(
-            "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
-            "hold a call on each of them or on none; use scope='shard'"
-        )
+    if functions:
+        recovery.must_allow("functions")
 
 
 def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:

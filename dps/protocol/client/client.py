@@ -29,7 +29,6 @@ from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.filters.outbox import Counts
 from dps.core.functions import pack, unpack
-from dps.core.recovery import WorkerCache
 from dps.core.tables.key_routing import Gradients, as_range, asked, dealt
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
@@ -40,13 +39,13 @@ from dps.errors import (
     UpdatesLost,
 )
 from dps.protocol.client.barrier import together
-from dps.protocol.client.copies import Copies
 from dps.protocol.client.encoder import Encoder, FilterState, basis
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
+from dps.protocol.durability import WorkerContext, WorkerPart
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
-from dps.protocol.group import Group, applies
+from dps.protocol.group import Group
 from dps.protocol.lease import RENEWALS, repeat_forever
 from dps.protocol.messages import (
     STOPPED,
@@ -109,11 +108,11 @@ class Client:
         self._ended: DpsError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._receipts = Receipts(applies(group), self._lost)
+        self._receipts = Receipts(group.restores_together, self._lost)
         self.router = Router(group, transport)
         self._group = group
         self._transport = transport
-        self._copies: Copies | None = None
+        self._part: WorkerPart | None = None
         self._seq = 0
         self._calls = 0
         self._home = ("", "")
@@ -151,7 +150,7 @@ class Client:
             reply = await self.router.ask(request)
             self.incarnation, self._given_up = reply.incarnation, False
             self._incarnations = (*self._incarnations, self.incarnation)
-            await self._offer_copies()
+            await self._take_part()
             if self._renewing is None:
                 every = self._group.timings.lease / RENEWALS
                 self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
@@ -225,8 +224,8 @@ class Client:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._copies is not None:
-            await self._copies.close()
+        if self._part is not None:
+            await self._part.close()
         await self._all_shard_clients(lambda shard_client: shard_client.close())
         await self.router.close()
 
@@ -494,16 +493,21 @@ class Client:
     def _basis(self, shard: int) -> Callable[[Operation], Operation]:
         return basis(self._group, self._shard_clients[shard], shard)
 
-    async def _offer_copies(self) -> None:
-        """Have what this worker reads used to rebuild a lost shard, if that is how it survives."""
-        if self._copies is not None:
-            await self._copies.close()
-        if isinstance(self._group.recovery.durability, WorkerCache):
-            donor = donor_name(self.worker, self.incarnation)
-            shard_clients = self._shard_clients
-            self._copies = Copies(
-                self._group, self._transport, self.router, donor, lambda s: shard_clients[s].base
+    async def _take_part(self) -> None:
+        """Do what the durability has workers do."""
+        if self._part is not None:
+            await self._part.close()
+        name, shard_clients = donor_name(self.worker, self.incarnation), self._shard_clients
+        self._part = self._group.recovery.durability.worker_part(
+            WorkerContext(
+                name,
+                self._group.rule,
+                self._group.timings,
+                self._transport,
+                self.router,
+                lambda shard: shard_clients[shard].base,
             )
+        )
 
     @property
     def _reader(self) -> UpdateId:
@@ -516,7 +520,7 @@ class Client:
     @property
     def _ticks(self) -> bool:
         """Whether a worker's clock must be the same on all shards, whatever its updates touch."""
-        return self._is_gated or applies(self._group)
+        return self._is_gated or self._group.restores_together
 
     @property
     def _numbered(self) -> Iterable[tuple[int, ShardClient]]:
@@ -524,7 +528,7 @@ class Client:
 
     async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
         """Send something to several shards, and wait until all have it."""
-        if applies(self._group):
+        if self._group.restores_together:
             await together(
                 jobs,
                 self.router,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Chain, Continue
+from dps.core.outage import Continue
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
@@ -38,7 +38,7 @@ from dps.protocol.client.key_cache import KnownKeys
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.compression import dense
-from dps.protocol.group import Group, applies
+from dps.protocol.group import Group
 from dps.protocol.messages import (
     Account,
     Deposit,
@@ -221,7 +221,7 @@ class ShardClient:
 
     def _begin_to_tell(self) -> None:
         """Where shards go back together, all know the same; what is sent again must not be told."""
-        gated = not isinstance(self._group.consistency, ASP) and not applies(self._group)
+        gated = not isinstance(self._group.consistency, ASP) and not self._group.restores_together
         if gated and (self._telling is None or self._telling.done()):
             self._telling = asyncio.create_task(self._tell_forever())
 
@@ -356,8 +356,7 @@ class ShardClient:
         return attempt
 
     def _serving_reads(self, view: View, worker: str) -> Endpoint:
-        durability = self._group.recovery.durability
-        if isinstance(durability, Chain) and durability.reads == "any":
+        if self._group.recovery.durability.reads == "any":
             return view.chain[zlib.crc32(worker.encode()) % len(view.chain)]
         return view.chain[-1]
 

@@ -23,19 +23,18 @@ from dps.events import (
     Detected,
     LossReported,
     Moved,
-    Rebuilt,
     Sink,
     WorkerJoined,
     WorkerLeft,
 )
-from dps.protocol.coordinator.copy_offers import CopyOffers
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.snapshots import Snapshots
+from dps.protocol.durability import CoordinatorContext
 from dps.protocol.functions import CALLS, names_of
-from dps.protocol.group import Group, applies
+from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.messages import (
     STOPPED,
@@ -56,7 +55,6 @@ from dps.protocol.messages import (
     HostInfo,
     Loss,
     LossList,
-    Offer,
     Push,
     Renewed,
     RenewLease,
@@ -104,7 +102,9 @@ class Coordinator:
         self.store: Endpoint | None = None
         self.mailbox: Endpoint | None = None
         self.seeds: dict[int, Seed] = {}
-        self.offers = CopyOffers(self._donors)
+        self.part = group.recovery.durability.coordinator_part(
+            CoordinatorContext(self._donors, self.publish, clock, emit)
+        )
         self._workers = {
             name: _Worker(incarnation, "", "", active=False)
             for name, incarnation in group.incarnations.items()
@@ -119,7 +119,9 @@ class Coordinator:
         )
         self._dismissed: set[str] = set()
         self.cuts = (
-            Snapshots(group, transport, clock, emit, self._views) if applies(group) else None
+            Snapshots(group, transport, clock, emit, self._views)
+            if group.restores_together
+            else None
         )
         self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
         self._stops = 0
@@ -137,7 +139,6 @@ class Coordinator:
             RenewWorker: self._renew_worker,
             AddHosts: self._add_hosts,
             Seeded: self._seeded,
-            Offer: self._offer,
             WantCut: self._want_cut,
             Scale: self._scale,
             Drain: self._drain,
@@ -147,6 +148,7 @@ class Coordinator:
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
+            **(self.part.services if self.part is not None else {}),
         }
 
     async def handle(self, message: Any) -> Any:
@@ -212,10 +214,6 @@ class Coordinator:
 
     async def _seeded(self, m: Seeded) -> Done:
         self._controllers[m.shard].seeded(m.epoch, m.brought)
-        return Done()
-
-    async def _offer(self, m: Offer) -> Done:
-        await self.offers.take(m)
         return Done()
 
     async def _want_cut(self, m: WantCut) -> Done:
@@ -295,7 +293,8 @@ class Coordinator:
     def _table(self) -> Table:
         views = tuple(self._views())
         complete = all(v.serving and len(v.chain) >= self._group.replicas for v in views)
-        seeds, wanted = tuple(self.seeds.values()), tuple(self.offers.wanted.values())
+        seeds = tuple(self.seeds.values())
+        wanted = self.part.wanted if self.part is not None else ()
         keepers, leaving = (self.store, self.mailbox), self.scaling.leaving
         closed = self._closed
         lost = self.losses.restorations, self.losses.revision
@@ -468,12 +467,6 @@ class Coordinator:
         for controller in self._controllers:
             if controller.begun:
                 controller.forsake()
-
-    def rebuilt(self, offer: Offer) -> None:
-        """Record that a shard was rebuilt from the copy that was offered."""
-        now = self._clock.now()
-        age = now - offer.at
-        self._emit(Rebuilt(now, offer.shard, offer.epoch, offer.donor, offer.version, age))
 
     # -- workers -----------------------------------------------------------------------------------
 

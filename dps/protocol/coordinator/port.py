@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from dps.core.rebalancing import Move
-from dps.protocol.coordinator.copy_offers import CopyOffers
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.snapshots import Snapshots
-from dps.protocol.messages import Brought, HostInfo, Offer, Seed, View
+from dps.protocol.durability import CoordinatorPart
+from dps.protocol.messages import Brought, HostInfo, Seed, View
 from dps.protocol.transport import Endpoint
 
 
@@ -43,12 +43,8 @@ class CoordinatorPort(Protocol):
         ...
 
     @property
-    def offers(self) -> CopyOffers:
-        """Copies of lost shards that workers offer."""
-        ...
-
-    def rebuilt(self, offer: Offer) -> None:
-        """Take note that a shard was rebuilt from a copy."""
+    def part(self) -> CoordinatorPart | None:
+        """The coordinator's part of the durability, if it has one."""
         ...
 
     def restored(self, view: View, brought: Brought, *, certain: bool) -> None:

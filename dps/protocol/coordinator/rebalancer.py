@@ -15,11 +15,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dps.core.names import STORE_ROLES
-from dps.core.rebalancing import Move, as_servers, check_movable, moves
+from dps.core.rebalancing import Move, moves
 from dps.errors import CapacityError, NotServing
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.group import Group
 from dps.protocol.messages import HostInfo
+from dps.protocol.recovery import as_servers
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Rebalancer:
         NotServing
             It keeps what a shard needs that is down now.
         """
-        check_movable(self._group.recovery)
+        self._group.recovery.must_allow("moves")
         info = self._members.info(host)
         if info is None or host in self._drained:
             return

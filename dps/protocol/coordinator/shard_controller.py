@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dps.core.rebalancing import Move
-from dps.core.recovery import Chain, Checkpoint, NoDurability, SharedStore, WorkerCache
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, StaleEpoch, TransportError
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.port import CoordinatorPort
@@ -25,12 +25,10 @@ from dps.protocol.messages import (
     ClearMail,
     Configure,
     Extend,
-    Offer,
     Release,
     Restore,
     Seed,
     View,
-    Wanted,
 )
 from dps.protocol.transport import Endpoint, Transport
 
@@ -70,6 +68,7 @@ class ShardController:
         self.reserved: Endpoint | None = None
         self.moving: Move[Endpoint] | None = None
         self._group = group
+        self._durability = group.recovery.durability
         self._transport = transport
         self._port = port
         self._last_epoch = 0
@@ -135,10 +134,8 @@ class ShardController:
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host."""
         alone = self.view.chain == (host,)
-        durability = self._group.recovery.durability
-        if isinstance(durability, SharedStore):
-            return (alone or host in self._tried) and self.begun and not self._is_kept
-        return alone and isinstance(durability, Chain)
+        restorable = not self.begun or self._is_kept
+        return self._durability.is_last_copy(alone, host in self._tried, restorable)
 
     def keeps_state_at(self, host: Endpoint) -> bool:
         """Whether the shard's state may be restored from what a host keeps."""
@@ -297,8 +294,11 @@ class ShardController:
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
     async def _bring_back(self, view: View, host: Endpoint) -> Brought:
-        if self.begun and isinstance(self._group.recovery.durability, WorkerCache):
-            return await self._rebuild(view, host)
+        part = self._port.part
+        if self.begun and part is not None:
+            install = partial(self._install, view, host)
+            restored: Brought = await part.restore(view.shard, view.epoch, host, install)
+            return restored
         if self.begun and self._port.cuts is not None:
             return await self._restore_cut(view, host, self._port.cuts.newest)
         if self._is_kept:
@@ -306,7 +306,7 @@ class ShardController:
             return await self._restored(host, Restore(view.shard, view.epoch, host))
         if host in self._tried:
             return await self._restore_got(view, host)
-        return await self._have_seeded(Seed(view.shard, view.epoch, host))
+        return await self._install(view, host)
 
     async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:
         """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
@@ -328,67 +328,49 @@ class ShardController:
     @property
     def _is_kept(self) -> bool:
         """Whether the shard's state can be restored from where its durability keeps it."""
-        match self._group.recovery.durability:
-            case NoDurability() | Chain() | WorkerCache():
-                return False
-            case SharedStore():
-                return self.begun and self._stored is not None and self._stored == self._port.store
-            case _:
-                return self.begun
+        return self.begun and self._durability.is_restorable(self._stored, self._port.store)
 
     @property
     def _stays_durable(self) -> bool:
         """Whether a new tail can go on where the old one is, without anything being written."""
-        durability = self._group.recovery.durability
-        timed = isinstance(durability, Checkpoint) and durability.seconds is not None
-        return self._stored == self._port.store and not timed
+        return self._stored == self._port.store and self._durability.seconds is None
 
     @property
     def _lacks_store(self) -> bool:
-        kept = isinstance(self._group.recovery.durability, SharedStore)
-        return kept and self._port.store is None
+        return self._durability.needs_store and self._port.store is None
 
     async def _restored(self, host: Endpoint, request: Restore) -> Brought:
         brought: Brought = await self._call(host, request)
         return brought
 
-    async def _rebuild(self, view: View, host: Endpoint) -> Brought:
-        """Have the worker with the freshest copy install it; without any, start from the first."""
-        offers = self._port.offers
-        offers.ask(Wanted(view.shard, view.epoch, host))
-        try:
-            await self._port.publish()
-            offer = await offers.best(view.shard)
-            seed = Seed(view.shard, view.epoch, host, offer.donor if offer else "")
-            brought = await self._have_seeded(seed, offer)
-        finally:
-            offers.close(view.shard)
-        if offer is not None:
-            self._port.rebuilt(offer)
-        return brought
-
-    async def _have_seeded(self, seed: Seed, offer: Offer | None = None) -> Brought:
+    async def _install(
+        self,
+        view: View,
+        host: Endpoint,
+        donor: str = "",
+        stands: Callable[[], bool] | None = None,
+    ) -> Brought:
         """Ask whoever has the state to install it, and wait until that is done.
 
         Raises
         ------
         NotServing
-            It was a worker's, which left, or does not offer it any more.
+            It is a worker's, which does not stand any more.
         """
         self._seeded = asyncio.Event()
-        self._port.seeds[seed.shard] = seed
+        self._port.seeds[view.shard] = Seed(view.shard, view.epoch, host, donor)
         await self._port.publish()
         try:
-            patience = self._group.timings.call if offer is None else DONOR_SECONDS
+            patience = self._group.timings.call if stands is None else DONOR_SECONDS
             while not await _is_set(self._seeded, patience):
-                stands = offer is None or self._port.offers.stands(offer)
-                if offer is None or not stands:
-                    self._port.members.suspect(seed.host.address, "coordinator")
-                if not stands:
-                    raise NotServing(f"shard {seed.shard}: {seed.donor} cannot give its copy")
+                gone = stands is not None and not stands()
+                if stands is None or gone:
+                    self._port.members.suspect(host.address, "coordinator")
+                if gone:
+                    raise NotServing(f"shard {view.shard}: {donor} cannot give its copy")
         finally:
             self._seeded = None
-            del self._port.seeds[seed.shard]
+            del self._port.seeds[view.shard]
         assert self._brought is not None
         return self._brought
 

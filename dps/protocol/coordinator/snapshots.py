@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dps.core.recovery import Checkpoint
 from dps.errors import DpsError, NotServing
 from dps.events import CutTaken, RolledBack, Sink
 from dps.protocol.group import Group
@@ -43,8 +42,7 @@ class Snapshots:
         emit: Sink,
         views: Callable[[], list[View]],
     ) -> None:
-        durability = group.recovery.durability
-        self._keep = durability.keep if isinstance(durability, Checkpoint) else 1
+        self._keep = group.recovery.durability.keep
         self._timings = group.timings
         self._shortest = min(group.timings.lease, group.timings.call)
         self._patience = self._shortest

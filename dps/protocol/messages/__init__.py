@@ -40,8 +40,6 @@ from dps.protocol.messages.losses import (
     brought,
 )
 from dps.protocol.messages.membership import (
-    NOTHING,
-    OFFER_SECONDS,
     AddHosts,
     CloseGroup,
     Durable,
@@ -50,7 +48,6 @@ from dps.protocol.messages.membership import (
     ExitWorker,
     GetTable,
     HostInfo,
-    Offer,
     Renewed,
     RenewLease,
     RenewWorker,
@@ -72,11 +69,9 @@ from dps.protocol.messages.pull import (
 from dps.protocol.messages.push import Evict, Push, Pushed, ReplayBuffered
 from dps.protocol.messages.scaling import Dismiss, Drain, Scale
 from dps.protocol.messages.stopping import STOPPED, Ending, StopTraining
-from dps.protocol.messages.table import Done, Seed, Table, View, Wanted
+from dps.protocol.messages.table import Done, Seed, Table, View
 
 __all__ = [
-    "NOTHING",
-    "OFFER_SECONDS",
     "STOPPED",
     "Account",
     "AddHosts",
@@ -109,7 +104,6 @@ __all__ = [
     "Loss",
     "LossList",
     "Mail",
-    "Offer",
     "Pull",
     "PullRange",
     "PullRows",
@@ -145,7 +139,6 @@ __all__ = [
     "View",
     "Waiting",
     "WantCut",
-    "Wanted",
     "Weights",
     "brought",
     "donor_name",

@@ -152,30 +152,6 @@ class Durable:
     applied: dict[str, int]
 
 
-# Workers are asked at once, but the freshest copy may be one that is told of a little later.
-OFFER_SECONDS = 0.2
-
-NOTHING = -1  # the version that a worker offers that holds no copy
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
-
-    The version is -1 if the worker holds none; `failures` is how often it was to give one to this
-    host and could not. Reply: Done.
-    """
-
-    shard: int
-    epoch: int
-    donor: str
-    based_on: int
-    version: int
-    at: float
-    failures: int
-
-
 def donor_name(worker: str, incarnation: int) -> str:
     """What a worker is called as the holder of a copy."""
     return f"{worker}/{incarnation}"

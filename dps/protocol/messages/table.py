@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dps.protocol.messages.losses import Restoration
 from dps.protocol.transport import Endpoint
@@ -35,16 +36,6 @@ class Seed:
 
 @message
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A lost shard of which copies are wanted at `host`: every worker answers with an `Offer`."""
-
-    shard: int
-    epoch: int
-    host: Endpoint
-
-
-@message
-@dataclass(frozen=True, slots=True)
 class Table:
     """The routing table; `version` grows with every change.
 
@@ -52,7 +43,8 @@ class Table:
     by all its replicas, `closed` that the group is being taken down and nobody may ask any more.
     Something is still to be moved away from the hosts that are `leaving`. `restorations` are the
     last ones of shards that were lost, `losses` the revision of what they have cost. Workers that
-    were started before the training was stopped for the last of `stops` times are to end.
+    were started before the training was stopped for the last of `stops` times are to end. `wanted`
+    is what the coordinator's part of the durability asks of all workers.
     """
 
     version: int
@@ -62,7 +54,7 @@ class Table:
     seeds: tuple[Seed, ...]
     complete: bool
     closed: bool
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[Any, ...] = ()
     leaving: tuple[Endpoint, ...] = ()
     restorations: tuple[Restoration, ...] = ()
     losses: int = 0

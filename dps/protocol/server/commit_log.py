@@ -15,9 +15,9 @@ from typing import TypeVar
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import DpsError, StaleEpoch, TransportError
+from dps.protocol.durability import Persistence
 from dps.protocol.group import Group
 from dps.protocol.messages import Replicate, ReportLink
-from dps.protocol.storage.durability import Durability
 from dps.protocol.transport import Endpoint, Transport
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class CommitLog:
         epoch: int,
         successor: Endpoint | None,
         state: ShardState,
-        durability: Durability,
+        persistence: Persistence,
         transport: Transport,
         notify: Callable[[], Awaitable[None]],
     ) -> None:
@@ -59,7 +59,7 @@ class CommitLog:
         self._shard = shard
         self._group = group
         self._newest = state
-        self._durability = durability
+        self._persistence = persistence
         self._transport = transport
         self._notify = notify
         self._log: deque[tuple[int, Operation]] = deque()
@@ -139,7 +139,7 @@ class CommitLog:
 
     @property
     def _is_immediate(self) -> bool:
-        return self.successor is None and self._durability.immediate
+        return self.successor is None and self._persistence.immediate
 
     async def _commit_forever(self) -> None:
         while True:
@@ -161,7 +161,7 @@ class CommitLog:
         if successor is not None:
             await self.pass_on(successor, self.index)
         else:
-            await self._durability.commit(epoch, state)
+            await self._persistence.commit(epoch, state)
         if (epoch, successor) == (self.epoch, self.successor):
             self.set_committed(state)
             await self._notify()

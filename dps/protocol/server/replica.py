@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from dps.core.consistency import BSP, slack
-from dps.core.recovery import Chain
 from dps.core.replay import plan
 from dps.core.rules.row_steps import written_bytes
 from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
 from dps.core.updates import Operation, UpdateId
-from dps.errors import ConfigurationError, NonFiniteGradient, NotServing, StaleEpoch
+from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
 from dps.protocol.compression import applied, dense, summable
+from dps.protocol.durability import Persistence
 from dps.protocol.executor import offload
 from dps.protocol.functions import names_of
-from dps.protocol.group import Group, aggregate
+from dps.protocol.group import Group
 from dps.protocol.messages import (
     Configure,
     Done,
@@ -43,9 +43,6 @@ from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.row_reads import read_rows, weights
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
-from dps.protocol.storage.checkpoints import Checkpoints
-from dps.protocol.storage.durability import Durability
-from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 
@@ -65,7 +62,7 @@ class Replica:
         state: ShardState,
         epoch: int,
         chain: tuple[Endpoint, ...],
-        durability: Durability,
+        persistence: Persistence,
         transport: Transport,
         clock: Clock,
         emit: Sink,
@@ -80,7 +77,7 @@ class Replica:
         self._me = me
         self._group = group
         self._layout = group.layout.shards[shard]
-        self._durability = durability
+        self._persistence = persistence
         self._transport = transport
         self._clock = clock
         self._emit = emit
@@ -92,18 +89,18 @@ class Replica:
             epoch,
             self._next,
             state,
-            durability,
+            persistence,
             transport,
             self._notify,
         )
         self.cutter = (
-            SnapshotBarrier(group, self._lock, lambda: self.state, self._settle, durability)
-            if isinstance(durability, CutCheckpoints)
+            SnapshotBarrier(group, self._lock, lambda: self.state, self._settle, persistence.cuts)
+            if persistence.cuts is not None
             else None
         )
         self._rounds = Batching(
             self._layout,
-            aggregate(self._group),
+            self._group.aggregate,
             lambda: self.state,
             self._apply_now,
             self._admits,
@@ -116,7 +113,7 @@ class Replica:
         """Refuse everything from now on and stop the tasks."""
         self._closed = True
         await self._commits.close()
-        await self._durability.close()
+        await self._persistence.close()
         if self.cutter is not None:
             await self.cutter.close()
         if self._lingering is not None:
@@ -222,10 +219,8 @@ class Replica:
     async def save(self, epoch: int) -> int:
         """Write what is acknowledged by now to the checkpoint; return its version."""
         self.must_be_in(epoch)
-        if not isinstance(self._durability, Checkpoints):
-            raise ConfigurationError(f"shard {self.shard}: this recovery writes no checkpoints")
         state = self._commits.visible
-        await self._durability.save(epoch, state)
+        await self._persistence.save(epoch, state)
         return state.version
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
@@ -259,7 +254,7 @@ class Replica:
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
+            install = Install(self.shard, m.epoch, chain, state, "replica", self._persistence.saved)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
             async with self._lock:
@@ -297,7 +292,7 @@ class Replica:
     async def make_durable(self, epoch: int) -> None:
         """Have the state kept that this replica serves in a new epoch, if it is the last one."""
         if self._is_tail:
-            await self._commits.until_interrupted(self._durability.begin(epoch, self.state))
+            await self._commits.until_interrupted(self._persistence.begin(epoch, self.state))
 
     def must_be_in(self, epoch: int) -> None:
         """Raise `StaleEpoch` if this is not the replica's epoch."""
@@ -342,7 +337,7 @@ class Replica:
         raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
 
     def _has_room(self, op: Operation) -> bool:
-        return self._commits.in_flight < self._durability.window and self._admits(op)
+        return self._commits.in_flight < self._persistence.window and self._admits(op)
 
     def _admits(self, op: Operation) -> bool:
         """Whether no cut that is being taken makes the operation wait."""
@@ -358,7 +353,7 @@ class Replica:
     @property
     def _applies_together(self) -> bool:
         """Whether an update waits for others: for its whole round, or to be summed with them."""
-        return isinstance(self._group.consistency, BSP) or aggregate(self._group) > 1
+        return isinstance(self._group.consistency, BSP) or self._group.aggregate > 1
 
     async def _in_round(self, op: Operation, epoch: int, until: float) -> Step | None:
         """Hold an update until those are here that it is applied with; None if that takes long."""
@@ -371,7 +366,7 @@ class Replica:
             self._must_be_head(epoch)
             await self._rounds.finish()
         await self._notify()
-        if self._rounds and aggregate(self._group) > 1:
+        if self._rounds and self._group.aggregate > 1:
             self._begin_to_linger()
         try:
             async with asyncio.timeout_at(until):
@@ -385,9 +380,7 @@ class Replica:
 
     async def _linger(self) -> None:
         """Give other updates the time to come, then apply those that are here."""
-        durability = self._group.recovery.durability
-        assert isinstance(durability, Chain)
-        await asyncio.sleep(durability.linger)
+        await asyncio.sleep(self._group.recovery.durability.linger)
         await self._settle(complete=True)
 
     async def _apply_now(self, op: Operation) -> Step:

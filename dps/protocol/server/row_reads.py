@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.recovery import WorkerCache
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
 from dps.core.tables.table import SparseTable, table_of
@@ -17,7 +16,6 @@ from dps.protocol.messages import (
     PullRows,
     RowsAsked,
     RowsRead,
-    ShardMetadata,
     Weights,
 )
 
@@ -49,7 +47,5 @@ def _between(
 
 def weights(state: ShardState, epoch: int, at: float, slack: int, group: Group) -> Weights:
     """What a worker gets to read of a state, with what a copy has to be rebuilt from if need be."""
-    metadata = None
-    if isinstance(group.recovery.durability, WorkerCache):
-        metadata = ShardMetadata(epoch, state.index, state.steps, state.workers, state.results)
+    metadata = group.recovery.durability.metadata(epoch, state)
     return Weights(state.version, at, slack, state.values, metadata)

@@ -15,6 +15,7 @@ from typing import Any
 from dps.core.shard import ShardState
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
+from dps.protocol.durability import Persistence, ServerContext
 from dps.protocol.group import Group
 from dps.protocol.lease import Lease
 from dps.protocol.messages import (
@@ -58,8 +59,6 @@ from dps.protocol.messages import (
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.metrics import ReplicaMetrics
 from dps.protocol.server.replica import Replica
-from dps.protocol.storage.durability import Durability, durability
-from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.transport import Clock, Endpoint, Transport
 
@@ -274,7 +273,7 @@ class ShardServer:
 
     async def _install(self, m: Install) -> Done:
         """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
-        keeper = self._durability(m.shard)
+        keeper = self._persistence(m.shard)
         if m.source == "replica":
             keeper.take_over(m.saved, m.state.version)
         await self._adopt(m.shard, m.epoch, m.chain, m.state, m.source, keeper)
@@ -290,13 +289,8 @@ class ShardServer:
 
     async def _restore(self, m: Restore) -> Brought:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
-        keeper, life = self._durability(m.shard), self._life
-        if isinstance(keeper, CutCheckpoints):
-            state = await keeper.restore_cut(m.cut)
-        elif m.since:
-            state = self._got(m)
-        else:
-            state = await keeper.restore(m.epoch)
+        keeper, life = self._persistence(m.shard), self._life
+        state = self._got(m) if m.since else await keeper.restore(m.epoch, m.cut)
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
@@ -316,7 +310,7 @@ class ShardServer:
         chain: tuple[Endpoint, ...],
         state: ShardState,
         source: str,
-        keeper: Durability,
+        keeper: Persistence,
     ) -> None:
         old = self._replicas.get(shard)
         if old is not None and old.epoch > epoch:
@@ -365,10 +359,11 @@ class ShardServer:
         if mail.operations:
             await replica.replay(epoch, mail.operations)
 
-    def _durability(self, shard: int) -> Durability:
-        return durability(
-            shard, self._group, self._transport, self._clock, self._emit, self._required_store
-        )
+    def _persistence(self, shard: int) -> Persistence:
+        group = self._group
+        of_group = shard, group.name, group.coordinator, group.timings
+        tools = self._transport, self._clock, self._emit, self._required_store
+        return group.recovery.durability.persistence(ServerContext(*of_group, *tools))
 
     async def _required_store(self) -> Endpoint:
         store = (await self._table()).store

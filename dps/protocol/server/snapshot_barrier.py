@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import NotServing
+from dps.protocol.durability import CutPersistence
 from dps.protocol.group import Group
 from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, Taken
-from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 
 
 class SnapshotBarrier:
@@ -34,7 +34,7 @@ class SnapshotBarrier:
         lock: asyncio.Lock,
         state: Callable[[], ShardState],
         settle: Callable[[], Awaitable[None]],
-        keeper: CutCheckpoints,
+        keeper: CutPersistence,
     ) -> None:
         self._patience = 0.0
         self._lock = lock

@@ -11,14 +11,13 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Literal, Protocol, TypeVar
 
-from dps.core import recovery
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
-from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, Sink
+from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten
+from dps.protocol.durability import CutPersistence, ServerContext
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
-from dps.protocol.transport import Clock
 
 T = TypeVar("T")
 
@@ -26,26 +25,54 @@ RETRY_SECONDS = 0.05
 TICK_SECONDS = 0.001  # clocks may differ by less than the time can advance
 
 
+class CheckpointSettings(Protocol):
+    """What a checkpointing durability is asked for."""
+
+    @property
+    def every(self) -> int | None:
+        """At most how many acked updates are at risk; None: any number."""
+        ...
+
+    @property
+    def mode(self) -> Literal["sync", "async"]:
+        """Whether acks wait for every write that is due."""
+        ...
+
+    @property
+    def path(self) -> str | None:
+        """Where the files go."""
+        ...
+
+    @property
+    def keep(self) -> int:
+        """How many checkpoints are kept."""
+        ...
+
+    @property
+    def seconds(self) -> float | None:
+        """Within how many seconds an acked update is saved; None: any time."""
+        ...
+
+
 class Checkpoints:
-    """A shard's durability in files (see `dps.core.recovery.Checkpoint`)."""
+    """A shard's durability in files (see `dps.protocol.durabilities.checkpoint.Checkpoint`)."""
 
     source = "checkpoint"
     immediate = False
     window = 64
+    cuts: CutPersistence | None = None
     _save_attempts = 1  # the disk does not change its mind at once
 
-    def __init__(
-        self, shard: int, wanted: recovery.Checkpoint, group: str, clock: Clock, emit: Sink
-    ) -> None:
+    def __init__(self, wanted: CheckpointSettings, context: ServerContext) -> None:
         if wanted.path is None:
             raise ConfigurationError("checkpoint: no path was given")
-        self._shard = shard
+        self._shard = context.shard
         self._wanted = wanted
-        self._clock = clock
-        self._emit = emit
+        self._clock = context.clock
+        self._emit = context.emit
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        path = f"{wanted.path.rstrip('/')}/{group}"
-        self._files = CheckpointFiles(path, shard, wanted.keep)
+        path = f"{wanted.path.rstrip('/')}/{context.group}"
+        self._files = CheckpointFiles(path, context.shard, wanted.keep)
         self._complete = 0
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -121,7 +148,7 @@ class Checkpoints:
                     f"{self._wanted.path} ({self._failure}); version {before} is there"
                 )
 
-    async def restore(self, epoch: int) -> ShardState:
+    async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the newest checkpoint that is whole, recording those that are not."""
         for found in await in_thread(self._files.found):
             try:

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field, replace
 import fsspec
 import numpy as np
 
-from dps.core import blocks, consistency, recovery
+from dps.core import blocks, consistency
 from dps.core.blocks import Layout, ShardLayout, wrong_in
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters import filter as filters
 from dps.core.filters.chain import FilterChain
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules import compensation, ftrl, penalties, proximal, staleness
 from dps.core.rules import rule as rules
 from dps.core.rules.rule import UpdateRule
@@ -33,6 +32,7 @@ from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUna
 from dps.events.reading import in_a_line
 from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.group import Group
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles, make_folder, publish
 from dps.protocol.storage.typed import misfit
 from dps.protocol.wire import decode, encode, message
@@ -50,7 +50,6 @@ for _cls in (
     *(filters.Quantise, filters.Lossless),
     *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
     *(consistency.BSP, consistency.SSP, consistency.ASP),
-    *(recovery.Recovery, recovery.Checkpoint, recovery.Wait, recovery.Continue, recovery.Replay),
 ):
     message(_cls)
 
@@ -151,9 +150,7 @@ def write_run(run: Run) -> None:
     StoreUnavailable
         The path cannot be written.
     """
-    durability = run.recovery.durability
-    assert isinstance(durability, Checkpoint)
-    path = f"{str(durability.path).rstrip('/')}/{run.name}"
+    path = f"{str(run.recovery.durability.path).rstrip('/')}/{run.name}"
     try:
         fs, folder = fsspec.url_to_fs(path)
         make_folder(fs, folder)
@@ -232,7 +229,7 @@ def _read(data: bytes, file: str) -> Run:
 
 def _wrong_in(run: Run) -> str | None:
     """Say what cannot be in the description of a group whose checkpoints can be gone on from."""
-    if not isinstance(run.recovery.durability, Checkpoint):
+    if not run.recovery.durability.writes_checkpoints:
         return f"its recovery is {run.recovery.durability!r}, expected checkpoints"
     if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
         return f"its name is {run.name!r}, expected that of a folder"
@@ -244,9 +241,7 @@ def _wrong_in(run: Run) -> str | None:
 
 
 def _at(run: Run, path: str) -> Run:
-    durability = run.recovery.durability
-    assert isinstance(durability, Checkpoint)
-    return replace(run, recovery=replace(run.recovery, durability=replace(durability, path=path)))
+    return replace(run, recovery=run.recovery.at(path))
 
 
 def _states(run: Run, refused: list[Refused]) -> tuple[ShardState, ...] | None:
@@ -254,12 +249,10 @@ def _states(run: Run, refused: list[Refused]) -> tuple[ShardState, ...] | None:
 
     What is found damaged on the way is added to `refused`.
     """
-    durability = run.recovery.durability
-    assert isinstance(durability, Checkpoint)
-    path = f"{str(durability.path).rstrip('/')}/{run.name}"
+    path = f"{str(run.recovery.durability.path).rstrip('/')}/{run.name}"
     files = [CheckpointFiles(path, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
-    if durability.scope == "shard":
+    if not run.recovery.durability.restores_together:
         return _all_whole([_newest(*shard, None, refused) for shard in shards])
     numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
     for cut in sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True):

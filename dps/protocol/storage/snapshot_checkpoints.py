@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from dps.core import recovery
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, DpsError
-from dps.events import CheckpointRefused, Sink
-from dps.protocol.group import Group
+from dps.events import CheckpointRefused
+from dps.protocol.durability import ServerContext
 from dps.protocol.messages import WantCut
-from dps.protocol.storage.checkpoints import Checkpoints, in_thread
-from dps.protocol.transport import Clock, Transport
+from dps.protocol.storage.checkpoints import Checkpoints, CheckpointSettings, in_thread
 
 FIRST = 0  # the cut of the states with which a group starts
 
@@ -28,18 +26,12 @@ class CutCheckpoints(Checkpoints):
     window = 1 << 30  # a cut may need any update that is under way, and each worker has but one
     _save_attempts = 10  # shards may be too busy for a cut, or change their servers
 
-    def __init__(
-        self,
-        shard: int,
-        wanted: recovery.Checkpoint,
-        group: Group,
-        transport: Transport,
-        clock: Clock,
-        emit: Sink,
-    ) -> None:
-        super().__init__(shard, wanted, group.name, clock, emit)
-        self._group = group
-        self._transport = transport
+    def __init__(self, wanted: CheckpointSettings, context: ServerContext) -> None:
+        super().__init__(wanted, context)
+        self._timings = context.timings
+        self._coordinator = context.coordinator
+        self._transport = context.transport
+        self.cuts = self
         self._begun = False
         self._taken: dict[int, tuple[int, float]] = {}
         self._ended = asyncio.Condition()
@@ -54,7 +46,7 @@ class CutCheckpoints(Checkpoints):
             self._saved(state.version, self._clock.monotonic())
         self._begun = True
 
-    async def restore_cut(self, cut: int) -> ShardState:
+    async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the shard's state in a cut.
 
         Raises
@@ -98,10 +90,10 @@ class CutCheckpoints(Checkpoints):
 
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Have a cut taken that holds the state."""
-        timings = self._group.timings
+        timings = self._timings
         try:
             request = WantCut(self._shard, epoch, state.version)
-            await self._transport.call(self._group.coordinator, request, timings.call)
+            await self._transport.call(self._coordinator, request, timings.call)
             async with asyncio.timeout(timings.patience), self._ended:
                 await self._ended.wait_for(lambda: self._complete >= state.version)
         except TimeoutError:

@@ -57,8 +57,16 @@ def _misfits(value: Any, hint: Any, place: str) -> Iterator[str]:
         cls: Any = hint
         for name, kind in _fields(cls).items():
             yield from _misfits(getattr(value, name), kind, f"{place}.{name}")
+    elif _derives(value, hint):
+        yield from _misfits(value, type(value), place)
     elif type(value) is not hint and not (hint is float and type(value) is int):
         yield _unfit(value, hint, place)
+
+
+def _derives(value: object, hint: Any) -> bool:
+    """Whether a value is a dataclass that derives from a class that is none."""
+    is_base = isinstance(hint, type) and not dataclasses.is_dataclass(hint)
+    return is_base and dataclasses.is_dataclass(value) and isinstance(value, hint)
 
 
 @cache

@@ -13,13 +13,13 @@ from typing import Any
 
 from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState
-from dps.protocol.client import copies as rebuild
 from dps.protocol.client.routing_table import Router
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.membership import Membership, _Member
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
+from dps.protocol.durabilities import worker_cache
 from dps.protocol.functions import CALLS
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import (
@@ -183,7 +183,7 @@ async def _extend_with_all(self: Replica, m: Extend) -> Done:
     self.must_be_in(m.epoch)
     chain, commits, state = (*self.chain, m.host), self._commits, self.state
     with commits.keeping_later_than(state):
-        install = Install(self.shard, m.epoch, chain, state, "replica", self._durability.saved)
+        install = Install(self.shard, m.epoch, chain, state, "replica", self._persistence.saved)
         copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
         async with self._lock:
@@ -269,7 +269,7 @@ def _newest_of_each(run: Any, refused: list[Any]) -> tuple[ShardState, ...] | No
 # -- optimizer state -------------------------------------------------------------------------------
 
 
-@instead_of(rebuild, "rebuilt", "steps go on with empty slots", caches)
+@instead_of(worker_cache, "rebuilt", "steps go on with empty slots", caches)
 def _rebuilt_with_steps(copy: Any, rule: Any) -> ShardState:
     """Count the steps of a rule on, though its slots start anew."""
     state = _rebuilt(copy, rule)
@@ -285,4 +285,4 @@ def _arrays_of_empty_slots(state: ShardState) -> Any:
 _lease, _leases = Lease.__init__, Leases.__init__
 _renew, _saved, _pull, _keep = Membership.renew, Checkpoints._saved, Replica.pull, Router._keep
 _enter_worker, _replay, _best = Coordinator._enter_worker, Replica.replay, ReplicaPlacement.best
-_rebuilt, _arrays = rebuild.rebuilt, files._arrays
+_rebuilt, _arrays = worker_cache.rebuilt, files._arrays

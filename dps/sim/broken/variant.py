@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dps.core.consistency import ASP, BSP
-from dps.core.recovery import Chain, Checkpoint, Continue, SharedStore, WorkerCache
+from dps.core.outage import Continue
+from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.sim.schedules.strategies import Case
 
 Broken = TypeVar("Broken", bound=Callable[..., Any])
@@ -66,17 +67,17 @@ def instead_of(
 
 def chains(case: Case) -> bool:
     """Where a shard has several replicas."""
-    return isinstance(case.recovery.durability, Chain) and case.recovery.durability.replicas > 1
+    return case.recovery.durability.replicas > 1
 
 
 def checkpoints(case: Case) -> bool:
     """Where states are written to files."""
-    return isinstance(case.recovery.durability, Checkpoint)
+    return case.recovery.durability.writes_checkpoints
 
 
 def stores(case: Case) -> bool:
     """Where states are in the state store."""
-    return isinstance(case.recovery.durability, SharedStore)
+    return case.recovery.durability.needs_store
 
 
 def mailboxes(case: Case) -> bool:
@@ -96,7 +97,7 @@ def gated(case: Case) -> bool:
 
 def sums(case: Case) -> bool:
     """Where updates are summed before they go down a chain."""
-    return chains(case) and getattr(case.recovery.durability, "aggregate", 1) > 1
+    return chains(case) and case.recovery.durability.aggregate > 1
 
 
 def filters(case: Case) -> bool:
@@ -107,7 +108,7 @@ def filters(case: Case) -> bool:
 def filters_resent(case: Case) -> bool:
     """Where filtered gradients are sent again after all shards have gone back."""
     durability = case.recovery.durability
-    return filters(case) and isinstance(durability, Checkpoint) and durability.scope == "all"
+    return filters(case) and durability.restores_together
 
 
 def filters_buffered(case: Case) -> bool:
@@ -137,12 +138,12 @@ def caches(case: Case) -> bool:
 
 def timed(case: Case) -> bool:
     """Where checkpoints are promised in seconds."""
-    return getattr(case.recovery.durability, "seconds", None) is not None
+    return case.recovery.durability.seconds is not None
 
 
 def cuts(case: Case) -> bool:
     """Where all shards go back together."""
-    return getattr(case.recovery.durability, "scope", "") == "all"
+    return case.recovery.durability.restores_together
 
 
 def spread(case: Case) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from dps.core.consistency import ASP
-from dps.core.recovery import NoDurability, SharedStore, WorkerCache
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import UpdateId
 from dps.events import (
@@ -34,8 +33,9 @@ from dps.events import (
 )
 from dps.protocol import wire
 from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import NoDurability
 from dps.protocol.functions import CALLS
-from dps.protocol.group import applies
 from dps.protocol.messages import Renewed, RenewLease, Table, View
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
@@ -106,7 +106,7 @@ class Auditor:
         self._joined: dict[str, int] = {}  # the incarnation of each worker that takes part
         self._incarnations: dict[str, int] = {}  # the last one of each
         self._saved_incarnations: dict[str, int] = {}
-        seconds = getattr(case.recovery.durability, "seconds", None)
+        seconds = case.recovery.durability.seconds
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
         self._workers_lost = 0
         self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
@@ -139,7 +139,7 @@ class Auditor:
         for number, state in enumerate(saved.states):
             values = counted(f"shard {number}, saved", world.group.layout, number, state.values)
             self._ended_without[number] = self._tally.acked[number] - cells_in(values)
-        if applies(world.group):
+        if world.group.restores_together:
             self._check_cut(saved.states)
 
     def _check_cut(self, states: Sequence[ShardState]) -> None:
@@ -174,7 +174,7 @@ class Auditor:
             shard.ever |= cells_in(values)
         if not isinstance(self._case.consistency, ASP):
             self._check_active(what, step)
-            if not applies(self._world.group):  # else clocks go back with the shards
+            if not self._world.group.restores_together:  # else clocks go back with the shards
                 self._check_clocks(what, before, step)
         if replica.is_head:
             epoch, address = replica.epoch, replica._me.address
@@ -300,7 +300,7 @@ class Auditor:
     def _refused(self, number: int, path: str, reason: str) -> None:
         """A damaged checkpoint was passed over."""
         # All shards use the cut before, if they go back together.
-        together = applies(self._world.group)
+        together = self._world.group.restores_together
         for shard in self._shards if together else [self._shards[number]]:
             shard.refused += 1
         lied = self._injector.struck["torn write"] + self._injector.struck["bit flip"]
@@ -379,12 +379,14 @@ class Auditor:
         shard.members = {process.address: process}
         shard.anew = event if anew and shard.begun else None
         shard.begun = True
-        if not applies(self._world.group):  # else another shard may be on its way to the cut before
+        if (
+            not self._world.group.restores_together
+        ):  # else another shard may be on its way to the cut before
             shard.refused = 0
 
     def _bound(self, shard: _Shard) -> float:
         """How many acked updates a restoration may take back."""
-        together = applies(self._world.group)
+        together = self._world.group.restores_together
         under_way = self._case.workers + JOINING if together else 0  # when a cut is taken
         under_way *= WITHHELD if self._case.filters else 1
         return self._case.interval * (1 + shard.refused) + under_way * shard.refused
@@ -397,7 +399,7 @@ class Auditor:
             if p is not process and p.alive and not self._injector.touched(p)
             if not self._has_only_begun(number, p)
         ]
-        if isinstance(self._case.recovery.durability, SharedStore):
+        if self._case.recovery.durability.needs_store:
             fit += [] if self._injector.has_touched("store") else ["the store"]
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
 

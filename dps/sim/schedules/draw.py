@@ -6,7 +6,6 @@ import difflib
 from dataclasses import replace
 from random import Random
 
-from dps.core.recovery import WorkerCache
 from dps.errors import ConfigurationError
 from dps.sim.network import Weather
 from dps.sim.schedules.schedule import (
@@ -60,7 +59,7 @@ def _narrow(case: Case, seed: int) -> Schedule:
         skewed=weather.random() < 0.5,
         extra=_extra(case, weather),
         told=weather.random() < 0.85,
-        tables=weather.random() < WITH_TABLES and not isinstance(durability, WorkerCache),
+        tables=weather.random() < WITH_TABLES and durability.refusal("tables") is None,
     )
 
 

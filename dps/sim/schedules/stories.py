@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from dps.core.recovery import Checkpoint
 from dps.sim.schedules.schedule import (
     Fault,
     Kind,
@@ -42,7 +41,7 @@ class Draw:
             stories += [newcomer, behind]
         if self.replicas > 2:
             stories += [two_at_once, during_recovery, source_of_copy]
-        if isinstance(self.case.recovery.durability, Checkpoint):
+        if self.case.recovery.durability.writes_checkpoints:
             stories += [bad_disk, torn_by_crash] * 3
         if self.case.recovery.needs_store:
             stories += [store_out]
@@ -266,7 +265,7 @@ def mix(d: Draw) -> list[Fault]:
     triggers: list[Trigger] = ["before"] * 6
     triggers += ["detected", "node back", "copying", "configuring", "promoted", "restored", "whole"]
     durability = d.case.recovery.durability
-    if isinstance(durability, Checkpoint):
+    if durability.writes_checkpoints:
         triggers += ["writing"]
     if d.case.recovery.needs_store:
         triggers += ["stored", "mail taken"]

@@ -6,18 +6,14 @@ from dataclasses import dataclass, field
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import Filter, Quantise
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    NoDurability,
-    Recovery,
-    Replay,
-    SharedStore,
-    Wait,
-    WorkerCache,
-)
-from dps.protocol.group import Timings
+from dps.core.outage import Continue, Replay, Wait
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import NoDurability
+from dps.protocol.recovery import Recovery
+from dps.protocol.timings import Timings
 from dps.sim.workload.counter import CELLS
 from dps.sim.workload.filters import WITHHELD, Bins
 
@@ -63,7 +59,7 @@ class Case:
         It does not if a worker goes on with its own last weights, or reads from any replica.
         """
         durability = self.recovery.durability
-        any_replica = isinstance(durability, Chain) and durability.reads == "any"
+        any_replica = durability.reads == "any"
         return isinstance(self.recovery.outage, Wait) and not any_replica
 
     @property

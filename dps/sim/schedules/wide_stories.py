@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP
-from dps.core.recovery import Checkpoint, Continue
+from dps.core.outage import Continue
 from dps.sim.schedules.schedule import Fault, Kind, Role, Schedule, Trigger, Whom
 from dps.sim.schedules.strategies import Case
 
@@ -50,15 +50,15 @@ def _stories(d: Draw) -> list[Story]:
     durability = d.case.recovery.durability
     stories: list[Story] = [zombie_of_a_stepped_clock, stepped, scheduler_stands_still]
     stories += [late, late_after_a_loss, returning, twin, dark, dark] + [moved_and_lost] * 2
-    if getattr(durability, "reads", "") == "any":
+    if durability.reads == "any":
         stories += [head_is_told_late] * 4
     if isinstance(d.case.recovery.outage, Continue) and d.case.recovery.outage.buffer == "worker":
         stories += [held_too_long] * 2
-    if getattr(durability, "seconds", None) is not None:
+    if durability.seconds is not None:
         stories += [moved_and_lost_later] * 4
-    if isinstance(durability, Checkpoint):
+    if durability.writes_checkpoints:
         stories += [resumed] * 4 + [dark_writer] * 2 + [slow_disk, restored_twice]
-        if durability.scope == "all":
+        if durability.restores_together:
             stories += [gone_back_twice] * 2
     if d.case.recovery.needs_store:
         stories += [dark_store, restored_twice]

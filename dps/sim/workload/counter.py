@@ -21,7 +21,6 @@ from dps.core.functions import Changed, Part
 from dps.core.updates import UpdateId
 from dps.errors import Evicted
 from dps.protocol.client.shard_client import Outcome
-from dps.protocol.group import applies
 from dps.protocol.messages import Table
 from dps.sim.violation import Violation, require
 from dps.sim.workload.counter_rows import TABLE, RowKeys, homes
@@ -236,7 +235,7 @@ class CountingWorker:
             await self.client.close()
         except asyncio.CancelledError:
             self._tally.forgive_buffer(self._pushed)
-            if applies(self._world.group):
+            if self._world.group.restores_together:
                 self._tally.unfinished |= set(self._on_the_way.values())
             raise
 
@@ -361,7 +360,7 @@ class CountingWorker:
     def _reading(self, shard: int, found: set[int]) -> _Reading:
         """How far everybody is in what was read of a shard."""
         tally = self._tally
-        together = applies(self._world.group)
+        together = self._world.group.restores_together
         set_back = together and tally.clock(self.name, shard, found) is None
         active = {} if set_back else tally.active
         return _Reading({w: (since, tally.clock(w, shard, found)) for w, since in active.items()})

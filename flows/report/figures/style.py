@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dps.core.recovery import PRESETS
+from dps.protocol.durabilities.presets import PRESETS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -32,7 +32,7 @@ from dps.cluster.node.recorder import topic
 from dps.errors import CapacityError, GroupClosed
 from dps.events import Evaluated, Event, WorkerLeft, to_dict
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.group import Timings
+from dps.protocol.timings import Timings
 from tests.cluster.driver.test_facade import STEPS, first_weight
 from tests.support.training import (
     COUNTING,

@@ -28,8 +28,8 @@ from dps import (
 )
 from dps.cluster.backends.local import LocalCluster
 from dps.errors import ConfigurationError, ShardUnavailable, StoreUnavailable
-from dps.protocol.group import Timings
 from dps.protocol.storage.manifest import find_saved
+from dps.protocol.timings import Timings
 from tests.support.training import (
     COUNTING,
     PRELOAD,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dps.core.recovery import Chain, Recovery
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
 from flows.benchmarks import overhead as bench_cost
 from flows.benchmarks import recovery as bench_recovery

@@ -12,8 +12,11 @@ import yaml
 
 import dps
 from dps.core.faults.plan import AtUpdates, Kill, Pause
-from dps.core.recovery import PRESETS, Checkpoint, Continue, Recovery, Replay
+from dps.core.outage import Continue, Replay
 from dps.errors import ConfigurationError
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.presets import PRESETS
+from dps.protocol.recovery import Recovery
 from flows.config.experiment import TrialConfig, load_experiment, packaged_names
 from flows.config.workload import workload_of
 from flows.workloads import SHAPES, SoftmaxRegression

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.core.recovery import PRESETS
 from dps.events import (
     Applied,
     Audited,
@@ -26,6 +25,7 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.unplanned import evaluator_lost, first_unplanned

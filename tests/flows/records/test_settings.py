@@ -11,10 +11,11 @@ import pytest
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.rules.rule import SGD
 from dps.errors import ConfigurationError
 from dps.events import TrialStarted
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.manifest import Run, Saved
 from flows.config.trials import Trial
 from flows.execution.replay import replay_of

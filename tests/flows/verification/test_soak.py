@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
+from dps.core.outage import Continue
 from dps.errors import ConfigurationError
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
 from flows.verification.case import Case, Struck
 from flows.verification.pool import MEBIBYTE, Sample, _growth

@@ -10,10 +10,15 @@ import pytest
 
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Checkpoint, Continue, NoDurability, Recovery, SharedStore
+from dps.core.outage import Continue
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.events import RolledBack, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durability import NoDurability
+from dps.protocol.recovery import Recovery
 from dps.sim.process import Process
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 

@@ -13,13 +13,15 @@ import dps
 from dps.core.filters.chain import checked
 from dps.core.filters.encoding import taken_apart
 from dps.core.filters.outbox import Outbox
-from dps.core.recovery import Chain, Continue, Recovery
+from dps.core.outage import Continue
 from dps.core.updates import Operation
 from dps.errors import KeysUnknown, ShapeMismatch
 from dps.protocol import key_cache as keys
 from dps.protocol.client.key_cache import KnownKeys
 from dps.protocol.compression import dense
+from dps.protocol.durabilities.chain import Chain
 from dps.protocol.messages import Push
+from dps.protocol.recovery import Recovery
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.recovery import Checkpoint, Recovery
 from dps.errors import ConfigurationError, GroupClosed, ShardUnavailable, StoreUnavailable
 from dps.events import CheckpointWritten
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.save_all import save_all
+from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import CloseGroup
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage import checkpoints as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import SimTransport

@@ -8,21 +8,17 @@ import numpy as np
 import pytest
 
 from dps.core.functions import Changed
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    NoDurability,
-    Recovery,
-    SharedStore,
-    WorkerCache,
-    with_checkpoint_path,
-)
+from dps.core.outage import Continue
 from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerJoined, WorkerLeft
 from dps.protocol.client.client import Client
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.coordinator.losses import Losses
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import NoDurability
 from dps.protocol.messages import (
     Account,
     Brought,
@@ -35,6 +31,7 @@ from dps.protocol.messages import (
     Statement,
     StopTraining,
 )
+from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until

@@ -15,21 +15,17 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    Durability,
-    Recovery,
-    SharedStore,
-    with_checkpoint_path,
-)
+from dps.core.outage import Continue
 from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Decided, Detected, Event, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import Outcome
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durability import Durability
 from dps.protocol.messages import (
     AddHosts,
     Configure,
@@ -47,6 +43,7 @@ from dps.protocol.messages import (
     Statement,
     View,
 )
+from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, Consistency
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    NoDurability,
-    Recovery,
-    SharedStore,
-    WorkerCache,
-)
+from dps.core.outage import Continue
 from dps.errors import CapacityError, ConfigurationError
 from dps.events import Event, Moved, Promoted, ReplicaAdded, Restored
 from dps.protocol.client.client import Client
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import NoDurability
 from dps.protocol.messages import Dismiss, Drain, Install, ReportLink, Scale, Table
+from dps.protocol.recovery import Recovery
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR

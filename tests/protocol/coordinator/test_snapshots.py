@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Checkpoint, Recovery
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NotServing, StaleEpoch
 from dps.events import CheckpointRefused, CutTaken, Event, Restored, RolledBack
 from dps.protocol.client.client import Client
+from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import EndCut, Evict, HoldCut, Pull, Push, TakeCut, WantCut
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.sim.network import Weather
 from tests.support.worlds import TIMINGS, Setting, in_world
@@ -44,19 +45,19 @@ class Record:
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     record = Record()
-    write, restore = CutCheckpoints.write_cut, CutCheckpoints.restore_cut
+    write, restore = CutCheckpoints.write_cut, CutCheckpoints.restore
 
     async def note_write(self: CutCheckpoints, epoch: int, cut: int, state: ShardState) -> None:
         await write(self, epoch, cut, state)
         record.written[cut][self._shard] = state
 
-    async def note_restore(self: CutCheckpoints, cut: int) -> ShardState:
-        state = await restore(self, cut)
+    async def note_restore(self: CutCheckpoints, epoch: int, cut: int) -> ShardState:
+        state = await restore(self, epoch, cut)
         record.restored.append((cut, self._shard, state))
         return state
 
     monkeypatch.setattr(CutCheckpoints, "write_cut", note_write)
-    monkeypatch.setattr(CutCheckpoints, "restore_cut", note_restore)
+    monkeypatch.setattr(CutCheckpoints, "restore", note_restore)
     return record
 
 

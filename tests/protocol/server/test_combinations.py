@@ -15,22 +15,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    Durability,
-    NoDurability,
-    Outage,
-    Policy,
-    Recovery,
-    Replay,
-    SharedStore,
-    Wait,
-    WorkerCache,
-)
+from dps.core.outage import Continue, Outage, Policy, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.events import Replayed
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import Durability, NoDurability
+from dps.protocol.recovery import Recovery
 from tests.support.worlds import Setting, in_world
 
 PUSHES = 14

@@ -9,22 +9,19 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import (
-    Chain,
-    Checkpoint,
-    Continue,
-    NoDurability,
-    Recovery,
-    Replay,
-    SharedStore,
-)
+from dps.core.outage import Continue, Replay
 from dps.core.rules.rule import Momentum
 from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted
 from dps.protocol import executor as offload
 from dps.protocol.client.client import Client
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durability import NoDurability
 from dps.protocol.messages import Evict, PullRows, Push
+from dps.protocol.recovery import Recovery
 from dps.sim.network import Weather
 from tests.support.worlds import Setting, in_world, until
 

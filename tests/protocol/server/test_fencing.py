@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.recovery import Chain, Checkpoint, Continue, Recovery, SharedStore
+from dps.core.outage import Continue
 from dps.core.shard import ShardState, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Evicted, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Detected, Restored
 from dps.protocol import executor as offload
 from dps.protocol.client.shard_client import Outcome
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.lease import Leases
 from dps.protocol.messages import (
     AddHosts,
@@ -34,6 +37,7 @@ from dps.protocol.messages import (
     ReportLink,
     Waiting,
 )
+from dps.protocol.recovery import Recovery
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage import checkpoints as saving
 from dps.protocol.transport import Endpoint

@@ -12,9 +12,12 @@ import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed, Part
-from dps.core.recovery import Chain, Continue, NoDurability, Recovery
+from dps.core.outage import Continue
 from dps.errors import ConfigurationError, Evicted, FunctionFailed
 from dps.events import WorkerLeft
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durability import NoDurability
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.manifest import Saved, describe
 from dps.sim.checks.audit import settled
 from dps.sim.network import Weather

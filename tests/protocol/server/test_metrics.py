@@ -6,9 +6,10 @@ import asyncio
 
 import numpy as np
 
-from dps.core.recovery import Chain, Recovery
 from dps.core.shard import AppliedUpdate
 from dps.core.updates import UpdateId
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.recovery import Recovery
 from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics, Tally
 from tests.support.worlds import Setting, in_world
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, SSP
-from dps.core.recovery import Chain, Continue, NoDurability, Recovery, SharedStore
+from dps.core.outage import Continue
 from dps.core.rules.rule import SGD, Adam
 from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.key_routing import asked
@@ -21,7 +21,11 @@ from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import Normal, SparseSpec
 from dps.core.updates import UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch, StaleEpoch
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durability import NoDurability
 from dps.protocol.messages import Configure, Evict, Pull, PullRange, PullRows
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import Weather
 from tests.support.worlds import Setting, in_world

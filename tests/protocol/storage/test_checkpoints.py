@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.recovery import Checkpoint, Recovery
-from dps.errors import StoreUnavailable
+from dps.errors import NotServing, StoreUnavailable
 from dps.events import CheckpointFailed, CheckpointWritten, Event, Moved, Restored
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durability import ServerContext
 from dps.protocol.messages import Drain
+from dps.protocol.recovery import Recovery
 from dps.protocol.storage import checkpoints as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.transport import Endpoint
+from dps.sim.network import SimTransport
 from dps.sim.process import Process, SimClock
 from dps.sim.world import COORDINATOR
 from tests.support.worlds import Setting, happened, in_world, until
@@ -27,6 +31,10 @@ _numbers = count()
 
 def saved(**choices: Any) -> Recovery:
     return Recovery(Checkpoint(path=f"memory://saving-{next(_numbers)}", **choices))
+
+
+async def no_store() -> Endpoint:
+    raise NotServing("there is no store")
 
 
 def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
@@ -251,7 +259,11 @@ def test_a_newcomer_acks_nothing_before_what_it_was_given_is_saved() -> None:
         await client.push(ONES)
         (state,) = await s.states()
         wanted = Checkpoint(path="memory://newcomer", seconds=1.0)
-        keeper = saving.Checkpoints(0, wanted, "g", SimClock(process), lambda event: None)
+        group, clock = s.world.group, SimClock(process)
+        transport = SimTransport(s.world.network, process)
+        tools = transport, clock, lambda event: None, no_store
+        context = ServerContext(0, "another", group.coordinator, group.timings, *tools)
+        keeper = wanted.persistence(context)
         keeper.take_over(0, state.version)
         with unwritable(), pytest.raises(StoreUnavailable, match="no space"):
             await keeper.commit(1, state)
@@ -280,7 +292,7 @@ def test_a_server_whose_files_a_later_one_has_taken_over_stops_writing() -> None
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
         await client.push(ONES)
-        keeper = s.world.hosts[s.world.endpoint("server-0").address].replica(0)._durability
+        keeper = s.world.hosts[s.world.endpoint("server-0").address].replica(0)._persistence
         files, state = keeper._files, (await s.states())[0]  # type: ignore[attr-defined]
         files.write(9, state)
         push = process.run(client.push(ONES))

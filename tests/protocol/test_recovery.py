@@ -6,20 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from dps.core.recovery import (
-    PRESETS,
-    Chain,
-    Checkpoint,
-    Continue,
-    NoDurability,
-    Recovery,
-    Replay,
-    SharedStore,
-    Wait,
-    preset,
-    with_checkpoint_path,
-)
+from dps.core.outage import Continue, Replay, Wait
 from dps.errors import ConfigurationError
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.presets import PRESETS, preset
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durability import NoDurability
+from dps.protocol.recovery import Recovery, with_checkpoint_path
 
 
 def test_presets_are_the_strategies_of_the_literature() -> None:

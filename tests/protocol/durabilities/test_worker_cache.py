@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.recovery import Continue, Recovery, WorkerCache
+from dps.core.outage import Continue
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.rule import SGD, Adam, UpdateRule
 from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
-from dps.protocol.client import copies as rebuild
 from dps.protocol.client.client import Client
-from dps.protocol.coordinator.copy_offers import CopyOffers
-from dps.protocol.messages import Install, Offer, Weights
+from dps.protocol.durabilities import worker_cache
+from dps.protocol.durabilities.worker_cache import CopyOffers, Offer, WorkerCache
+from dps.protocol.messages import Install, Weights
+from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
 from tests.support.builders import same_state
@@ -101,8 +102,8 @@ def test_a_rebuilt_state_is_one_that_existed(
         made.append(rebuild_state(copy, rule))
         return made[-1]
 
-    rebuild_state = rebuild.rebuilt
-    monkeypatch.setattr(rebuild, "rebuilt", note)
+    rebuild_state = worker_cache.rebuilt
+    monkeypatch.setattr(worker_cache, "rebuilt", note)
 
     async def train(s: Setting, client: Client) -> None:
         for _ in range(12):

@@ -1,0 +1,108 @@
+"""Checkpoints: shard state is written to files, of each shard by itself or of all together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from dps.errors import require
+from dps.protocol.durability import Durability, Feature, Persistence, ServerContext
+from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
+from dps.protocol.transport import Endpoint
+from dps.protocol.wire import message
+
+CHECKPOINT_EVERY = 100
+
+# Why what would change one shard alone does not go with shards that go back together.
+_REFUSALS: dict[Feature, str] = {
+    "buffered gradients": (
+        "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
+        "the lost shard would follow on its cut, but not on those of the others; use "
+        "outage=wait, or scope='shard'"
+    ),
+    "functions": (
+        "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
+        "hold a call on each of them or on none; use scope='shard'"
+    ),
+    "moves": (
+        "shards cannot move under Checkpoint(scope='all'), where all of them go back together; "
+        "take scope='shard', or another durability, to choose or change the number of servers"
+    ),
+}
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Durability):
+    """Shard state is written to files; a lost shard restarts from the last complete one.
+
+    Parameters
+    ----------
+    every
+        The promise, in updates: no more than `every` acked updates are ever at risk. If neither
+        this nor `seconds` is given, it is 100.
+    mode
+        "sync" has the acks wait for every write that is due. "async" starts a write when half of
+        the interval is over and acks go on meanwhile; they wait only if the promise would be
+        broken.
+    path
+        Any fsspec path that all server nodes can reach. None: a folder of the run's own.
+    keep
+        How many checkpoints of each shard to keep.
+    seconds
+        The promise, in time: an acked update is saved within so many seconds, by a timer if no
+        other update follows. While the path cannot be written to, nothing more is acked than came
+        within that time.
+    scope
+        What goes back when a shard is lost: "shard", that one alone, or "all" of them, to the
+        newest consistent cut, in which all shards hold the same updates. The promise then counts
+        from that cut.
+    """
+
+    every: int | None = None
+    mode: Literal["sync", "async"] = "async"
+    path: str | None = None
+    keep: int = 2
+    seconds: float | None = None
+    scope: Literal["shard", "all"] = "shard"
+    kind: ClassVar[str] = "checkpoint"
+    writes_checkpoints: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.every is None and self.seconds is None:
+            object.__setattr__(self, "every", CHECKPOINT_EVERY)
+        require(
+            self.every is None or self.every >= 1,
+            f"checkpoint: every={self.every}, expected at least 1 update",
+        )
+        require(
+            self.seconds is None or 0 < self.seconds < math.inf,
+            f"checkpoint: seconds={self.seconds}, expected more than 0",
+        )
+        require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
+        require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
+        require(self.scope in ("shard", "all"), f"checkpoint: scope={self.scope!r} is unknown")
+
+    @property
+    def restores_together(self) -> bool:
+        """Whether all shards go back when one is lost."""
+        return self.scope == "all"
+
+    def refusal(self, feature: Feature) -> str | None:
+        """Why it does not go with what would change one shard alone, if all go back together."""
+        return _REFUSALS.get(feature) if self.restores_together else None
+
+    def at(self, path: str) -> Checkpoint:
+        """Return the same choice with its files below another path."""
+        return replace(self, path=path)
+
+    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+        """Return True: there is a checkpoint before a shard is served."""
+        return True
+
+    def persistence(self, context: ServerContext) -> Persistence:
+        """Return what writes one shard's checkpoints."""
+        writer = CutCheckpoints if self.restores_together else Checkpoints
+        return writer(self, context)

@@ -1,0 +1,31 @@
+"""The recovery strategies that have a name of their own."""
+
+from __future__ import annotations
+
+import difflib
+
+from dps.core.outage import Continue
+from dps.errors import ConfigurationError
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.recovery import Recovery
+
+PRESETS: dict[str, Recovery] = {
+    "none": Recovery(),
+    "checkpoint": Recovery(durability=Checkpoint()),
+    "chain": Recovery(durability=Chain()),
+    "stateless": Recovery(durability=SharedStore(), outage=Continue()),
+}
+
+
+def preset(name: str) -> Recovery:
+    """Return the strategy of that name; raises `ConfigurationError` with the nearest name."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigurationError(
+            f"unknown recovery strategy {name!r}; {hint}known are: {', '.join(PRESETS)}"
+        ) from None
