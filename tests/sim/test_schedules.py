@@ -155,6 +155,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A host has applied mail, and never serves: the next one needs what was in the mailbox.
         "checkpoint + mailbox:2:0,1,2,3,6,9:wide:calm",
         "checkpoint + mailbox:16:1,2,3:wide:calm",
+        # A replica is at work for longer than a call takes, and is not to be taken for unreachable.
+        "chain(3) + mailbox:8800110101000177:wide",
+        "chain(3) + mailbox:8800110101000177:0,1:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

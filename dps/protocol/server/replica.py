@@ -226,8 +226,28 @@ class Replica:
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
     async def replicate(self, m: Replicate) -> Done:
-        """Apply the predecessor's operations; reply when they are committed from here on too."""
-        async with self._lock:
+        """Apply the predecessor's operations; reply when they are committed from here on too.
+
+        Before the call's deadline in any case, so that the predecessor knows that it has reached
+        this one: what takes long is the work here, or is behind.
+        """
+        newcomer, limit = m.committed >= 0, _now() + self._group.timings.call / 2
+        try:
+            async with asyncio.timeout_at(None if newcomer else limit):
+                await self._lock.acquire()
+                await asyncio.shield(self._take(m))  # work in threads cannot be stopped
+        except TimeoutError:
+            raise NotServing(f"shard {self.shard}: earlier operations take long") from None
+        if newcomer:
+            return Done()
+        last, commits = m.first + len(m.operations) - 1, self._commits
+        if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
+            raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
+        return Done()
+
+    async def _take(self, m: Replicate) -> None:
+        """Apply what is new of the operations, and release the lock, which the caller acquired."""
+        try:
             self.must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
                 if index == self.state.index + 1:
@@ -236,15 +256,9 @@ class Replica:
                         self._commits.set_committed(self.state)
                 elif index > self.state.index:
                     raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
+        finally:
+            self._lock.release()
         await self._notify()
-        if m.committed >= 0:
-            return Done()
-        last = m.first + len(m.operations) - 1
-        # In time for the predecessor to know that it has reached this one: what is stuck is behind.
-        limit, commits = _now() + self._group.timings.lease / 2, self._commits
-        if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
-            raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
-        return Done()
 
     async def extend(self, m: Extend) -> Done:
         """Copy the state to a newcomer while updates go on, then make it the successor.

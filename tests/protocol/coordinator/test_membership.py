@@ -10,12 +10,14 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.outage import Continue
+from dps.core.shard import Step
 from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Decided, Detected, Event, Restored, WorkerJoined, WorkerLeft
@@ -44,6 +46,7 @@ from dps.protocol.messages import (
     View,
 )
 from dps.protocol.recovery import Recovery, with_checkpoint_path
+from dps.protocol.server.replica import Replica
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process
@@ -261,7 +264,8 @@ def test_a_replica_that_its_predecessor_cannot_reach_is_left_out() -> None:
     in_world(scenario, recovery=CHAIN, shards=1)
 
 
-def test_a_replica_that_answers_is_not_blamed_for_the_next_one_that_does_not() -> None:
+@pytest.mark.parametrize("lease", [LEASE, 4 * TIMINGS.call])
+def test_a_replica_that_answers_is_not_blamed_for_the_next_one_that_does_not(lease: float) -> None:
     """It says that its own successor does not acknowledge, for longer than a lease."""
 
     async def scenario(s: Setting) -> None:
@@ -269,12 +273,28 @@ def test_a_replica_that_answers_is_not_blamed_for_the_next_one_that_does_not() -
         view = await view_of(s)
         middle, tail = (s.world.name_of(member) for member in view.chain[1:])
         cut_off(s, middle, (tail,))
-        await s.all_of(process.run(client.push(ONES)), within=6.0)
+        await s.all_of(process.run(client.push(ONES)), within=5.0 + 2 * lease)
         chain = s.world.view(0).chain
         assert [s.world.name_of(member) for member in chain[:2]] == ["server-0", middle]
         assert s.world.hosts[view.chain[1].address]._life == 0, "it had to start over"
 
-    in_world(scenario, recovery=Recovery(Chain(3)), shards=1)
+    in_world(scenario, recovery=Recovery(Chain(3)), shards=1, lease=lease)
+
+
+def test_a_replica_that_is_at_work_for_longer_than_a_call_is_not_given_up() -> None:
+    stepped = Replica._stepped
+
+    async def at_length(self: Replica, op: Operation) -> Step:
+        await asyncio.sleep(0.0 if self.is_head else 3 * TIMINGS.call)
+        return await stepped(self, op)
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        with patch.object(Replica, "_stepped", at_length):
+            await s.all_of(process.run(client.push(ONES)), within=4 * TIMINGS.call)
+        assert not happened(s, Detected)
+
+    in_world(scenario, recovery=CHAIN, shards=1)
 
 
 def test_a_call_is_given_up_when_another_head_is_to_be_asked() -> None:
