@@ -135,7 +135,7 @@ class ServerContext:
     transport: Transport
     clock: Clock
     emit: Sink
-    store: Callable[[], Awaitable[Endpoint]]
+    store: Callable[[], Endpoint]
 
 
 class RoutingTable(Protocol):

@@ -25,6 +25,7 @@ from dps.protocol.messages import (
     Evict,
     Extend,
     Install,
+    Keepers,
     Push,
     PutState,
     ReplayBuffered,
@@ -379,7 +380,7 @@ def test_a_copy_to_a_newcomer_is_whole_though_another_copy_fails_meanwhile() -> 
         s.network.slow("server-0", "spare-1", 0.6)
 
         async def extend(host: Endpoint) -> None:
-            await s.ask(view.chain[0], Extend(0, view.epoch, host), 2 * TIMINGS.copy)
+            await s.ask(view.chain[0], Extend(0, view.epoch, host, Keepers()), 2 * TIMINGS.copy)
 
         failing = asyncio.create_task(extend(first))
         await asyncio.sleep(TIMINGS.copy - 0.1)

@@ -11,11 +11,12 @@ BUDGET = 100
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.
 KNOWN = {
     "epoch not checked again": "chain(2), SSP(1):8675309000244:0,1,3",
+    "first store used for ever": "stateless, BSP:5:wide",
     "lease counted from the reply": "none, BSP:65",
     "lease not checked again": "none, elastic:11:wide",
     "given up without proof": "chain(2), busy:14",
     "lost workers asked what they were told": "checkpoint:4",
-    "mailbox cleared before apply": "chain(3) + mailbox:22",
+    "mailbox cleared before apply": "stateless + functions:4",
     "mailbox cleared before the shard is served": "checkpoint + mailbox:16:1,2,3:wide:calm",
     "rows of summed updates forgotten": "chain(2), aggregated:6",
     "non-atomic publish": "checkpoint, BSP:59",

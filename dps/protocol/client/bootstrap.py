@@ -93,6 +93,7 @@ class Bootstrap:
         else:
             state = initial_state(self._initial[seed.shard], self._group.rule)
             source = "initial"
-        request = Install(seed.shard, seed.epoch, (seed.host,), state, source)
+        chain = (seed.host,)
+        request = Install(seed.shard, seed.epoch, chain, state, source, keepers=seed.keepers)
         await self._transport.call(seed.host, request, self._group.timings.copy)
         await self._router.ask(Seeded(seed.shard, seed.epoch, brought(source, state)))

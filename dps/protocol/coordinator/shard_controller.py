@@ -25,6 +25,7 @@ from dps.protocol.messages import (
     ClearMail,
     Configure,
     Extend,
+    Keepers,
     Release,
     Restore,
     Seed,
@@ -288,7 +289,8 @@ class ShardController:
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._port.members:
                 alone = (forsaken,)
-                request = Configure(self.view.shard, self._next_epoch(), alone, forsaken)
+                fence = self.view.shard, self._next_epoch(), alone, forsaken
+                request = Configure(*fence, keepers=self._keepers)
                 with suppress(NotServing):  # then it has nothing of the shard
                     await self._call(forsaken, request)
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
@@ -303,7 +305,7 @@ class ShardController:
             return await self._restore_cut(view, host, self._port.cuts.newest)
         if self._is_kept:
             self._tried.setdefault(host, view.epoch)
-            return await self._restored(host, Restore(view.shard, view.epoch, host))
+            return await self._restored(host, Restore(view.shard, view.epoch, host, self._keepers))
         if host in self._tried:
             return await self._restore_got(view, host)
         return await self._install(view, host)
@@ -311,7 +313,8 @@ class ShardController:
     async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:
         """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
         try:
-            return await self._restored(host, Restore(view.shard, view.epoch, host, cut))
+            restore = Restore(view.shard, view.epoch, host, self._keepers, cut)
+            return await self._restored(host, restore)
         except CheckpointCorrupt:
             self._port.refuse_cut(view.shard, cut)
             raise
@@ -320,7 +323,8 @@ class ShardController:
         """Go on from what an earlier attempt has brought to a host, if it has come that far."""
         since = self._tried[host]
         try:
-            return await self._restored(host, Restore(view.shard, view.epoch, host, since=since))
+            restore = Restore(view.shard, view.epoch, host, self._keepers, since=since)
+            return await self._restored(host, restore)
         except StaleEpoch:
             del self._tried[host]
             raise
@@ -338,6 +342,10 @@ class ShardController:
     @property
     def _lacks_store(self) -> bool:
         return self._durability.needs_store and self._port.store is None
+
+    @property
+    def _keepers(self) -> Keepers:
+        return Keepers(self._port.store, self._port.mailbox)
 
     async def _restored(self, host: Endpoint, request: Restore) -> Brought:
         brought: Brought = await self._call(host, request)
@@ -358,7 +366,7 @@ class ShardController:
             It is a worker's, which does not stand any more.
         """
         self._seeded = asyncio.Event()
-        self._port.seeds[view.shard] = Seed(view.shard, view.epoch, host, donor)
+        self._port.seeds[view.shard] = Seed(view.shard, view.epoch, host, self._keepers, donor)
         await self._port.publish()
         try:
             patience = self._group.timings.call if stands is None else DONOR_SECONDS
@@ -380,7 +388,7 @@ class ShardController:
         self.reserved = host
         has_all, joined = False, False
         try:
-            await self._call(view.chain[-1], Extend(view.shard, view.epoch, host))
+            await self._call(view.chain[-1], Extend(view.shard, view.epoch, host, self._keepers))
             has_all = True
             await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and self._is_coming(host)
@@ -433,7 +441,8 @@ class ShardController:
         stopped = _Stopped(move, source, fence, asyncio.get_running_loop().time())
         switched = False
         try:
-            await self._call(source, Configure(view.shard, fence, left, source))
+            out = Configure(view.shard, fence, left, source, keepers=self._keepers)
+            await self._call(source, out)
             if source in self.view.chain:
                 self._stopped = stopped
             shorter = View(view.shard, self._next_epoch(), left, serving=True)
@@ -469,8 +478,9 @@ class ShardController:
 
     async def _configure(self, view: View, kept: bool = False) -> None:
         """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
+        entered = view.shard, view.epoch, view.chain
         for member in reversed(view.chain):
-            await self._call(member, Configure(view.shard, view.epoch, view.chain, member, kept))
+            await self._call(member, Configure(*entered, member, kept, self._keepers))
 
     def _send(self, request: Any, whom: Callable[[], Endpoint | None]) -> None:
         """Have a request carried out that nobody waits for, while there is somebody to do it."""

@@ -64,7 +64,7 @@ class StorePersistence(NoPersistence):
 
     async def commit(self, epoch: int, state: ShardState) -> None:
         """Return when the store has the state; of tables only what is new goes there."""
-        store = await self._store()
+        store = self._store()
         there, self._there = self._there, None
         if there is None or not state.tables or there[1:] != (store, epoch):
             await self._put(store, PutState(self._shard, epoch, state))
@@ -80,7 +80,7 @@ class StorePersistence(NoPersistence):
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the state that the store has."""
         request = GetState(self._shard, epoch)
-        state = await self._transport.call(await self._store(), request, self._deadline, "store")
+        state = await self._transport.call(self._store(), request, self._deadline, "store")
         if not isinstance(state, ShardState):
             raise StoreUnavailable(f"shard {self._shard}: the state store has no state of it")
         return state

@@ -177,7 +177,8 @@ class Copies:
             return  # that was long ago
         assert copy.metadata is not None
         state, based_on = rebuilt(copy, self._context.rule), copy.metadata.epoch
-        request = Install(seed.shard, epoch, (seed.host,), state, "worker")
+        chain = (seed.host,)
+        request = Install(seed.shard, epoch, chain, state, "worker", keepers=seed.keepers)
         timings = self._context.timings
         for _ in range(ATTEMPTS):
             try:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 
-if TYPE_CHECKING:
-    pass
+
+@message
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """The nodes that keep states (`store`) and buffered gradients (`mailbox`) in an epoch."""
+
+    store: Endpoint | None = None
+    mailbox: Endpoint | None = None
 
 
 # -- to any replica ----------------------------------------------------------------------------
@@ -40,6 +45,7 @@ class Install:
     state: ShardState
     source: str
     saved: int = 0
+    keepers: Keepers = Keepers()
 
 
 @message
@@ -54,6 +60,7 @@ class Restore:
     shard: int
     epoch: int
     host: Endpoint
+    keepers: Keepers
     cut: int = 0
     since: int = 0
 
@@ -71,6 +78,7 @@ class Configure:
     chain: tuple[Endpoint, ...]
     me: Endpoint
     kept: bool = False
+    keepers: Keepers = Keepers()
 
 
 @message
@@ -81,6 +89,7 @@ class Extend:
     shard: int
     epoch: int
     host: Endpoint
+    keepers: Keepers
 
 
 @message

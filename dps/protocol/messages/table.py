@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dps.protocol.messages.chain import Keepers
 from dps.protocol.messages.losses import Restoration
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
@@ -31,6 +32,7 @@ class Seed:
     shard: int
     epoch: int
     host: Endpoint
+    keepers: Keepers
     donor: str = ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dps.core.shard import ShardState
@@ -32,10 +33,10 @@ from dps.protocol.messages import (
     Extend,
     Flush,
     GetState,
-    GetTable,
     Held,
     HoldCut,
     Install,
+    Keepers,
     Pull,
     PullRange,
     PullRows,
@@ -50,7 +51,6 @@ from dps.protocol.messages import (
     RowsAsked,
     Save,
     SavedAt,
-    Table,
     TakeCut,
     TakeMail,
     Taken,
@@ -100,6 +100,7 @@ class ShardServer:
         self._mailboxes = Mailboxes()
         self._keys = KeyLists()
         self._restored: dict[int, int] = {}
+        self._keepers: dict[int, tuple[int, Keepers]] = {}
         self._left: dict[int, int] = {}
         self._lease = Lease(group.timings, clock)
         self._life = 0
@@ -237,6 +238,7 @@ class ShardServer:
 
     async def _configure(self, m: Configure) -> Done:
         replica = self.replica(m.shard)
+        self._note_keepers(m)
         done = await replica.configure(m)
         if not m.kept:
             await replica.make_durable(m.epoch)
@@ -273,6 +275,7 @@ class ShardServer:
 
     async def _install(self, m: Install) -> Done:
         """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
+        self._note_keepers(m)
         keeper = self._persistence(m.shard)
         if m.source == "replica":
             keeper.take_over(m.saved, m.state.version)
@@ -289,6 +292,7 @@ class ShardServer:
 
     async def _restore(self, m: Restore) -> Brought:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
+        self._note_keepers(m)
         keeper, life = self._persistence(m.shard), self._life
         state = self._got(m) if m.since else await keeper.restore(m.epoch, m.cut)
         if life != self._life:
@@ -351,8 +355,8 @@ class ShardServer:
 
         It stays there until the shard is served: until then somebody else may have to begin anew.
         """
-        mailbox = (await self._table()).mailbox if self._group.recovery.needs_store else None
-        if mailbox is None:
+        mailbox = self._keepers_of(replica.shard).mailbox
+        if mailbox is None or not self._group.recovery.needs_store:
             return
         take = TakeMail(replica.shard, epoch)
         mail = await self._transport.call(mailbox, take, self._group.timings.copy, "store")
@@ -362,21 +366,24 @@ class ShardServer:
     def _persistence(self, shard: int) -> Persistence:
         group = self._group
         of_group = shard, group.name, group.coordinator, group.timings
-        tools = self._transport, self._clock, self._emit, self._required_store
-        return group.recovery.durability.persistence(ServerContext(*of_group, *tools))
+        tools = self._transport, self._clock, self._emit
+        store = partial(self._store_of, shard)
+        return group.recovery.durability.persistence(ServerContext(*of_group, *tools, store))
 
-    async def _required_store(self) -> Endpoint:
-        store = (await self._table()).store
+    def _note_keepers(self, m: Install | Restore | Configure) -> None:
+        """Keep who keeps states and mail, as it is in the newest epoch that was heard of."""
+        known = self._keepers.get(m.shard)
+        if known is None or m.epoch >= known[0]:
+            self._keepers[m.shard] = m.epoch, m.keepers
+
+    def _keepers_of(self, shard: int) -> Keepers:
+        return self._keepers[shard][1]
+
+    def _store_of(self, shard: int) -> Endpoint:
+        store = self._keepers_of(shard).store
         if store is None:
             raise NotServing("the group has no node for the state store")
         return store
-
-    async def _table(self) -> Table:
-        """The table as it is now: which nodes keep states and mail may have changed."""
-        deadline = self._group.timings.call
-        request = GetTable(-1, deadline)
-        table: Table = await self._transport.call(self._group.coordinator, request, deadline)
-        return table
 
 
 def _figures_of(replica: Replica) -> ReplicaMetrics:

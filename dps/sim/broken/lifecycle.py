@@ -183,7 +183,8 @@ async def _extend_with_all(self: Replica, m: Extend) -> Done:
     self.must_be_in(m.epoch)
     chain, commits, state = (*self.chain, m.host), self._commits, self.state
     with commits.keeping_later_than(state):
-        install = Install(self.shard, m.epoch, chain, state, "replica", self._persistence.saved)
+        given = self.shard, m.epoch, chain, state, "replica", self._persistence.saved
+        install = Install(*given, m.keepers)
         copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
         async with self._lock:

@@ -34,6 +34,7 @@ from dps.protocol.messages import (
     Push,
     Pushed,
     Replicate,
+    Restore,
     TakeMail,
     View,
     Weights,
@@ -136,7 +137,7 @@ async def _install_without_results(self: ShardServer, m: Install) -> Any:
 async def _extend_without_the_last(self: Replica, m: Extend) -> Done:
     """Copy the state to a newcomer, but not what was applied during the copy."""
     chain, state = (*self.chain, m.host), self.state
-    install = Install(self.shard, m.epoch, chain, state, "replica")
+    install = Install(self.shard, m.epoch, chain, state, "replica", keepers=m.keepers)
     await self._transport.call(m.host, install, self._group.timings.copy, "replicate")
     self._commits.successor = m.host
     return Done()
@@ -289,7 +290,7 @@ def _get_without_table(self: StateStore, m: GetState) -> ShardState | None:
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before apply", mailboxes)
 async def _clear_before_replay(self: ShardServer, on: Replica, epoch: int) -> None:
     """Empty the mailbox before what was in it is durable."""
-    mailbox = (await self._table()).mailbox
+    mailbox = self._keepers_of(on.shard).mailbox
     if mailbox is not None:
         take = TakeMail(on.shard, epoch)
         mail = await self._transport.call(mailbox, take, 1.0, "store")
@@ -301,9 +302,15 @@ async def _clear_before_replay(self: ShardServer, on: Replica, epoch: int) -> No
 async def _clear_before_served(self: ShardServer, on: Replica, epoch: int) -> None:
     """Empty the mailbox as soon as what was in it is applied, whoever may have to begin anew."""
     await _take_mail(self, on, epoch)
-    mailbox = (await self._table()).mailbox
+    mailbox = self._keepers_of(on.shard).mailbox
     if mailbox is not None:
         await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+
+
+@instead_of(ShardServer, "_note_keepers", "first store used for ever", stores)
+def _note_the_first(self: ShardServer, m: Install | Restore | Configure) -> None:
+    """Keep to the store and the mailbox of the first epoch, though others are used now."""
+    self._keepers.setdefault(m.shard, (m.epoch, m.keepers))
 
 
 @instead_of(ShardServer, "_take_mail", "mailbox left", mailboxes)

@@ -28,6 +28,7 @@ from dps.protocol.messages import (
     Extend,
     HostInfo,
     Install,
+    Keepers,
     Pull,
     Push,
     Release,
@@ -82,7 +83,7 @@ def test_a_configuration_that_comes_twice_does_not_undo_what_came_since() -> Non
         view = await view_of(s)
         await s.world.bring_up(["spare-0"])
         tail, spare = view.chain[-1], s.world.endpoint("spare-0")
-        await s.ask(tail, Extend(0, view.epoch, spare))
+        await s.ask(tail, Extend(0, view.epoch, spare, Keepers()))
         await s.ask(tail, Configure(0, view.epoch, view.chain, tail))
         await client.push(ONES)
         newcomer = s.world.hosts[spare.address].replica(0)
@@ -100,11 +101,11 @@ def test_a_newcomer_with_an_earlier_copy_is_not_taken_to_have_the_later_one() ->
         await s.world.bring_up(["spare-0"])
         tail, spare = view.chain[-1], s.world.endpoint("spare-0")
         copied = s.held_back(spare, lambda m: isinstance(m, Install) and not m.state.version)
-        extending = asyncio.create_task(s.ask(tail, Extend(0, view.epoch, spare)))
+        extending = asyncio.create_task(s.ask(tail, Extend(0, view.epoch, spare, Keepers())))
         await until(lambda: s.world.hosts[spare.address].states())
         await client.push(ONES)
         with pytest.raises(NotServing, match="spare-0 holds an earlier copy of shard 0"):
-            await s.ask(tail, Extend(0, view.epoch, spare))
+            await s.ask(tail, Extend(0, view.epoch, spare, Keepers()))
         copied.set()
         await extending
         await client.push(ONES)
@@ -261,7 +262,7 @@ def test_a_newcomer_shows_nothing_that_is_not_committed() -> None:
         s.network.pause(store)
         pushing = process.run(client.push(ONES))
         await asyncio.sleep(0.1)
-        await s.ask(view.chain[0], Extend(0, view.epoch, spare))
+        await s.ask(view.chain[0], Extend(0, view.epoch, spare, Keepers()))
         newcomer = s.world.hosts[spare.address].replica(0)
         assert newcomer.state.version == 2
         assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 0, 0.1))).version == 1

@@ -33,7 +33,7 @@ def saved(**choices: Any) -> Recovery:
     return Recovery(Checkpoint(path=f"memory://saving-{next(_numbers)}", **choices))
 
 
-async def no_store() -> Endpoint:
+def no_store() -> Endpoint:
     raise NotServing("there is no store")
 
 
