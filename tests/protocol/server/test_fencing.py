@@ -262,7 +262,8 @@ def test_a_newcomer_shows_nothing_that_is_not_committed() -> None:
         s.network.pause(store)
         pushing = process.run(client.push(ONES))
         await asyncio.sleep(0.1)
-        await s.ask(view.chain[0], Extend(0, view.epoch, spare, Keepers()))
+        keepers = Keepers(s.world.endpoint("store-0"))
+        await s.ask(view.chain[0], Extend(0, view.epoch, spare, keepers))
         newcomer = s.world.hosts[spare.address].replica(0)
         assert newcomer.state.version == 2
         assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 0, 0.1))).version == 1
