@@ -68,6 +68,8 @@ class World:
         Whether the coordinator is told of connections that break; if not, it has to find out.
     hosts
         The host on each node, dead ones included, by the address of its process.
+    clients
+        The client in each worker's process, dead ones included.
     drained
         The hosts that are to be emptied, and to have nothing more.
     """
@@ -86,6 +88,7 @@ class World:
         self.events: list[tuple[str, Event]] = []
         self.watchers: list[Callable[[Process, Event], None]] = []
         self.hosts: dict[str, ShardServer] = {}
+        self.clients: dict[Process, Client] = {}
         self.drained: set[Endpoint] = set()
         self._random = random
         self._machines = machines
@@ -258,7 +261,9 @@ class World:
     def client(self, worker: str, on_ack: OnAck | None = None) -> tuple[Process, Client]:
         """A fresh worker process, and the client in it."""
         process = self._start_process(worker)
-        return process, Client(self.group, SimTransport(self.network, process), worker, on_ack)
+        transport = SimTransport(self.network, process)
+        client = self.clients[process] = Client(self.group, transport, worker, on_ack)
+        return process, client
 
     async def complete(self) -> Table:
         """Wait until every shard is served by all its replicas; return that table."""

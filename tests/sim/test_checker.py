@@ -17,11 +17,11 @@ from dps.core.updates import Operation, UpdateId
 from dps.events import Restored
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durabilities.worker_cache import CopyOffers, WorkerCache
 from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.batching import Batching
-from dps.sim.checks.audit import Auditor, publishing
+from dps.sim.checks.audit import Auditor, accepting, publishing
 from dps.sim.injector import Injector
 from dps.sim.schedules.strategies import CASES
 from dps.sim.workload.counter import Tally
@@ -119,6 +119,42 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
 
     params = {name_of(0): np.zeros(9)}
     what = {"recovery": Recovery(SharedStore()), "extra": ["spare-0"], "meanwhile": listen}
+    in_world(scenario, params=params, shards=1, **what)
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_a_worker_s_copy_that_was_never_served_is_no_state_to_go_on_from(another: bool) -> None:
+    """The donor is lost when it has installed it; who else has a copy must be asked for that."""
+
+    async def listen(s: Setting) -> None:
+        untouched = Mock(spec=Injector, touched=lambda process: False)
+        case = replace(CASES["worker cache"], shards=1)
+        auditors.append(Auditor(s.world, case, Tally(1, lambda: False), untouched))
+
+    async def ignored(self: CopyOffers, shard: int) -> None: ...
+
+    async def scenario(s: Setting) -> None:
+        restored, spare = len(happened(s, Restored)), s.world.endpoint("spare-0")
+        s.held_back(spare, lambda m: isinstance(m, Install))
+        with accepting(auditors[0].accepted):
+            for name in ("worker-0", "worker-1"):
+                _, client = await s.enter(name)
+                if another or name == "worker-1":
+                    await client.pull()
+        s.world.crash("server-0", back_after=0.1)
+        await until(lambda: len(happened(s, Restored)) == restored + 1)
+        assert happened(s, Restored)[-1].source == "worker"
+        with patch.object(CopyOffers, "best", ignored if another else CopyOffers.best):
+            s.world.crash("worker-1")
+            await until(lambda: happened(s, Restored)[-1].node == "server-0")
+        assert happened(s, Restored)[-1].source == "initial"
+        broken = s.network.broken
+        assert broken.done() == another
+        assert not another or ": worker-0 had its state" in str(broken.result())
+
+    auditors: list[Auditor] = []
+    params = {name_of(0): np.zeros(9)}
+    what = {"recovery": Recovery(WorkerCache()), "extra": ["spare-0"], "meanwhile": listen}
     in_world(scenario, params=params, shards=1, **what)
 
 

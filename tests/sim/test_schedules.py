@@ -152,6 +152,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint + functions:7700110033000063:0,1:wide:calm",
         # A host that has got initial values, and no mail, never serves them: another one gets them.
         "stateless, filters:7700110033000077:1,2,3:wide:calm",
+        # A host that has got a copy never serves it; its worker is lost, and no other has one.
+        "worker cache + continue, filters:8800110101000235:wide",
+        "worker cache + continue, filters:8800110101000235:2,3,5:wide:calm",
         # A host has applied mail, and never serves: the next one needs what was in the mailbox.
         "checkpoint + mailbox:2:0,1,2,3,6,9:wide:calm",
         "checkpoint + mailbox:16:1,2,3:wide:calm",

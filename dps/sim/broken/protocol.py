@@ -20,6 +20,7 @@ from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
+from dps.protocol.durabilities.worker_cache import CopyOffers
 from dps.protocol.lease import Lease
 from dps.protocol.messages import (
     ClearMail,
@@ -53,6 +54,7 @@ from dps.sim.broken.variant import (
     alone,
     any_case,
     buffers,
+    caches,
     calls,
     chains,
     checkpoints,
@@ -178,6 +180,11 @@ def _unsettle_and_forget(
     _unsettle(self, without, also)
     if lost_head:
         self.view = replace(self.view, chain=())
+
+
+@instead_of(CopyOffers, "best", "copies of workers ignored", caches)
+async def _best_of_none(self: CopyOffers, shard: int) -> None:
+    """Start a lost shard anew, whoever has read it."""
 
 
 # -- epochs and leases -----------------------------------------------------------------------------

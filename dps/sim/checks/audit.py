@@ -70,7 +70,7 @@ class _Shard:
         self.members: dict[str, Process] = {}
         self.refused = 0
         self.begun = False
-        self.anew: Restored | None = None  # the last restoration, if it was to the initial values
+        self.seeded: Restored | None = None  # the last restoration, if by the driver or a worker
         self.missing: dict[int, set[int]] = {}  # by epoch, acked updates that a restoration lacks
 
 
@@ -128,7 +128,7 @@ class Auditor:
         world.watchers.append(self._recorded)
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
-            shard.anew, shard.missing, shard.served = None, {}, set()
+            shard.seeded, shard.missing, shard.served = None, {}, set()
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -377,7 +377,8 @@ class Auditor:
         if self._forgets:  # only the copies of workers may bring back what was lost
             self._note_missing(event, cells_in(values))
         shard.members = {process.address: process}
-        shard.anew = event if anew and shard.begun else None
+        seeded = event.source in ("initial", "worker")
+        shard.seeded = event if seeded and shard.begun else None
         shard.begun = True
         if (
             not self._world.group.restores_together
@@ -401,21 +402,33 @@ class Auditor:
         ]
         if self._case.recovery.durability.needs_store:
             fit += [] if self._injector.has_touched("store") else ["the store"]
+        elif isinstance(self._case.recovery.durability, WorkerCache):
+            fit += self._readers(number)
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
 
     def _has_only_begun(self, number: int, process: Process) -> bool:
-        """Whether a host got the initial values, never served them, and has nothing else.
+        """Whether a host got initial values or a worker's copy, never served, and has nothing else.
 
+        It is asked for nothing then: the state remains with whom it came from, if that one lives.
         What it has of the mail is still in the mailbox, unless that was lost.
         """
-        anew = self._shards[number].anew
-        if anew is None or anew.epoch in self._served(number):
+        seeded = self._shards[number].seeded
+        if seeded is None or seeded.epoch in self._served(number):
             return False
         replica = self._world.hosts[process.address]._replicas.get(number)
         if replica is None:
             return False
         there = sum(is_duplicate(replica.state, update) for update in self._mail_of(number))
-        return self._tally.mail_lost() or replica.state.version <= anew.version + there
+        return self._tally.mail_lost() or replica.state.version <= seeded.version + there
+
+    def _readers(self, number: int) -> list[str]:
+        """The workers that take part and hold a copy of a shard, and have had no fault."""
+        return [
+            p.name
+            for p, client in self._world.clients.items()
+            if p.alive and not self._injector.touched(p)
+            if self._joined.get(p.name) == client.incarnation and client.versions()[number] >= 0
+        ]
 
     def _mail_of(self, number: int) -> set[UpdateId]:
         """The updates in the mailbox of a shard."""
