@@ -20,7 +20,7 @@ from dps.protocol.coordinator.copy_offers import CopyOffers
 from dps.protocol.messages import Install, Offer, Weights
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
-from tests.support.builders import same_state
+from dps.testing.worlds import same_state
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
