@@ -365,7 +365,7 @@ class _RegisteredFault(Registered, AimedSection):
         fault: faults.Disturbing = self.made(target=self.aim(nodes), when=self.moment())
         return self.repeated(fault)
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Refuse settings that the class refuses; raises `ConfigurationError`."""
         self.build({})
 

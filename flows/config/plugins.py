@@ -51,17 +51,17 @@ class Registered:
 
     Attributes
     ----------
-    made_by
+    registered_class
         The class that is registered.
-    group
+    registered_in
         The group that it is registered in.
-    distribution
+    registered_by
         Name and version of the distribution that provides it.
     """
 
-    made_by: ClassVar[type]
-    group: ClassVar[Group]
-    distribution: ClassVar[tuple[str, str]]
+    registered_class: ClassVar[type]
+    registered_in: ClassVar[Group]
+    registered_by: ClassVar[tuple[str, str]]
 
     def made(self, **given: Any) -> Any:
         """Return an object of the class, with these settings and what dps gives it.
@@ -71,21 +71,26 @@ class Registered:
         ConfigurationError
             The class refuses them.
         """
-        names = (field.name for field in dataclasses.fields(self.made_by) if field.init)
-        settings = {name: getattr(self, name) for name in names if name not in self.group.given}
+        names = (field.name for field in dataclasses.fields(self.registered_class) if field.init)
+        settings = {
+            name: getattr(self, name) for name in names if name not in self.registered_in.given
+        }
         try:
-            return self.made_by(**settings, **given)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(shown(str(error), LONGEST_REASON)) from error
+            return self.registered_class(**settings, **given)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            reason = shown(f"{self.registered_class.__name__}: {error}", LONGEST_REASON)
+            raise ConfigurationError(reason) from error
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Refuse settings that the class refuses; raises `ConfigurationError`."""
         self.made()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # By its kind: the class of the section itself is made anew in each process.
         assert isinstance(self, BaseModel)
-        return self.group.section_from, (self.model_dump(exclude_unset=True),)
+        return self.registered_in.section_from, (self.model_dump(exclude_unset=True),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +177,7 @@ class Group:
             refuse(str(error), key="kind")
         made = section.model_validate(data, context=info.context)
         try:
-            made.check()
+            made.check_settings()
         except ConfigurationError as error:
             refuse(str(error))
         return made
@@ -192,12 +197,12 @@ def sections_in(value: Any) -> Iterator[Registered]:
 
 def distributions(config: Any) -> dict[str, str]:
     """Return the distributions that provide kinds of a configuration, each with its version."""
-    return dict(sorted({section.distribution for section in sections_in(config)}))
+    return dict(sorted({section.registered_by for section in sections_in(config)}))
 
 
 def modules(config: Any) -> tuple[str, ...]:
     """Return the modules that the registered kinds of a configuration are in."""
-    return tuple(sorted({section.made_by.__module__ for section in sections_in(config)}))
+    return tuple(sorted({section.registered_class.__module__ for section in sections_in(config)}))
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -240,8 +245,8 @@ def _section_of(group: Group, kind: str) -> Any:
         raise ConfigurationError(
             f"{_told(point)}: one of its fields ({names}) has a type that YAML cannot give"
         ) from error
-    section.made_by, section.group = cls, group
-    section.distribution = _distribution_of(point)
+    section.registered_class, section.registered_in = cls, group
+    section.registered_by = _distribution_of(point)
     return section
 
 
@@ -271,6 +276,12 @@ def _loaded(point: EntryPoint, group: Group) -> type:
     if wrong is not None:
         raise ConfigurationError(f"{place}: {cls.__name__} {wrong}")
     if group.on_wire:
+        for field in dataclasses.fields(cls):
+            if field.kw_only or not field.init:
+                raise ConfigurationError(
+                    f"{place}: the field {field.name!r} cannot be given by its position, as what "
+                    "is written beside checkpoints gives it"
+                )
         try:
             message(cls)
         except ConfigurationError as error:

@@ -103,7 +103,7 @@ class _RegisteredWorkload(Registered, Section):
         workload: Workload = self.made(shape=shape)
         return workload
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Nothing can be told before the shape of the data is known."""
 
 

@@ -222,6 +222,18 @@ class Push:
     slots = ()
     def step(self): ...
 
+@dataclass(frozen=True, kw_only=True)
+class ByName:
+    rate: float
+    slots = ()
+    def step(self): ...
+
+@dataclass(frozen=True)
+class Raising:
+    slots = ()
+    def step(self): ...
+    def __post_init__(self): {}["x"]
+
 @dataclass(frozen=True)
 class Shapeless:
     name = parameters = initial = gradient = evaluate = None
@@ -255,6 +267,7 @@ BANG = "faults=[{kind: bang, target: server-0, at_updates: 1}]"
         ("dps.rules: mine = sound:Taken", OPTIMIZER, "a section cannot have the key 'kind'"),
         ("dps.rules: mine = sound:Again", OPTIMIZER, "cannot have the key 'staleness_aware'"),
         ("dps.rules: mine = sound:Push", OPTIMIZER, "dps.protocol.messages.push.Push has this"),
+        ("dps.rules: mine = sound:ByName", OPTIMIZER, "'rate' cannot be given by its position"),
         ("dps.rules: sgd = sound:Sound", OPTIMIZER, "dps has a kind of this name itself"),
         ("dps.workloads: mine = sound:Shapeless", WORKLOAD, "Shapeless needs a field 'shape'"),
         ("dps.faults: bang = sound:Fault", BANG, "Fault is carried out by nothing: enter that"),
@@ -282,6 +295,14 @@ def test_what_is_wrong_with_a_package_is_told_with_its_name_and_entry_point(
     assert f"broken-dps 0.3, entry point {entry}: " in text
     assert told in text
     sys.modules.pop("sound", None)
+
+
+def test_a_class_that_fails_is_told_as_what_is_wrong_with_its_section(
+    config: Path, tmp_path: Path
+) -> None:
+    point = "[dps.rules]\nmine = raising:Raising\n"
+    with installed(package(tmp_path / "site", "broken-dps", point, raising=SOUND)):
+        assert complaint(config, OPTIMIZER).endswith(": optimizer: Raising: 'x'")
 
 
 def test_two_packages_that_register_the_same_name_are_both_named(

@@ -13,7 +13,10 @@ CENTRES, SHIFT = "centres", "shift"
 
 @dataclass(frozen=True)
 class Centroids:
-    """A classifier by the distance to a centre for each class, trained by cross-entropy."""
+    """A classifier by the distance to a centre for each class, trained by cross-entropy.
+
+    `offsets` are what the first classes begin with as an advantage over the others.
+    """
 
     shape: DatasetShape
     sharpness: float = 1.0
@@ -33,10 +36,9 @@ class Centroids:
         """Draw small centres."""
         size = self.shape.classes, self.shape.features
         centres = 0.1 * rng.normal(size=size)
-        return {
-            CENTRES: centres.astype(np.float32),
-            SHIFT: np.zeros(self.shape.classes, np.float32),
-        }
+        shift = np.zeros(self.shape.classes, np.float32)
+        shift[: len(self.offsets)] = self.offsets
+        return {CENTRES: centres.astype(np.float32), SHIFT: shift}
 
     def gradient(self, params: Arrays, x: Array, y: Array) -> tuple[float, Arrays]:
         """Return the mean loss over a batch, and the gradients."""
