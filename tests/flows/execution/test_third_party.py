@@ -42,6 +42,7 @@ def run(here: Path, *words: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.timeout(300)  # three commands, each of which imports all that a trial needs
 def test_kinds_of_another_maker_run_from_yaml_to_the_report(tmp_path: Path, acme: Path) -> None:
     (tmp_path / "acme.yaml").write_text(yaml.safe_dump(CONFIG))
     run(tmp_path, "-m", "flows.cli", "run", "acme.yaml")
