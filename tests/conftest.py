@@ -37,3 +37,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("a small file system can be mounted by the superuser only")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def acme() -> Iterator[Path]:
+    """The package acme-dps of another maker, which registers a kind in each group."""
+    from tests.support.packages import THIRD_PARTY, installed
+
+    with installed(THIRD_PARTY) as folder:
+        yield folder

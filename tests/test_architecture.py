@@ -32,6 +32,7 @@ ORDER = [
     CLUSTER,
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities dps.sim",
     f"{CLUSTER} dps.chaos",
+    f"{CLUSTER} dps.sim dps.chaos dps.testing dps.testing.contracts",
     f"{CLUSTER} dps",
     f"{CLUSTER} dps dps.chaos dps.sim flows flows.readers flows.workloads flows.metrics "
     "flows.config flows.records flows.analysis flows.monitor flows.report flows.tracking "
@@ -52,6 +53,7 @@ LIBRARIES = {
         "psutil",
     },
     "dps.chaos": {"dask", "distributed", "psutil"},
+    "dps.testing": {"distributed", "numpy", "pytest"},
 }
 
 # What makes objects of bytes by running code that the bytes name.
@@ -179,6 +181,9 @@ def test_no_package_shows_more_names_than_one_can_take_in() -> None:
             ["dps.chaos.injector", "dps.cluster.driver.setup"],
         ),
         ("dps.chaos.injector", "from flows.execution.trial import run", ["flows.execution.trial"]),
+        ("dps.chaos.injector", "import dps.testing.worlds", ["dps.testing.worlds"]),
+        ("dps.testing.worlds", "import dps.testing.contracts", ["dps.testing.contracts"]),
+        ("dps.testing.contracts.rules", "from flows.workloads import MLP", ["flows.workloads"]),
         ("dps.cluster.driver.setup", "import mlflow, yaml", ["mlflow", "yaml"]),
         ("dps.cluster.driver.setup", "from dps import SGD", ["dps"]),
         ("dps.cluster.driver.setup", "import dps", ["dps"]),

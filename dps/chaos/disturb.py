@@ -1,23 +1,18 @@
 """Disturbances of nodes that go on: each is carried out, proven, recorded and taken back.
 
-Every kind of fault but kill and pause (`dps.chaos.strike`) has a class that carries it out; this
-finds out which one, and makes events of what it saw.
+Every kind of fault but kill and pause (`dps.chaos.strike`) is carried out by an effect of its own
+(`dps.chaos.kinds`); this makes events of what the effect saw.
 """
 
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dps.chaos.effect import Effect, Seen
-from dps.chaos.files import Failures, FullDisk, damage
-from dps.chaos.network import FullStore, Interference, Remote
-from dps.chaos.slow import Slowdown
-from dps.cluster.names import Node
-from dps.cluster.node.links import BOTH, Closed, Late, Way
-from dps.core.faults.plan import Corrupt, Cut, Delay, DiskFull, Disturbance, Slow, kind_of
-from dps.core.names import STORE_ROLES
+from dps.chaos.files import Failures, damage
+from dps.chaos.kinds import Hit, made
+from dps.core.faults.plan import Corrupt, Disturbance
 from dps.errors import DpsError
 from dps.events import CheckpointFailed, Disturbed, Event, FaultMissed, Sink, Undisturbed
 from dps.protocol.transport import Clock
@@ -25,9 +20,6 @@ from dps.protocol.transport import Clock
 if TYPE_CHECKING:
     from dps.cluster.backends.base import Cluster
     from dps.cluster.driver.parameter_server import ParameterServer
-
-Lasting = Slow | Cut | Delay | DiskFull
-WAYS: dict[str, tuple[Way, ...]] = {"in": ("in",), "out": ("out",), "both": BOTH}
 
 
 class Disturber:
@@ -62,12 +54,12 @@ class Disturber:
             if isinstance(fault, Corrupt):
                 effect, seen = None, damage(self._folder(), fault.target)
             else:
-                effect = self._effect(number, fault, node)
+                effect = made(fault, self._hit(number, node))
                 seen = effect.begin()
         except (LookupError, OSError, DpsError) as error:
             return self._miss(number, node, _told(error))
         evidence, effective = seen
-        self._emit(Disturbed(began, number, kind_of(fault), node, updates, evidence, effective))
+        self._emit(Disturbed(began, number, fault.kind, node, updates, evidence, effective))
         if not effective:
             if effect is not None:
                 self._end(number, node, effect)
@@ -97,35 +89,8 @@ class Disturber:
         self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
         return seen
 
-    def _effect(self, number: int, fault: Lasting, node: str) -> Effect:
-        match fault:
-            case Slow(factor=factor, seconds=seconds):
-                lease = self._ps.group.timings.lease
-                return Slowdown(self._cluster, node, factor, seconds, lease)
-            case Cut(seconds=seconds, direction=direction):
-                return Interference(self._remote(node), number, Closed(WAYS[direction]), seconds)
-            case Delay(delay=delay, seconds=seconds):
-                return Interference(self._remote(node), number, Late(delay), seconds)
-            case DiskFull(seconds=seconds) if self._member(node).role in STORE_ROLES:
-                return FullStore(self._remote(node), number, seconds)
-            case DiskFull():
-                serves = partial(self._shards, self._member(node).address)
-                return FullDisk(self._cluster.pids[node], serves, self._failures, self._clock)
-
-    def _remote(self, node: str) -> Remote:
-        address, coordinator = self._member(node).address, self._ps.group.coordinator
-        return Remote(self._cluster.client, address, coordinator)
-
-    def _member(self, name: str) -> Node:
-        for node in self._ps.nodes:
-            if node.name == name and not self._cluster.gone(name, 0.0):
-                return node
-        raise LookupError("there is no such process")
-
-    def _shards(self, address: str) -> set[int]:
-        """The shards that a node serves now."""
-        views = self._ps.table().views
-        return {view.shard for view in views if address in {m.address for m in view.chain}}
+    def _hit(self, number: int, node: str) -> Hit:
+        return Hit(number, node, self._cluster, self._ps, self._clock, self._failures)
 
     def _folder(self) -> str:
         """Where this parameter server keeps its checkpoints."""

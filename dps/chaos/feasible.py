@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dps.chaos.kinds import needs_of
 from dps.cluster.backends.base import Act, Cluster
 from dps.core.faults.plan import (
     Among,
@@ -20,7 +21,6 @@ from dps.core.faults.plan import (
     Kill,
     Pause,
     Seat,
-    Slow,
 )
 from dps.core.names import original, role_of
 
@@ -48,10 +48,14 @@ def _acts(fault: Fault, name: str) -> Iterator[Act]:
     match fault:
         case Kill(by=way):
             yield "kill" if way == "signal" else way
-        case Pause() | Slow():
+        case Pause():
             yield "pause"
-        case DiskFull() if role_of(name) != _KEEPS_IN_MEMORY:
-            yield "limit"
+        case DiskFull() if role_of(name) == _KEEPS_IN_MEMORY:
+            return  # it is asked to refuse
+        case Corrupt():
+            return
+        case _:
+            yield from needs_of(fault)
     if isinstance(fault, Kill) and isinstance(fault.when, During):
         yield "pause"  # it is held until it is sure that the moment lasts
 

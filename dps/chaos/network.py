@@ -45,24 +45,29 @@ class Remote:
 
     def impose(self, number: int, condition: Condition, seconds: float) -> None:
         """Begin a condition of the node's links; it ends by itself."""
-        self._run(_impose, number, condition, seconds)
+        self.run(_impose, number, condition, seconds)
 
     def lift(self, number: int) -> int:
         """End a condition; return how many messages it affected."""
-        self._run(_lift, number)
+        self.run(_lift, number)
         return self.affected(number)
 
     def affected(self, number: int) -> int:
         """How many messages a condition has affected."""
-        affected: int = self._run(_affected, number)
+        affected: int = self.run(_affected, number)
         return affected
 
     def probe(self, deadline: float) -> float | None:
         """Seconds that a message from the node and its reply take; None: there is no reply."""
-        took: float | None = self._run(_probe, self._coordinator, deadline)
+        took: float | None = self.run(_probe, self._coordinator, deadline)
         return took
 
-    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Have the process run a function, and return what that returns.
+
+        It runs on the event loop there, and must not wait but with `await`. One that takes
+        `dask_worker` gets the process's Dask worker.
+        """
         return self._client.sync(self._run_in_time, function, arguments)
 
     async def _run_in_time(self, function: Callable[..., Any], arguments: Any) -> Any:

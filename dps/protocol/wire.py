@@ -35,7 +35,19 @@ _ERRORS: dict[str, type[DpsError]] = {
 
 
 def message(cls: type) -> type:
-    """Register a frozen dataclass or named tuple as one that may cross the wire."""
+    """Register a frozen dataclass or named tuple as one that may cross the wire.
+
+    Raises
+    ------
+    ConfigurationError
+        Another class of this name is registered, from another place.
+    """
+    known = _TYPES.get(cls.__name__, cls)
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ConfigurationError(
+            f"{cls.__module__}.{cls.__qualname__} cannot be registered to cross the wire, for "
+            f"{known.__module__}.{known.__qualname__} has this name there; call it otherwise"
+        )
     names = getattr(cls, "_fields", None) or tuple(f.name for f in dataclasses.fields(cls))
     _TYPES[cls.__name__] = cls
     _FIELDS[cls] = tuple(names)

@@ -14,8 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from flows.config.base import refuse
-from flows.config.errors import suggest
+from flows.config.errors import refuse, suggest
 from flows.config.limits import LONGEST_KEY, MOST_AXES, MOST_COMBINATIONS, MOST_EXCLUDED
 from flows.quoting import listed, quoted
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
@@ -31,19 +30,13 @@ from dps.core.outage import Outage
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY
 from dps.protocol.durability import Durability
-from flows.config.errors import suggest
+from flows.config.errors import refuse, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
+from flows.config.plugins import Group, Registered
 from flows.metrics import COLUMNS
 from flows.quoting import quoted
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def refuse(reason: str, key: str = "") -> NoReturn:
-    """Refuse a value; `key` names it where the validator sees more than the one value."""
-    # The reason goes in as context, for a brace in it is no placeholder.
-    context = {"reason": reason, **({"key": key} if key else {})}
-    raise PydanticCustomError("refused", "{reason}", context)
 
 
 # With this as context, what was recorded is read: files that it names were there then.
@@ -258,6 +251,17 @@ class WorkerCacheSection(Section):
         return dps.WorkerCache()
 
 
+class _RegisteredDurability(Registered, Section):
+    """A durability that an installed package registers."""
+
+    def build(self) -> Durability:
+        """Return the choice of durability."""
+        durability: Durability = self.made()
+        return durability
+
+
+DURABILITIES = Group("dps.durabilities", _RegisteredDurability, needed=("replicas",), on_wire=True)
+
 DurabilitySection = Annotated[
     NoDurabilitySection
     | CheckpointSection
@@ -265,6 +269,7 @@ DurabilitySection = Annotated[
     | SharedStoreSection
     | WorkerCacheSection,
     Field(discriminator="kind"),
+    DURABILITIES,
 ]
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
 
 from dps.core.faults.plan import Way
-from flows.config.base import Section, refuse
+from flows.config.base import Section
+from flows.config.errors import refuse
 from flows.config.tls import CertificateSection, Tls, security_of
 from flows.quoting import quoted
 

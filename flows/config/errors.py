@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from dps.errors import ConfigurationError
 from flows.config.limits import MOST_COMPLAINTS, MOST_LISTED
@@ -38,6 +39,13 @@ BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+
+
+def refuse(reason: str, key: str = "") -> NoReturn:
+    """Refuse a value; `key` names it where the validator sees more than the one value."""
+    # The reason goes in as context, for a brace in it is no placeholder.
+    context = {"reason": reason, **({"key": key} if key else {})}
+    raise PydanticCustomError("refused", "{reason}", context)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

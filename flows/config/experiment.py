@@ -51,10 +51,9 @@ from flows.config.base import (
     Section,
     ServerSection,
     TrainingSection,
-    refuse,
 )
 from flows.config.cluster import ClusterSection, LocalSection
-from flows.config.errors import Complaint, complaints, placed, suggest
+from flows.config.errors import Complaint, complaints, placed, refuse, suggest
 from flows.config.fault_checks import (
     FaultContext,
     entry_objections,
@@ -66,6 +65,7 @@ from flows.config.faults import FaultSection
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import OptimizerSection
+from flows.config.plugins import Registered
 from flows.config.scaling import ChangeSection
 from flows.config.workload import DatasetSection, WorkloadSection, workload_of
 from flows.config.yaml_document import (
@@ -134,6 +134,15 @@ class TrialConfig(_Settings):
         wrong = next(self._fault_objections(), None)
         if wrong is not None:
             refuse(wrong[1], key=wrong[0])
+        return self
+
+    @model_validator(mode="after")
+    def _workload_can_be_made(self) -> TrialConfig:
+        if isinstance(self.workload, Registered):  # what others are told is checked by itself
+            try:
+                workload_of(self)
+            except ConfigurationError as error:
+                refuse(str(error), key="workload")
         return self
 
     @model_validator(mode="after")

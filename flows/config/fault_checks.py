@@ -27,7 +27,6 @@ from dps.core.faults.plan import (
     Seat,
     Target,
     Way,
-    kind_of,
 )
 from dps.core.names import original, predecessor, replacement, role_of
 from flows.config.errors import suggest
@@ -86,8 +85,7 @@ def plan_objections(expanded: Expanded, context: FaultContext) -> Iterator[Objec
             if not plan.may_be_there(name, number):
                 there = sorted(plan.present(number, context.names))
                 reason = (
-                    f"there is no node {quoted(name)} to {kind_of(fault)} then; "
-                    f"{suggest(name, there)}"
+                    f"there is no node {quoted(name)} to {fault.kind} then; {suggest(name, there)}"
                 )
                 yield f"faults.{expanded.origins[number]}.target", reason
 
@@ -133,7 +131,7 @@ def _wrong_target(fault: Fault, context: FaultContext) -> Iterator[Objection]:
         elif not context.local:
             yield "shard", f"only checkpoints in files of this machine can be damaged; {_FOLDER}"
         return
-    for reason in _impossible(fault.target, kind_of(fault), context):
+    for reason in _impossible(fault.target, fault.kind, context):
         yield "target", reason
     if isinstance(fault, Kill) and fault.by not in context.ways:
         yield (

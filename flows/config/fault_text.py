@@ -14,7 +14,6 @@ from dps.core.faults.plan import (
     FaultPlan,
     Kill,
     Slow,
-    kind_of,
     told,
 )
 
@@ -30,7 +29,7 @@ def line(fault: Fault) -> str:
 
 def late_line(fault: Fault) -> str:
     """Return the words for a fault whose moment lies after the end."""
-    return f"the {kind_of(fault)} of {told(fault.target)} {fault.when} never comes"
+    return f"the {fault.kind} of {told(fault.target)} {fault.when} never comes"
 
 
 def brief(plan: FaultPlan) -> str:
@@ -52,7 +51,7 @@ def _done(fault: Fault) -> str:
         case Kill(by="host"):
             return "take the host of"
         case _:
-            return kind_of(fault)
+            return fault.kind
 
 
 def _lasting(fault: Fault) -> str:

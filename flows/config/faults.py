@@ -29,9 +29,10 @@ from dps.core.faults import plan as faults
 from dps.core.faults.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
 from dps.core.names import NODE_ROLES
 from dps.errors import ConfigurationError
-from flows.config.base import Section, refuse
-from flows.config.errors import suggest
+from flows.config.base import Section
+from flows.config.errors import refuse, suggest
 from flows.config.fault_trace import Row, check_row, fault_of, read_trace
+from flows.config.plugins import Group, Registered
 from flows.quoting import quoted
 
 Nodes = Mapping[str, Sequence[str]]  # the names of a trial's nodes by role
@@ -356,6 +357,39 @@ class TraceSection(Section):
         return Recorded(tuple(map(fault_of, self.rows or ())))
 
 
+class _RegisteredFault(Registered, AimedSection):
+    """A disturbance of a kind that an installed package registers."""
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan; raises `ConfigurationError`."""
+        fault: faults.Disturbing = self.made(target=self.aim(nodes), when=self.moment())
+        return self.repeated(fault)
+
+    def check_settings(self) -> None:
+        """Refuse settings that the class refuses; raises `ConfigurationError`."""
+        self.build({})
+
+
+def _wrong_fault(kind: str, cls: type) -> str | None:
+    from dps.chaos.kinds import is_carried_out
+
+    if not issubclass(cls, faults.Disturbing):
+        return "is not derived from dps.core.faults.plan.Disturbing"
+    if cls.kind != kind:
+        return f"has the kind {cls.kind!r}, which its entry point must be named"
+    if not is_carried_out(cls):
+        return "is carried out by nothing: enter that with dps.chaos.kinds.effect_of"
+    return None
+
+
+FAULTS = Group(
+    "dps.faults",
+    _RegisteredFault,
+    needed=("kind",),
+    given=("target", "when"),
+    objection=_wrong_fault,
+)
+
 FaultSection = Annotated[
     KillSection
     | PauseSection
@@ -367,4 +401,5 @@ FaultSection = Annotated[
     | FlapSection
     | TraceSection,
     Field(discriminator="kind"),
+    FAULTS,
 ]

@@ -9,7 +9,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from dps.core.filters import filter as filters
 from dps.core.filters.filter import Filter
 from dps.errors import ConfigurationError
-from flows.config.base import Section, refuse
+from flows.config.base import Section
+from flows.config.errors import refuse
+from flows.config.plugins import Group, Registered
 
 
 class SignificantlyModifiedSection(Section):
@@ -89,6 +91,17 @@ class LosslessSection(Section):
         return filters.Lossless()
 
 
+class _RegisteredFilter(Registered, Section):
+    """A selection that an installed package registers."""
+
+    def build(self) -> Filter:
+        """Return the filter."""
+        selection: Filter = self.made()
+        return selection
+
+
+FILTERS = Group("dps.filters", _RegisteredFilter, needed=("feedback", "selected"), on_wire=True)
+
 FilterSection = Annotated[
     SignificantlyModifiedSection
     | KktSection
@@ -97,4 +110,5 @@ FilterSection = Annotated[
     | QuantiseSection
     | LosslessSection,
     Field(discriminator="kind"),
+    FILTERS,
 ]

@@ -14,6 +14,7 @@ from dps.core.rules.proximal import DelayedProximal, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.rules.staleness import StalenessAware
 from flows.config.base import Section
+from flows.config.plugins import Group, Registered
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -174,6 +175,16 @@ class DelayedProximalSection(_RuleSection):
         return DelayedProximal(self.l_var, self.l_cov, self.tau, self.penalty.build(), self.eps)
 
 
+class _RegisteredRule(Registered, _RuleSection):
+    """An update rule that an installed package registers."""
+
+    def _rule(self) -> UpdateRule:
+        rule: UpdateRule = self.made()
+        return rule
+
+
+RULES = Group("dps.rules", _RegisteredRule, needed=("slots", "step"), on_wire=True)
+
 OptimizerSection = Annotated[
     SgdSection
     | MomentumSection
@@ -183,4 +194,5 @@ OptimizerSection = Annotated[
     | ProximalSection
     | DelayedProximalSection,
     Field(discriminator="kind"),
+    RULES,
 ]

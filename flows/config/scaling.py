@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from flows.config.base import Count, Section, refuse
+from flows.config.base import Count, Section
+from flows.config.errors import refuse
 
 
 class ChangeSection(Section):

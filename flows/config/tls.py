@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Tag, ValidationInfo, model_validator
 
 from dps.errors import ConfigurationError
-from flows.config.base import Section, is_of_record, refuse
+from flows.config.base import Section, is_of_record
+from flows.config.errors import refuse
 from flows.quoting import quoted
 
 if TYPE_CHECKING:

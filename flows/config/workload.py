@@ -8,13 +8,33 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from dps.errors import ConfigurationError
-from flows.config.base import Section, refuse
+from flows.config.base import Section
+from flows.config.errors import refuse
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
-from flows.workloads import SHAPES, Workload, build_workload
+from flows.config.plugins import Group, Registered
+from flows.workloads import (
+    SHAPES,
+    Dataset,
+    DatasetShape,
+    DatasetSource,
+    Part,
+    Workload,
+    build_workload,
+    load_dataset,
+)
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
 
-class MlpSection(Section):
+class _WorkloadSection(Section):
+    """What all workloads of dps have in common: their section is what they are built of."""
+
+    def build(self, shape: DatasetShape) -> Workload:
+        """Return the workload for data of a shape."""
+        chosen = self.model_dump()
+        return build_workload(chosen.pop("kind"), shape, **chosen)
+
+
+class MlpSection(_WorkloadSection):
     """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
 
     kind: Literal["mlp"]
@@ -30,20 +50,20 @@ class MlpSection(Section):
         return hidden
 
 
-class SoftmaxSection(Section):
+class SoftmaxSection(_WorkloadSection):
     """Softmax regression; its loss has `l2`/2 times the sum of squared weights added to it."""
 
     kind: Literal["softmax"]
     l2: NonNegativeFloat = 0.0
 
 
-class LogisticSection(Section):
+class LogisticSection(_WorkloadSection):
     """Logistic regression that tells even classes from odd ones."""
 
     kind: Literal["logistic"]
 
 
-class TorchSection(Section):
+class TorchSection(_WorkloadSection):
     """A torch module and its loss, each named as "package.module:name"."""
 
     kind: Literal["torch"]
@@ -60,7 +80,7 @@ class TorchSection(Section):
         return reference
 
 
-class CnnSection(Section):
+class CnnSection(_WorkloadSection):
     """The convolutional network of "Training Through Failure"; there with a ReLU on its logits."""
 
     kind: Literal["cnn"]
@@ -75,13 +95,48 @@ class CnnSection(Section):
         return self
 
 
+class _RegisteredWorkload(Registered, Section):
+    """A workload that an installed package registers."""
+
+    def build(self, shape: DatasetShape) -> Workload:
+        """Return the workload for data of a shape; raises `ConfigurationError`."""
+        workload: Workload = self.made(shape=shape)
+        return workload
+
+    def check_settings(self) -> None:
+        """Nothing can be told before the shape of the data is known."""
+
+
+WORKLOADS = Group(
+    "dps.workloads",
+    _RegisteredWorkload,
+    needed=("name", "parameters", "initial", "gradient", "evaluate"),
+    given=("shape",),
+)
+
 WorkloadSection = Annotated[
     MlpSection | SoftmaxSection | LogisticSection | TorchSection | CnnSection,
     Field(discriminator="kind"),
+    WORKLOADS,
 ]
 
 
-class DigitsSection(Section):
+class _DatasetSection(Section):
+    """What all data sets of dps have in common: their section is what they are loaded by."""
+
+    kind: str
+
+    @property
+    def shape(self) -> DatasetShape:
+        """The shape of the data."""
+        return SHAPES[self.kind]
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Load the data set, or a part of it."""
+        return load_dataset(**self.model_dump(), part=part)
+
+
+class DigitsSection(_DatasetSection):
     """The 8 × 8 digits that scikit-learn carries.
 
     Weights are scored on the first `test_examples` of the test part, or on all of it.
@@ -91,7 +146,7 @@ class DigitsSection(Section):
     test_examples: Annotated[int, Field(ge=1, le=360)] | None = None
 
 
-class FashionMnistSection(Section):
+class FashionMnistSection(_DatasetSection):
     """Fashion-MNIST; `folder` names its files where they are not in the usual place.
 
     Pixels are in [-1, 1] (`symmetric`) or in [0, 1] (`unit`).
@@ -104,7 +159,29 @@ class FashionMnistSection(Section):
     test_examples: Annotated[int, Field(ge=1, le=10_000)] | None = None
 
 
-DatasetSection = Annotated[DigitsSection | FashionMnistSection, Field(discriminator="kind")]
+class _RegisteredDataset(Registered, Section):
+    """A data set that an installed package registers."""
+
+    @property
+    def shape(self) -> DatasetShape:
+        """The shape of the data."""
+        return self._source.shape
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Load the data set, or a part of it."""
+        return self._source.load(part)
+
+    @property
+    def _source(self) -> DatasetSource:
+        source: DatasetSource = self.made()
+        return source
+
+
+DATASETS = Group("dps.datasets", _RegisteredDataset, needed=("shape", "load"))
+
+DatasetSection = Annotated[
+    DigitsSection | FashionMnistSection, Field(discriminator="kind"), DATASETS
+]
 
 
 class Trained(Protocol):
@@ -123,5 +200,4 @@ class Trained(Protocol):
 
 def workload_of(config: Trained) -> Workload:
     """Return the workload of a configuration, for the shape of its data."""
-    chosen = config.workload.model_dump()
-    return build_workload(chosen.pop("kind"), SHAPES[config.dataset.kind], **chosen)
+    return config.workload.build(config.dataset.shape)

@@ -182,10 +182,11 @@ def end_unfinished(attempt: Attempt, reason: str) -> None:
     end_record(path, TrialEnded(now, "failed", reason))
 
 
-def versions(torch: bool = False) -> dict[str, str]:
-    """The software that a trial ran on."""
+def versions(torch: bool = False, others: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The software that a trial ran on; `others` are what provides kinds of its configuration."""
     packages = (*PACKAGES, "torch") if torch else PACKAGES
-    return {"python": python_version(), **{name: version(name) for name in packages}}
+    own = {name: version(name) for name in packages}
+    return {"python": python_version(), **own, **(others or {})}
 
 
 def _earlier(folder: Path, name: str) -> Path:

@@ -30,7 +30,6 @@ from flows.records.record import EVENTS_FILE, write_grid
 from flows.report.html import FIGURES, write_report
 from flows.tracking.delivery import Delivery
 from flows.tracking.tracker import Tracker
-from flows.workloads import load_dataset
 
 
 class Runner(Protocol):
@@ -225,7 +224,7 @@ def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
     The digests are found by the sections of the configurations, as JSON.
     """
     sections = {trial.config.dataset.model_dump_json(): trial.config.dataset for trial in trials}
-    return {key: load_dataset(**section.model_dump()).digest for key, section in sections.items()}
+    return {key: section.load().digest for key, section in sections.items()}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flows.config import plugins
 from flows.config.experiment import TrialConfig
 from flows.workloads import with_torch
 
@@ -11,7 +12,8 @@ PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.trial", "type
 
 def preload_of(config: TrialConfig) -> tuple[str, ...]:
     """Return the modules that the nodes of a trial need."""
-    return (*PRELOAD, *with_torch.PRELOAD) if needs_torch(config) else PRELOAD
+    torch = with_torch.PRELOAD if needs_torch(config) else ()
+    return (*PRELOAD, *torch, *plugins.modules(config))
 
 
 def needs_torch(config: TrialConfig) -> bool:

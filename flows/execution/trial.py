@@ -50,6 +50,7 @@ from dps.events import (
 from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.timings import Timings
 from flows.config.experiment import TrialConfig
+from flows.config.plugins import distributions
 from flows.config.trials import Trial
 from flows.config.workload import DatasetSection, workload_of
 from flows.execution.attempt import versions
@@ -66,7 +67,6 @@ from flows.workloads import (
     Dataset,
     Workload,
     batches,
-    load_dataset,
 )
 
 TRACEBACK_FILE = "traceback.txt"
@@ -133,7 +133,8 @@ def run_trial(
             sink(event)
 
         told = settings(trial, circumstances or {})
-        record(TrialStarted(clock.now(), trial.name, told, versions(needs_torch(trial.config))))
+        software = versions(needs_torch(trial.config), distributions(trial.config))
+        record(TrialStarted(clock.now(), trial.name, told, software))
         try:
             failure = _train(trial, folder, record, path, tell, plan, unrecorded)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
@@ -389,7 +390,7 @@ def warm_up(config: TrialConfig) -> None:
 
 @lru_cache(maxsize=1)
 def _training_data(dataset: DatasetSection) -> Dataset:
-    return load_dataset(**dataset.model_dump(), part="train")
+    return dataset.load("train")
 
 
 def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
@@ -437,7 +438,7 @@ class Scorer:
 
     @cached_property
     def _data(self) -> Dataset:
-        return load_dataset(**self._config.dataset.model_dump(), part="test")
+        return self._config.dataset.load("test")
 
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:

@@ -14,6 +14,7 @@ from dps.errors import ConfigurationError
 from flows.workloads.base import Array, Arrays, Dataset, DatasetShape, Workload, batches
 from flows.workloads.datasets import (
     SHAPES,
+    DatasetSource,
     Part,
     ensure_dataset,
     find_dataset,
@@ -32,6 +33,7 @@ __all__ = [
     "Arrays",
     "Dataset",
     "DatasetShape",
+    "DatasetSource",
     "ParityRegression",
     "Part",
     "SoftmaxRegression",

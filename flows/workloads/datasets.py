@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -13,6 +13,26 @@ from flows.workloads import fashion_mnist
 from flows.workloads.base import Array, Dataset, DatasetShape
 
 Part = Literal["train", "test", "both"]
+
+
+class DatasetSource(Protocol):
+    """Where a data set comes from: what a class of one's own has to offer.
+
+    Its fields are settings, and equal settings give equal data in every process.
+    """
+
+    @property
+    def shape(self) -> DatasetShape:
+        """The shape of the data, known without loading them."""
+        ...
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Load the data set; of a part that is not wanted, no rows.
+
+        Raises `ConfigurationError` if that cannot be done; the message says what to do.
+        """
+        ...
+
 
 SHAPES = {
     "digits": DatasetShape(features=64, classes=10),

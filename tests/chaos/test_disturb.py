@@ -27,7 +27,6 @@ from dps.core.faults.plan import (
     DiskFull,
     Disturbance,
     Slow,
-    kind_of,
 )
 from dps.events import (
     CheckpointFailed,
@@ -88,7 +87,7 @@ class Training:
         assert self.disturber.begin(7, fault, node, updates=3)
         disturbed = self.events.of(Disturbed)[-1]
         assert (disturbed.fault, disturbed.node, disturbed.updates) == (7, node, 3)
-        assert disturbed.kind == kind_of(fault)
+        assert disturbed.kind == fault.kind
         assert disturbed.effective
         return disturbed
 

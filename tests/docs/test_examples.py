@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +32,7 @@ from tests.docs.pages import (
     scripts,
     shell_lines,
 )
+from tests.support.packages import THIRD_PARTY
 from tests.support.training import PRELOAD, nodes
 
 # What a program prints that shows that it did what its page says.
@@ -97,12 +100,19 @@ def test_a_page_that_is_run_elsewhere_has_a_test_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("fence", fences("yaml"), ids=on_page)
-def test_a_configuration_loads(tmp_path: Path, fence: Fence) -> None:
+def test_a_configuration_loads(tmp_path: Path, acme: Path, fence: Fence) -> None:
     """What is no whole configuration is a part of one."""
     shown = yaml.safe_load(fence.text)
     path = tmp_path / "shown.yaml"
     path.write_text(yaml.safe_dump(shown if "experiment" in shown else {**BASE, **shown}))
     assert next(iter(load_experiment(str(path)).trial_configs()))
+
+
+def test_entry_points_are_shown_as_the_package_has_them() -> None:
+    (shown,) = (tomllib.loads(f.text) for f in fences("toml") if f.page == "docs/howto/extend.md")
+    parser = configparser.ConfigParser()
+    parser.read(THIRD_PARTY / "acme_dps-1.2.0.dist-info" / "entry_points.txt")
+    assert shown["project"]["entry-points"] == {k: dict(parser[k]) for k in parser.sections()}
 
 
 @pytest.mark.parametrize("fence", fences("csv"), ids=on_page)

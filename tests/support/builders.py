@@ -70,14 +70,3 @@ def join(worker: str, incarnation: int = 1) -> Operation:
 
 def leave(worker: str, incarnation: int = 1) -> Operation:
     return Operation("leave", UpdateId(worker, incarnation, 0))
-
-
-def same_state(a: ShardState, b: ShardState) -> bool:
-    """Whether two states are equal, arrays bit by bit."""
-    numbers_a = (a.index, a.version, a.steps, a.workers, a.slots.keys(), a.results.keys())
-    numbers_b = (b.index, b.version, b.steps, b.workers, b.slots.keys(), b.results.keys())
-    pairs = [(a.values, b.values), *((a.slots[k], b.slots[k]) for k in a.slots)]
-    pairs += [(a.results[k], b.results[k]) for k in a.results]
-    return numbers_a == numbers_b and all(
-        x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs
-    )

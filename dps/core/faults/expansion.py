@@ -20,7 +20,6 @@ from dps.core.faults.plan import (
     FaultPlan,
     Kill,
     Seat,
-    kind_of,
     told,
 )
 from dps.errors import ConfigurationError
@@ -157,7 +156,7 @@ def _recurrences(fault: Fault, process: Process, rng: random.Random) -> Iterator
     while now <= process.until:
         if count == MOST_FAULTS:
             raise ConfigurationError(
-                f"{kind_of(fault)} of {told(fault.target)}: more than {MOST_FAULTS} faults within "
+                f"{fault.kind} of {told(fault.target)}: more than {MOST_FAULTS} faults within "
                 f"{process.until:g} s; expected a larger mtbf than {process.mtbf:g} s"
             )
         yield replace(fault, when=AtSeconds(now, optional=True))

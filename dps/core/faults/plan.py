@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from dps.errors import ConfigurationError
 
@@ -162,6 +162,7 @@ class Kill:
     when: When
     back_after: float | None = 1.0
     by: Way = "signal"
+    kind: ClassVar[str] = "kill"
 
     def __post_init__(self) -> None:
         _require(
@@ -191,6 +192,7 @@ class Pause:
     target: Target
     when: When
     seconds: float = 2.0
+    kind: ClassVar[str] = "pause"
 
     def __post_init__(self) -> None:
         _lasts("pause", self.target, self.seconds)
@@ -214,6 +216,7 @@ class Slow:
     when: When
     factor: float = 4.0
     seconds: float = 2.0
+    kind: ClassVar[str] = "slow"
 
     def __post_init__(self) -> None:
         _lasts("slow", self.target, self.seconds)
@@ -241,6 +244,7 @@ class Cut:
     when: When
     seconds: float = 2.0
     direction: Direction = "both"
+    kind: ClassVar[str] = "cut"
 
     def __post_init__(self) -> None:
         _lasts("cut", self.target, self.seconds)
@@ -268,6 +272,7 @@ class Delay:
     when: When
     delay: float = 0.05
     seconds: float = 2.0
+    kind: ClassVar[str] = "delay"
 
     def __post_init__(self) -> None:
         _lasts("delay", self.target, self.seconds)
@@ -292,6 +297,7 @@ class DiskFull:
     target: Target
     when: When
     seconds: float = 2.0
+    kind: ClassVar[str] = "disk_full"
 
     def __post_init__(self) -> None:
         _lasts("disk_full", self.target, self.seconds)
@@ -311,29 +317,45 @@ class Corrupt:
 
     target: int
     when: When
+    kind: ClassVar[str] = "corrupt"
 
     def __post_init__(self) -> None:
         _require(self.target >= 0, f"corrupt of shard {self.target}: shards are counted from 0")
 
 
-Disturbance = Slow | Cut | Delay | DiskFull | Corrupt
+@dataclass(frozen=True)
+class Disturbing:
+    """Base of further kinds of faults, which disturb nodes that go on: derive one of your own.
+
+    What it does to a node, and what proves that, is said beside it (`dps.chaos.kinds.effect_of`).
+    Its own settings are more fields, with defaults or keyword-only.
+
+    Parameters
+    ----------
+    target, when
+        Whom, and at which moment.
+    seconds
+        How long it goes on.
+
+    Attributes
+    ----------
+    kind
+        The word for it in configurations, records and reports.
+    """
+
+    target: Target
+    when: When
+    seconds: float = 2.0
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _lasts(self.kind, self.target, self.seconds)
+
+
+Lasting = Slow | Cut | Delay | DiskFull | Disturbing
+Disturbance = Lasting | Corrupt
 Fault = Kill | Pause | Disturbance
 FaultPlan = tuple[Fault, ...]
-
-KINDS: dict[str, type[Fault]] = {
-    "kill": Kill,
-    "pause": Pause,
-    "slow": Slow,
-    "cut": Cut,
-    "delay": Delay,
-    "disk_full": DiskFull,
-    "corrupt": Corrupt,
-}
-
-
-def kind_of(fault: Fault) -> str:
-    """Return the word for what a fault does, such as "disk_full"."""
-    return next(kind for kind, cls in KINDS.items() if cls is type(fault))
 
 
 def told(target: Target | int) -> str:

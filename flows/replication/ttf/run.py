@@ -35,7 +35,6 @@ from flows.replication.ttf.emulation.drive import run_published
 from flows.replication.ttf.emulation.settings import PublishedTrial, cells, load_published
 from flows.replication.ttf.figures import read_published
 from flows.replication.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
-from flows.workloads import load_dataset
 
 FOLDER = "replicate-ttf"
 PUBLISHED = "ttf-published"
@@ -161,7 +160,7 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> Sequence[Ou
     trials, failed = published_trials(full), list[Outcome]()
     place = here / RESULTS / PUBLISHED
     with exclusive(place):
-        load_dataset(**trials[0].config.dataset.model_dump())  # missing data are found now
+        trials[0].config.dataset.load()  # missing data are found now
         for trial in trials:
             take_back(trial, place / trial.name, view.say)
         left = [trial for trial in trials if not is_recorded(trial, place)]

@@ -21,7 +21,7 @@ from dps.protocol.messages import Install, Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
-from tests.support.builders import same_state
+from dps.testing.worlds import same_state
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}

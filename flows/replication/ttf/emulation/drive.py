@@ -31,6 +31,7 @@ from dps.events import (
     TrialEnded,
     TrialStarted,
 )
+from flows.config.plugins import distributions, modules
 from flows.execution.attempt import versions
 from flows.execution.preload import PRELOAD
 from flows.execution.trial import reason_of
@@ -61,11 +62,13 @@ def run_published(trial: PublishedTrial, folder: Path, failed_before: int = 0) -
     with EventWriter(folder / EVENTS_FILE) as record:
         torch = trial.config.workload.kind in with_torch.KINDS
         told = {**trial.settings(), "circumstances": {FAILED_ATTEMPTS: failed_before}}
-        record(TrialStarted(clock.now(), trial.name, told, versions(torch)))
+        software = versions(torch, distributions(trial.config))
+        record(TrialStarted(clock.now(), trial.name, told, software))
         status, reason = "valid", ""
         try:
             preload = (
                 *PRELOAD,
+                *modules(trial.config),
                 "flows.replication.ttf.emulation.nodes",
                 *(with_torch.PRELOAD if torch else ()),
             )

@@ -27,7 +27,7 @@ from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined,
 from flows.analysis.throughput import COMPUTE
 from flows.config.workload import workload_of
 from flows.replication.ttf.emulation.settings import PublishedConfig
-from flows.workloads import Array, Arrays, Dataset, load_dataset
+from flows.workloads import Array, Arrays, Dataset
 
 ASK_SECONDS = 20.0
 SAMPLE_SECONDS = 0.25
@@ -395,7 +395,7 @@ def _batch(seed: int, number: int, examples: int, size: int) -> Array:
 
 @cache
 def _data(config: PublishedConfig, part: Any) -> Dataset:
-    return load_dataset(**config.dataset.model_dump(), part=part)
+    return config.dataset.load(part)
 
 
 _workload = cache(workload_of)  # one for all tasks of a process

@@ -1,0 +1,12 @@
+"""What tests of update rules, filters, workloads, data sets and faults of one's own can use."""
+
+from __future__ import annotations
+
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError(
+        "dps.testing needs pytest, which is not installed: pip install pytest"
+    ) from error
+
+pytest.register_assert_rewrite("dps.testing.contracts")  # before any of it is imported

@@ -1,0 +1,177 @@
+"""Small simulated groups for tests of one behaviour, with floats or counters as parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dps.core.blocks import Layout
+from dps.core.consistency import ASP, Consistency
+from dps.core.filters.chain import checked
+from dps.core.filters.filter import Filter
+from dps.core.functions import Function
+from dps.core.rules.rule import SGD, UpdateRule, by_rows
+from dps.core.shard import ShardState
+from dps.core.tables.spec import SparseSpec
+from dps.events import Event
+from dps.protocol.client.client import Client
+from dps.protocol.client.shard_client import OnAck
+from dps.protocol.group import Group
+from dps.protocol.messages import Table
+from dps.protocol.recovery import Recovery
+from dps.protocol.transport import Endpoint
+from dps.sim.loop import run
+from dps.sim.network import Network, SimTransport, Weather
+from dps.sim.process import Process
+from dps.sim.schedules.strategies import TIMINGS
+from dps.sim.world import COORDINATOR, World
+
+T = TypeVar("T")
+
+HORIZON = 600.0
+_numbers = count()
+
+
+class Setting:
+    """A group that is up, and what a test does with it.
+
+    Attributes
+    ----------
+    random, network, world
+        The parts of the simulation.
+    """
+
+    def __init__(
+        self, group: Group, params: Mapping[str, np.ndarray], random: Random, weather: Weather
+    ) -> None:
+        layout = group.layout
+        initial = [layout.gather(shard, params)[0] for shard in range(len(layout.shards))]
+        self.random = random
+        self.network = Network(random, weather)
+        self.world = World(group, initial, self.network, random)
+
+    async def enter(self, worker: str, on_ack: OnAck | None = None) -> tuple[Process, Client]:
+        """A worker that takes part."""
+        process, client = self.world.client(worker, on_ack)
+        await process.run(client.enter(process.address, worker))
+        return process, client
+
+    async def ask(self, to: Endpoint, request: Any, deadline: float = TIMINGS.call) -> Any:
+        """Send a request that no client would send."""
+        transport = SimTransport(self.network, self.network.process("tester"))
+        return await transport.call(to, request, deadline)
+
+    async def states(self) -> list[ShardState]:
+        """The state of each shard's head."""
+        table = await self.world.complete()
+        return [self.world.states(view)[0] for view in table.views]
+
+    async def clocks(self) -> list[dict[str, int]]:
+        return [state.clocks for state in await self.states()]
+
+    async def scaled(self, request: Any) -> Table:
+        """Ask for other hosts, and wait until nothing is to be moved any more."""
+        await self.ask(COORDINATOR, request)
+        table = await self.world.complete()
+        while table.leaving:
+            await asyncio.sleep(0.01)
+            table = await self.world.complete()
+        return table
+
+    def held_back(self, to: Endpoint, which: Callable[[Any], bool]) -> asyncio.Event:
+        """Have an endpoint carry out some requests, but reply only when the event is set."""
+        services = self.network._processes[to.address].services
+        handle, released = services[to.key], asyncio.Event()
+
+        async def reply(message: Any) -> Any:
+            came = await handle(message)
+            if which(message):
+                await released.wait()
+            return came
+
+        services[to.key] = reply
+        return released
+
+    async def all_of(self, *work: Awaitable[T], within: float) -> list[T]:
+        """Wait until everything is done; it must be within so many virtual seconds."""
+        async with asyncio.timeout(within):
+            return await asyncio.gather(*work)
+
+
+async def until(holds: Callable[[], object], within: float = HORIZON) -> None:
+    """Wait until something is so; it must be within so many virtual seconds."""
+    async with asyncio.timeout(within):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def happened(s: Setting, kind: type[Event]) -> list[Any]:
+    """The events of a kind, in the order in which they came."""
+    return [event for _, event in s.world.events if isinstance(event, kind)]
+
+
+def same_state(a: ShardState, b: ShardState) -> bool:
+    """Whether two states are equal, arrays bit by bit."""
+    numbers_a = (a.index, a.version, a.steps, a.workers, a.slots.keys(), a.results.keys())
+    numbers_b = (b.index, b.version, b.steps, b.workers, b.slots.keys(), b.results.keys())
+    pairs = [(a.values, b.values), *((a.slots[k], b.slots[k]) for k in a.slots)]
+    pairs += [(a.results[k], b.results[k]) for k in a.results]
+    return numbers_a == numbers_b and all(
+        x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs
+    )
+
+
+def in_world(
+    scenario: Callable[[Setting], Awaitable[T]],
+    *,
+    seed: object = 0,
+    params: Mapping[str, np.ndarray] | None = None,
+    tables: Sequence[SparseSpec] = (),
+    shards: int = 2,
+    rule: UpdateRule = SGD(1.0),  # noqa: B008 - a frozen value
+    consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
+    recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
+    weather: Weather = Weather(),  # noqa: B008 - a frozen value
+    filters: Mapping[str, Sequence[Filter]] | None = None,
+    servers: int | None = None,
+    incarnations: Mapping[str, int] | None = None,
+    extra: Sequence[str] = (),
+    meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
+    functions: Mapping[str, Function] | None = None,
+    **timings: Any,
+) -> T:
+    """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
+    random = Random(str(seed))
+    params = params if params is not None else {"w": np.zeros(40)}
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
+    name = f"g-{next(_numbers)}"  # checkpoints of another world must not be taken for its own
+    group = Group(
+        name,
+        layout,
+        rule,
+        consistency,
+        recovery,
+        COORDINATOR,
+        replace(TIMINGS, **timings),
+        filters=checked(filters or {}, layout.names, rule),
+    )
+    group = replace(
+        group, servers=servers, functions=functions or {}, incarnations=dict(incarnations or {})
+    )
+
+    async def main() -> T:
+        setting = Setting(group, params, random, weather)
+        others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
+        await asyncio.gather(setting.world.start(extra), *others)
+        async with asyncio.timeout(HORIZON):
+            result = await scenario(setting)
+        assert not setting.network.bugs
+        return result
+
+    return run(main, random)

@@ -1,0 +1,155 @@
+"""The contracts, as a package of another maker uses them; and what breaks them is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dps.core.faults.plan import AtUpdates, Lasting
+from dps.core.filters.filter import Filter, Sending
+from dps.core.rules.rule import UpdateRule
+from dps.testing.contracts import (
+    DatasetContract,
+    FaultContract,
+    FilterContract,
+    RuleContract,
+    WorkloadContract,
+)
+from flows.workloads import DatasetShape, DatasetSource, Workload
+
+Array = np.ndarray
+
+
+class TestRule(RuleContract):
+    @pytest.fixture
+    def rule(self, acme: Path) -> UpdateRule:
+        from acme_dps.rules import SignDescent
+
+        rule: UpdateRule = SignDescent(0.1)
+        return rule
+
+
+class TestFilter(FilterContract):
+    @pytest.fixture
+    def filters(self, acme: Path) -> list[Filter]:
+        from acme_dps.filters import Alternate
+
+        return [Alternate(3)]
+
+
+class TestWorkload(WorkloadContract):
+    @pytest.fixture
+    def workload(self, acme: Path) -> Workload:
+        from acme_dps.workloads import Centroids
+
+        workload: Workload = Centroids(DatasetShape(6, 3))
+        return workload
+
+
+class TestDataset(DatasetContract):
+    @pytest.fixture
+    def dataset(self, acme: Path) -> DatasetSource:
+        from acme_dps.datasets import Clouds
+
+        dataset: DatasetSource = Clouds(90)
+        return dataset
+
+
+@pytest.mark.cluster
+class TestFault(FaultContract):
+    @pytest.fixture
+    def fault(self, acme: Path) -> Lasting:
+        from acme_dps.faults import Stutter
+
+        fault: Lasting = Stutter("server-0", AtUpdates(1), 0.3)
+        return fault
+
+
+# -- what breaks a contract ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Writes into the weights."""
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        values -= gradient
+        return values, {}
+
+
+@dataclass(frozen=True)
+class Widening:
+    """Returns float64, and forgets `out`."""
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        return values - np.float64(0.1) * gradient.astype("float64"), {}
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Decides by how often it was asked."""
+
+    asked: list[int] = field(default_factory=list)
+    feedback: ClassVar[bool] = True
+
+    def selected(self, gradient: Array, sending: Sending) -> Array:
+        self.asked.append(1)
+        return np.full(gradient.size, len(self.asked) % 2 == 0)
+
+
+def test_a_rule_that_writes_into_the_weights_is_noticed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        RuleContract().test_a_step_writes_into_nothing_it_is_given_and_keeps_the_dtype(
+            InPlace(), "float32"
+        )
+
+
+def test_a_rule_of_another_dtype_is_noticed() -> None:
+    contract: Any = RuleContract()
+    with pytest.raises(AssertionError):
+        contract.test_a_step_writes_into_nothing_it_is_given_and_keeps_the_dtype(
+            Widening(), "float32"
+        )
+    with pytest.raises(AssertionError):
+        contract.test_equal_steps_are_equal_bit_by_bit_wherever_they_are_put(Widening())
+
+
+def test_a_filter_with_a_memory_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        FilterContract().test_a_mask_depends_on_nothing_but_what_the_filter_is_given([Counting()])
+
+
+def test_contracts_say_when_pytest_is_missing() -> None:
+    code = (
+        "import sys; sys.modules['pytest'] = None; import dps, flows; import dps.testing.contracts"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "dps.testing needs pytest, which is not installed: pip install pytest" in run.stderr
