@@ -260,7 +260,9 @@ class _RegisteredDurability(Registered, Section):
         return durability
 
 
-DURABILITIES = Group("dps.durabilities", _RegisteredDurability, needed=("replicas",), on_wire=True)
+DURABILITIES = Group(
+    "dps.durabilities", _RegisteredDurability, needed=("persistence", "is_restorable"), on_wire=True
+)
 
 DurabilitySection = Annotated[
     NoDurabilitySection

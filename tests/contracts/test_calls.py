@@ -14,8 +14,8 @@ from dps.core.updates import Call, Operation, UpdateId
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import Push
 from dps.protocol.recovery import Recovery
+from dps.testing.worlds import Setting, in_world
 from tests.contracts.test_durabilities import DURABILITIES, lose
-from tests.support.worlds import Setting, in_world
 
 CALLS = 6
 KINDS = [kind for kind in DURABILITIES if kind != "checkpoint, all"]  # refused: see choices.py

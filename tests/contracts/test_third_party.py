@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +16,11 @@ import pytest
 from dps.core.faults.plan import AtUpdates, Lasting
 from dps.core.filters.filter import Filter, Sending
 from dps.core.rules.rule import UpdateRule
+from dps.protocol.durability import Durability
+from dps.protocol.wire import message
 from dps.testing.contracts import (
     DatasetContract,
+    DurabilityContract,
     FaultContract,
     FilterContract,
     RuleContract,
@@ -25,6 +29,7 @@ from dps.testing.contracts import (
 from flows.workloads import DatasetShape, DatasetSource, Workload
 
 Array = np.ndarray
+_numbers = count()
 
 
 class TestRule(RuleContract):
@@ -60,6 +65,24 @@ class TestDataset(DatasetContract):
 
         dataset: DatasetSource = Clouds(90)
         return dataset
+
+
+class TestDurability(DurabilityContract):
+    @pytest.fixture
+    def durability(self, acme: Path) -> Durability:
+        from acme_dps.durabilities import Shelf
+
+        message(Shelf)  # as it is when it is looked up by its name
+        shelf: Durability = Shelf(f"memory://shelf-{next(_numbers)}")
+        return shelf
+
+    @pytest.fixture
+    def may_lose(self) -> float:
+        return 0
+
+    @pytest.fixture
+    def source(self) -> str | None:
+        return "shelf"
 
 
 @pytest.mark.cluster

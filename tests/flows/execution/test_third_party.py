@@ -11,7 +11,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from dps.events import Disturbed, Undisturbed
+from dps.events import Disturbed, Killed, Restored, Undisturbed
 from flows.records.record import read_record
 from flows.tracking.store import default_uri
 
@@ -77,3 +77,24 @@ def test_kinds_of_another_maker_run_from_yaml_to_the_report(tmp_path: Path, acme
     assert "SignDescent(learning_rate=0.05, decay=0.9)" in told
     assert "Alternate(every=3)" in told
     assert told.splitlines()[-1] == "acme_sign"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_durability_of_another_maker_brings_a_killed_server_back(
+    tmp_path: Path, acme: Path
+) -> None:
+    shelf = {"kind": "acme_shelf", "folder": str(tmp_path / "shelf")}
+    killed = {"kind": "kill", "target": "server-0", "at_updates": 10}
+    config = CONFIG | {"recovery": {"durability": shelf}, "faults": [killed]}
+    (tmp_path / "acme.yaml").write_text(yaml.safe_dump(config | {"server": {"spares": 1}}))
+    run(tmp_path, "-m", "flows.cli", "run", "acme.yaml")
+    folder = tmp_path / "results" / "acme" / "seed-0"
+    record = read_record(folder / "events.jsonl")
+
+    assert record.ended is not None
+    assert record.ended.status == "valid"
+    (kill,) = record.of(Killed)
+    lost = [event for event in record.of(Restored) if event.t > kill.t]
+    assert {event.source for event in lost} == {"shelf"}
+    assert min(event.version for event in lost) >= 10

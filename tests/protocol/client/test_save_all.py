@@ -21,7 +21,7 @@ from dps.protocol.storage import checkpoints as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
-from tests.support.worlds import Setting, happened, in_world
+from dps.testing.worlds import Setting, happened, in_world
 
 ONES = {"w": np.ones(40)}
 _numbers = count()

@@ -21,8 +21,7 @@ from dps.protocol.messages import Install, Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
-from dps.testing.worlds import same_state
-from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
+from dps.testing.worlds import TIMINGS, Setting, happened, in_world, same_state, until
 
 ONES = {"w": np.ones(40)}
 CACHE = Recovery(WorkerCache())

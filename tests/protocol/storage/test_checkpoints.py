@@ -23,7 +23,7 @@ from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process, SimClock
 from dps.sim.world import COORDINATOR
-from tests.support.worlds import Setting, happened, in_world, until
+from dps.testing.worlds import Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 _numbers = count()
