@@ -37,6 +37,7 @@ from dps.sim.violation import Violation
 T = TypeVar("T")
 
 Line = tuple[float, str, str, str, str]
+Reply = asyncio.Future[wire.Frames | Unreachable]
 
 # Messages of plain values that cannot be changed, and that are sent again and again.
 REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
@@ -221,15 +222,34 @@ class Network:
     # -- messages --------------------------------------------------------------------------------
 
     async def ask(
-        self, source: Process, to: Endpoint, link: str, message: Any, frames: wire.Frames
+        self,
+        source: Process,
+        to: Endpoint,
+        link: str,
+        message: Any,
+        frames: wire.Frames,
+        deadline: float,
     ) -> wire.Frames:
-        """Bring a request to its service and the reply back; may never return."""
+        """Bring a request to its service and the reply back.
+
+        Raises
+        ------
+        TimeoutError
+            There was no reply within the deadline.
+        """
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
         name = type(message).__name__
         target = self._processes[to.address]
-        reply: asyncio.Future[wire.Frames] = self._loop.create_future()
+        reply: Reply = self._loop.create_future()
         target.expected[reply] = None
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            if not reply.done():
+                reply.set_result([])
 
         def arrive() -> None:
             if not target.alive:
@@ -246,12 +266,20 @@ class Network:
                 back = partial(_fulfil, reply, serving.result())
                 self._send(target, source, f"{name} reply", link, reply, back)
 
+        # `asyncio.timeout` would cancel the task, and take as much time as the rest of a message.
+        timer = self._loop.call_later(deadline, expire)
         try:
             if self._send(source, target, name, link, reply, arrive):
                 self._perhaps_again(source, target, name, arrive)
                 self._perhaps_late(source, target, name, arrive)
-            return await reply
+            answered = await reply
+            if expired:  # a process that stood still may find a reply as well: it is too late
+                raise TimeoutError
+            if isinstance(answered, Unreachable):
+                raise answered
+            return answered
         finally:
+            timer.cancel()
             del target.expected[reply]
 
     async def probe(self, source: Process, address: str) -> bool:
@@ -268,7 +296,7 @@ class Network:
         target: Process,
         name: str,
         kind: str,
-        reply: asyncio.Future[wire.Frames],
+        reply: Reply,
         arrive: Callable[[], None],
     ) -> bool:
         """Send something on its way, unless it is lost."""
@@ -400,8 +428,7 @@ class SimTransport:
         frames = courier.encode(message)
         latest = self._loop.time() - self._process.stood + deadline
         try:
-            async with asyncio.timeout(deadline):
-                reply = await self._network.ask(self._process, to, link, message, frames)
+            reply = await self._network.ask(self._process, to, link, message, frames, deadline)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"
@@ -432,11 +459,11 @@ def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:
     pass
 
 
-def _fulfil(reply: asyncio.Future[wire.Frames], frames: wire.Frames) -> None:
+def _fulfil(reply: Reply, frames: wire.Frames) -> None:
     if not reply.done():
         reply.set_result(frames)
 
 
-def _refuse(reply: asyncio.Future[wire.Frames], target: Process) -> None:
+def _refuse(reply: Reply, target: Process) -> None:
     if not reply.done():
-        reply.set_exception(Unreachable(f"the connection to {target.name} was refused or lost"))
+        reply.set_result(Unreachable(f"the connection to {target.name} was refused or lost"))
