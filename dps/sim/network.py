@@ -303,8 +303,10 @@ class Network:
         ends = (source.name, target.name)
         link = self._link(*ends)
         delay = link.delay()
-        lost = max(self.weather.loss.get(kind, 0.0), self._lossy.get(ends, 0.0))
-        if self._cut[ends] > 0:
+        lost = self.weather.loss.get(kind, 0.0)
+        if self._lossy:
+            lost = max(lost, self._lossy.get(ends, 0.0))
+        if self._cut.get(ends, 0) > 0:  # a counter asked by index is slow for what it lacks
             self.note("cut", *ends, name)
             return False
         if link.random.random() < lost:
@@ -329,7 +331,8 @@ class Network:
         self, source: Process, target: Process, name: str, arrive: Callable[[], None]
     ) -> None:
         """Have some requests arrive again when either end of them may have gone."""
-        if self._echoing[source.name] > 0 or self._echoing[target.name] > 0:
+        echoing = self._echoing
+        if echoing and (echoing[source.name] > 0 or echoing[target.name] > 0):
             random = self._link(source.name, target.name).random
             if random.random() < ECHOED:
                 self.note("late", source.name, target.name, name)
