@@ -37,7 +37,7 @@ from dps.sim.violation import Violation
 T = TypeVar("T")
 
 Line = tuple[float, str, str, str, str]
-Reply = asyncio.Future[wire.Frames | Unreachable]
+Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
 
 # Messages of plain values that cannot be changed, and that are sent again and again.
 REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
@@ -150,7 +150,7 @@ class Network:
 
     def _refuse_all(self, process: Process) -> None:
         for reply in process.expected:
-            self._later(self._link(process.name, process.name).delay(), _refuse, reply, process)
+            self._later(self._link(process.name, process.name).delay(), _refuse, reply)
 
     def pause(self, process: Process) -> None:
         """Let nothing of a process run until it is resumed; what it is sent waits."""
@@ -243,40 +243,18 @@ class Network:
         target = self._processes[to.address]
         reply: Reply = self._loop.create_future()
         target.expected[reply] = None
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            if not reply.done():
-                reply.set_result([])
-
-        def arrive() -> None:
-            if not target.alive:
-                return None if target.silent else _refuse(reply, target)
-            if self.reads_late and target.paused_at is not None:
-                return target.unread.append(arrive)
-            serving = target.run(_serve(self.courier, target, to.key, frames))
-            serving.add_done_callback(answer)
-
-        def answer(serving: asyncio.Task[wire.Frames]) -> None:
-            if not serving.cancelled() and serving.exception() is None:
-                if link == "train" or type(message) is RenewLease:
-                    self.on_answer(target, message, serving.result())
-                back = partial(_fulfil, reply, serving.result())
-                self._send(target, source, f"{name} reply", link, reply, back)
-
+        request = _Request(self, source, target, to.key, link, message, frames, reply)
         # `asyncio.timeout` would cancel the task, and take as much time as the rest of a message.
-        timer = self._loop.call_later(deadline, expire)
+        timer = self._loop.call_later(deadline, request.expire)
         try:
-            if self._send(source, target, name, link, reply, arrive):
-                self._perhaps_again(source, target, name, arrive)
-                self._perhaps_late(source, target, name, arrive)
+            if self._send(source, target, name, link, reply, request.arrive):
+                self._perhaps_again(source, target, name, request.arrive)
+                self._perhaps_late(source, target, name, request.arrive)
             answered = await reply
-            if expired:  # a process that stood still may find a reply as well: it is too late
+            if request.expired:  # who stood still may find a reply as well: it is too late
                 raise TimeoutError
-            if isinstance(answered, Unreachable):
-                raise answered
+            if answered is None:
+                raise Unreachable(f"the connection to {target.name} was refused or lost")
             return answered
         finally:
             timer.cancel()
@@ -312,7 +290,7 @@ class Network:
         if link.random.random() < lost:
             self.note("lost", *ends, name)
             if link.random.random() < 0.5:
-                self._later(delay, _refuse, reply, target)
+                self._later(delay, _refuse, reply)
             return False
         self.note("sent", *ends, name)
         self._later(delay, self._unless_torn, source, link, arrive)
@@ -378,6 +356,64 @@ class Network:
         elif error is not None and not isinstance(error, DpsError):
             self.bugs.append(error)
             self.report(Violation("bug", f"in {process.name}: {error!r}"))
+
+
+class _Request:
+    """What was asked, on its way and back; nothing in it leads back to it, so it needs no gc."""
+
+    __slots__ = (
+        *("_network", "_source", "_target", "_key", "_link", "_message", "_frames", "_reply"),
+        "expired",
+    )
+
+    def __init__(
+        self,
+        network: Network,
+        source: Process,
+        target: Process,
+        key: str,
+        link: str,
+        message: Any,
+        frames: wire.Frames,
+        reply: Reply,
+    ) -> None:
+        self._network = network
+        self._source = source
+        self._target = target
+        self._key = key
+        self._link = link
+        self._message = message
+        self._frames = frames
+        self._reply = reply
+        self.expired = False
+
+    def arrive(self) -> None:
+        """Have the target read it; it may arrive more than once."""
+        target = self._target
+        if not target.alive:
+            if not target.silent:
+                _refuse(self._reply)
+        elif self._network.reads_late and target.paused_at is not None:
+            target.unread.append(self.arrive)
+        else:
+            work = _serve(self._network.courier, target, self._key, self._frames)
+            target.run(work).add_done_callback(self._answer)
+
+    def expire(self) -> None:
+        """Wait for no reply any longer."""
+        self.expired = True
+        if not self._reply.done():
+            self._reply.set_result([])
+
+    def _answer(self, serving: asyncio.Task[wire.Frames]) -> None:
+        if serving.cancelled() or serving.exception() is not None:
+            return
+        network, target, message = self._network, self._target, self._message
+        if self._link == "train" or type(message) is RenewLease:
+            network.on_answer(target, message, serving.result())
+        back = partial(_fulfil, self._reply, serving.result())
+        name = f"{type(message).__name__} reply"
+        network._send(target, self._source, name, self._link, self._reply, back)
 
 
 class Courier:
@@ -467,6 +503,6 @@ def _fulfil(reply: Reply, frames: wire.Frames) -> None:
         reply.set_result(frames)
 
 
-def _refuse(reply: Reply, target: Process) -> None:
+def _refuse(reply: Reply) -> None:
     if not reply.done():
-        reply.set_result(Unreachable(f"the connection to {target.name} was refused or lost"))
+        reply.set_result(None)

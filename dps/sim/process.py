@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from dps.errors import Unreachable
 from dps.protocol import wire
 
 T = TypeVar("T")
@@ -55,7 +54,7 @@ class Process:
         self.paused_at: float | None = None
         self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
-        self.expected: dict[asyncio.Future[wire.Frames | Unreachable], None] = {}
+        self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}
         self._context: Context | None = None
 
     def do(self, function: Callable[[], T]) -> T:
