@@ -226,13 +226,17 @@ def _called(
 
 
 def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) -> ShardState:
-    """Record an operation of a worker, after which its clock shows `clock`."""
+    """Record an operation of a worker, after which its clock shows `clock`.
+
+    It makes as many new versions as it has `applied` updates.
+    """
     known = state.workers.get(update.worker)
     active = known.active if known and known.incarnation == update.incarnation else True
     total = applied + (known.applied if known else 0)
     progress = Progress(update.incarnation, update.seq, clock, total, active)
     workers = {**state.workers, update.worker: progress}
-    return replace(state, index=state.index + 1, workers=workers)
+    version = state.version + applied
+    return replace(state, index=state.index + 1, version=version, workers=workers)
 
 
 def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
@@ -247,7 +251,6 @@ def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Oper
         # Weights from before a rollback may have a higher version than the shard has now.
         staleness = max(0, following.version - based_on)
         following = _entered(following, update, update.seq, applied=1)
-        following = replace(following, version=following.version + 1)
         updates.append(AppliedUpdate(update, following.version, staleness, based_at, op.replayed))
     after = replace(
         following,

@@ -26,6 +26,9 @@ Frames = list[np.ndarray]
 _TYPES: dict[str, type] = {}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _PLAIN = (str, int, float, bool, type(None))
+_EXACTLY_PLAIN = frozenset(_PLAIN)
+# Made once: `json.dumps` makes an encoder for each call that is not to its defaults.
+_JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 # What is raised at the other end. A name in a message picks one of these, and nothing else.
 _ERRORS: dict[str, type[DpsError]] = {
     name: cls
@@ -64,13 +67,13 @@ for _cls in (
 def encode(value: Any) -> Frames:
     """Return the frames of a message, or of a `DpsError` that is to be raised at the other end."""
     arrays: Frames = []
-    header = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
+    header = _JSON.encode(_plain(value, arrays)).encode()
     return [np.frombuffer(header, np.uint8), *arrays]
 
 
 def decode(frames: Frames) -> Any:
     """Return the message of these frames; raises the error if they carry one."""
-    value = _rebuilt(json.loads(frames[0].tobytes()), frames)
+    value = _rebuilt(json.loads(frames[0].tobytes().decode()), frames)
     if isinstance(value, DpsError):
         raise value
     return value
@@ -88,33 +91,37 @@ def size(frames: Frames) -> int:
 
 
 def _plain(value: Any, arrays: Frames) -> Any:
+    kind = type(value)
+    if kind in _EXACTLY_PLAIN:  # most are: look for these first
+        return value
+    fields = _FIELDS.get(kind)
+    if fields is not None:
+        return {"@": kind.__name__, "v": [_plain(getattr(value, f), arrays) for f in fields]}
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays.append(value)
         return {"$": len(arrays)}
-    fields = _FIELDS.get(type(value))
-    if fields is not None:
-        return {"@": type(value).__name__, "v": [_plain(getattr(value, f), arrays) for f in fields]}
     if isinstance(value, _PLAIN):
         return value
-    if type(value) in (list, tuple):  # a named tuple that is not registered is refused
+    if kind in (list, tuple):  # a named tuple that is not registered is refused
         return [_plain(item, arrays) for item in value]
     if isinstance(value, dict):
         return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
     if isinstance(value, DpsError):
         known = next(c for c in type(value).__mro__ if _ERRORS.get(c.__name__) is c)
         return {"!": known.__name__, "v": str(value)}
-    raise TypeError(f"{type(value).__name__} is not registered to cross the wire")
+    raise TypeError(f"{kind.__name__} is not registered to cross the wire")
 
 
 def _rebuilt(value: Any, frames: Frames) -> Any:
-    if isinstance(value, list):
-        return tuple(_rebuilt(item, frames) for item in value)
-    if not isinstance(value, dict):
+    kind = type(value)  # JSON makes no subclasses
+    if kind is list:
+        return tuple([_rebuilt(item, frames) for item in value])
+    if kind is not dict:
         return value
+    if "@" in value:
+        return _type(value["@"])(*[_rebuilt(item, frames) for item in value["v"]])
     if "$" in value:
         return frames[value["$"]]
-    if "@" in value:
-        return _type(value["@"])(*(_rebuilt(item, frames) for item in value["v"]))
     if "%" in value:
         return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
     return _error(value["!"], value["v"])

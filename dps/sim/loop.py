@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from asyncio.events import Handle, TimerHandle
+from asyncio.events import TimerHandle
+from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
@@ -31,6 +32,29 @@ class Deadlock(RuntimeError):
     """Every task waits for something that nothing is left to bring about."""
 
 
+class _Call(TimerHandle):
+    """What is to be called, and whether it still is.
+
+    Asyncio's own handles also keep what is needed to debug them, which takes longer than most
+    callbacks of a simulation.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Pass over it when its time comes, and keep nothing alive until then."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop on virtual time.
 
@@ -47,17 +71,38 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._random = random
         self.work = work
-        self._timers: list[tuple[float, int, TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Call]] = []
         self._numbers = count()
         self._tidy_at = TIDY
         self._rounds = 0
-        self._parked: dict[Process, list[Handle]] = {}
-        self._ready: Any  # asyncio's own queue of what is to be called next
+        self._parked: dict[Process, list[_Call]] = {}
+        self._ready: deque[_Call]  # asyncio's own queue of what is to be called next
         self._stopping: bool
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> _Call:
+        """Call a function in the next turn of the loop."""
+        call = _Call(callback, args, context)
+        self._ready.append(call)
+        return call
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> _Call:
+        """Call a function after some seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -65,11 +110,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback: Callable[[*Ts], object],
         *args: *Ts,
         context: Context | None = None,
-    ) -> TimerHandle:
+    ) -> _Call:
         """Call a function at a time; those of the same time in the order in which they came."""
-        timer = TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), timer))
-        return timer
+        call = _Call(callback, args, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), call))
+        return call
 
     def run_in_executor(
         self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
@@ -112,32 +157,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._rounds > FRANTIC:
             raise Deadlock(f"something goes round in circles at {self._now:.6f} s")
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled or (self._parked and self._park(handle)):
+            call = ready.popleft()
+            if call._cancelled or (self._parked and self._park(call)):
                 continue
-            handle._run()
+            try:
+                call._context.run(call._callback, *call._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio's own loop does
+                self.call_exception_handler({"message": "a callback failed", "exception": error})
 
     def _moved(self, when: float) -> None:
         """Let the time pass; callbacks that go on forever at one moment would stop it."""
         self._now = max(self._now, when)
         self._rounds = 0
 
-    def _park(self, handle: Handle) -> bool:
+    def _park(self, call: _Call) -> bool:
         """Put a callback aside if its process is paused."""
-        process = handle._context.get(here)  # type: ignore[attr-defined]
-        parked = self._parked.get(process)
+        process = call._context.get(here)
+        parked = self._parked.get(process) if process is not None else None
         if parked is None:
             return False
-        parked.append(handle)
+        parked.append(call)
         return True
 
     def _tidy(self) -> None:
         self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
         heapq.heapify(self._timers)
         self._tidy_at = TIDY + 2 * len(self._timers)
-
-    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
-        """Required by asyncio; cancelled timers are passed over."""
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Required by asyncio; there are no events from outside."""

@@ -37,6 +37,7 @@ from dps.sim.violation import Violation
 T = TypeVar("T")
 
 Line = tuple[float, str, str, str, str]
+Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
 
 # Messages of plain values that cannot be changed, and that are sent again and again.
 REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
@@ -149,7 +150,7 @@ class Network:
 
     def _refuse_all(self, process: Process) -> None:
         for reply in process.expected:
-            self._later(self._link(process.name, process.name).delay(), _refuse, reply, process)
+            self._later(self._link(process.name, process.name).delay(), _refuse, reply)
 
     def pause(self, process: Process) -> None:
         """Let nothing of a process run until it is resumed; what it is sent waits."""
@@ -221,37 +222,42 @@ class Network:
     # -- messages --------------------------------------------------------------------------------
 
     async def ask(
-        self, source: Process, to: Endpoint, link: str, message: Any, frames: wire.Frames
+        self,
+        source: Process,
+        to: Endpoint,
+        link: str,
+        message: Any,
+        frames: wire.Frames,
+        deadline: float,
     ) -> wire.Frames:
-        """Bring a request to its service and the reply back; may never return."""
+        """Bring a request to its service and the reply back.
+
+        Raises
+        ------
+        TimeoutError
+            There was no reply within the deadline.
+        """
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
         name = type(message).__name__
         target = self._processes[to.address]
-        reply: asyncio.Future[wire.Frames] = self._loop.create_future()
+        reply: Reply = self._loop.create_future()
         target.expected[reply] = None
-
-        def arrive() -> None:
-            if not target.alive:
-                return None if target.silent else _refuse(reply, target)
-            if self.reads_late and target.paused_at is not None:
-                return target.unread.append(arrive)
-            serving = target.run(_serve(self.courier, target, to.key, frames))
-            serving.add_done_callback(answer)
-
-        def answer(serving: asyncio.Task[wire.Frames]) -> None:
-            if not serving.cancelled() and serving.exception() is None:
-                if link == "train" or type(message) is RenewLease:
-                    self.on_answer(target, message, serving.result())
-                back = partial(_fulfil, reply, serving.result())
-                self._send(target, source, f"{name} reply", link, reply, back)
-
+        request = _Request(self, source, target, to.key, link, message, frames, reply)
+        # `asyncio.timeout` would cancel the task, and take as much time as the rest of a message.
+        timer = self._loop.call_later(deadline, request.expire)
         try:
-            if self._send(source, target, name, link, reply, arrive):
-                self._perhaps_again(source, target, name, arrive)
-                self._perhaps_late(source, target, name, arrive)
-            return await reply
+            if self._send(source, target, name, link, reply, request.arrive):
+                self._perhaps_again(source, target, name, request.arrive)
+                self._perhaps_late(source, target, name, request.arrive)
+            answered = await reply
+            if request.expired:  # who stood still may find a reply as well: it is too late
+                raise TimeoutError
+            if answered is None:
+                raise Unreachable(f"the connection to {target.name} was refused or lost")
+            return answered
         finally:
+            timer.cancel()
             del target.expected[reply]
 
     async def probe(self, source: Process, address: str) -> bool:
@@ -268,21 +274,23 @@ class Network:
         target: Process,
         name: str,
         kind: str,
-        reply: asyncio.Future[wire.Frames],
+        reply: Reply,
         arrive: Callable[[], None],
     ) -> bool:
         """Send something on its way, unless it is lost."""
         ends = (source.name, target.name)
         link = self._link(*ends)
         delay = link.delay()
-        lost = max(self.weather.loss.get(kind, 0.0), self._lossy.get(ends, 0.0))
-        if self._cut[ends] > 0:
+        lost = self.weather.loss.get(kind, 0.0)
+        if self._lossy:
+            lost = max(lost, self._lossy.get(ends, 0.0))
+        if self._cut.get(ends, 0) > 0:  # a counter asked by index is slow for what it lacks
             self.note("cut", *ends, name)
             return False
         if link.random.random() < lost:
             self.note("lost", *ends, name)
             if link.random.random() < 0.5:
-                self._later(delay, _refuse, reply, target)
+                self._later(delay, _refuse, reply)
             return False
         self.note("sent", *ends, name)
         self._later(delay, self._unless_torn, source, link, arrive)
@@ -301,7 +309,8 @@ class Network:
         self, source: Process, target: Process, name: str, arrive: Callable[[], None]
     ) -> None:
         """Have some requests arrive again when either end of them may have gone."""
-        if self._echoing[source.name] > 0 or self._echoing[target.name] > 0:
+        echoing = self._echoing
+        if echoing and (echoing[source.name] > 0 or echoing[target.name] > 0):
             random = self._link(source.name, target.name).random
             if random.random() < ECHOED:
                 self.note("late", source.name, target.name, name)
@@ -347,6 +356,64 @@ class Network:
         elif error is not None and not isinstance(error, DpsError):
             self.bugs.append(error)
             self.report(Violation("bug", f"in {process.name}: {error!r}"))
+
+
+class _Request:
+    """What was asked, on its way and back; nothing in it leads back to it, so it needs no gc."""
+
+    __slots__ = (
+        *("_network", "_source", "_target", "_key", "_link", "_message", "_frames", "_reply"),
+        "expired",
+    )
+
+    def __init__(
+        self,
+        network: Network,
+        source: Process,
+        target: Process,
+        key: str,
+        link: str,
+        message: Any,
+        frames: wire.Frames,
+        reply: Reply,
+    ) -> None:
+        self._network = network
+        self._source = source
+        self._target = target
+        self._key = key
+        self._link = link
+        self._message = message
+        self._frames = frames
+        self._reply = reply
+        self.expired = False
+
+    def arrive(self) -> None:
+        """Have the target read it; it may arrive more than once."""
+        target = self._target
+        if not target.alive:
+            if not target.silent:
+                _refuse(self._reply)
+        elif self._network.reads_late and target.paused_at is not None:
+            target.unread.append(self.arrive)
+        else:
+            work = _serve(self._network.courier, target, self._key, self._frames)
+            target.run(work).add_done_callback(self._answer)
+
+    def expire(self) -> None:
+        """Wait for no reply any longer."""
+        self.expired = True
+        if not self._reply.done():
+            self._reply.set_result([])
+
+    def _answer(self, serving: asyncio.Task[wire.Frames]) -> None:
+        if serving.cancelled() or serving.exception() is not None:
+            return
+        network, target, message = self._network, self._target, self._message
+        if self._link == "train" or type(message) is RenewLease:
+            network.on_answer(target, message, serving.result())
+        back = partial(_fulfil, self._reply, serving.result())
+        name = f"{type(message).__name__} reply"
+        network._send(target, self._source, name, self._link, self._reply, back)
 
 
 class Courier:
@@ -400,8 +467,7 @@ class SimTransport:
         frames = courier.encode(message)
         latest = self._loop.time() - self._process.stood + deadline
         try:
-            async with asyncio.timeout(deadline):
-                reply = await self._network.ask(self._process, to, link, message, frames)
+            reply = await self._network.ask(self._process, to, link, message, frames, deadline)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{type(message).__name__} to {to.key} at {to.address}: no reply in {deadline:g} s"
@@ -432,11 +498,11 @@ def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:
     pass
 
 
-def _fulfil(reply: asyncio.Future[wire.Frames], frames: wire.Frames) -> None:
+def _fulfil(reply: Reply, frames: wire.Frames) -> None:
     if not reply.done():
         reply.set_result(frames)
 
 
-def _refuse(reply: asyncio.Future[wire.Frames], target: Process) -> None:
+def _refuse(reply: Reply) -> None:
     if not reply.done():
-        reply.set_exception(Unreachable(f"the connection to {target.name} was refused or lost"))
+        reply.set_result(None)

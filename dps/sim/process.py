@@ -54,7 +54,7 @@ class Process:
         self.paused_at: float | None = None
         self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
-        self.expected: dict[asyncio.Future[wire.Frames], None] = {}
+        self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}
         self._context: Context | None = None
 
     def do(self, function: Callable[[], T]) -> T:
