@@ -17,7 +17,7 @@ KNOWN = {
     "given up without proof": "chain(2), busy:14",
     "lost workers asked what they were told": "checkpoint:4",
     "mailbox cleared before apply": "stateless + functions:4",
-    "mailbox cleared before the shard is served": "checkpoint + mailbox:16:1,2,3:wide:calm",
+    "mailbox cleared before the shard is served": "checkpoint + mailbox:315:wide",
     "rows of summed updates forgotten": "chain(2), aggregated:6",
     "non-atomic publish": "checkpoint, BSP:59",
     "torn checkpoint accepted": "checkpoint, seconds:198",
