@@ -377,17 +377,6 @@ def read_trial(path: Path) -> Record:
     return record
 
 
-def read_all(folder: Path) -> Found:
-    """Read all records of an experiment, in the order of their names; damaged ones are told.
-
-    Raises
-    ------
-    ConfigurationError
-        The list of trials, or a file, cannot be read.
-    """
-    return read_files(event_files(folder))
-
-
 def read_files(events_files: Iterable[Path]) -> Found:
     """Read records, in their order; damaged ones are told.
 
