@@ -209,7 +209,7 @@ def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str 
     return section.baseline
 
 
-def known(outcome: Outcome) -> dict[str, Any]:
+def known(outcome: Outcome) -> Mapping[str, Any]:
     """Return a trial's figures, without those that its record cannot tell.
 
     What is None came not to be, as a target that was not reached. In a record that begins in the

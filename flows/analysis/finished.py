@@ -165,7 +165,7 @@ def whole_record(trial: Identified, folder: Path) -> Record | None:
 
 def read_finished(events_file: Path, prices: Prices) -> Finished:
     """Read one trial's record and compute its figures."""
-    return _finished(events_file, read_trial(events_file), prices)
+    return finished(events_file, read_trial(events_file), prices)
 
 
 def read_experiment(
@@ -185,7 +185,7 @@ def read_whole(
     found = read_files(events_files)
     for path, error in found.damaged.items():
         warn(damaged(path, error))
-    return [_finished(path, record, prices) for path, record in found.records.items()]
+    return [finished(path, record, prices) for path, record in found.records.items()]
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:
@@ -193,7 +193,8 @@ def damaged(events_file: Path, error: RecordDamaged) -> str:
     return f"{events_file.parent.name} is left out, its record is damaged: {error}"
 
 
-def _finished(events_file: Path, record: Record, prices: Prices) -> Finished:
+def finished(events_file: Path, record: Record, prices: Prices) -> Finished:
+    """Compute the figures of one trial, whose record was read."""
     figures = outcome(record, prices)
     if record.started is None:  # its folder is all that tells whose record it is
         named = replace(figures.identity, trial=events_file.parent.name)

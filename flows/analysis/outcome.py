@@ -7,8 +7,9 @@ what each figure means to a reader.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from dps.core.names import ROLES
@@ -83,7 +84,7 @@ class Identity:
         return " · ".join(label for key, label in self.labels.items() if key != axis)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """One trial in figures.
 
@@ -157,18 +158,18 @@ class Outcome:
         """The first fault by which a shard was not served for a time, else the first of all."""
         return _first_loss(self.faults)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Mapping[str, Any]:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
         Recovery times and accuracy before and after are those of `first_loss`. `flows.metrics`
         defines each name. What adds up from the start of the training is None for a trial that was
         resumed.
         """
-        row = self._row()
-        return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
+        return self._row
 
+    @cached_property
     def _row(self) -> dict[str, Any]:
-        return {
+        row = {
             "experiment": self.identity.experiment,
             "trial": self.identity.trial,
             "strategy": self.identity.strategy,
@@ -187,6 +188,7 @@ class Outcome:
             **self._usage_row(),
             **self._cost_row(),
         }
+        return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
 
     def _accuracy_row(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The time series of a trial: loss, accuracy, staleness, versions, idleness and resources.
+"""The time series of a trial: loss, accuracy, staleness, versions and idleness.
 
 Beside each evaluation stand the gradients and samples pushed until then, so that accuracy and loss
 can be drawn against them as well as against time.
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from dps.events import Reported, ResourceSampled
+from dps.events import Reported
 from flows.analysis.learning import course
 from flows.analysis.ledger import Row, applied_rows
 from flows.analysis.statistics import nearest_rank
@@ -33,15 +33,14 @@ class Point(NamedTuple):
 def series(record: Record) -> list[Point]:
     """Return all series of a trial, in order of time.
 
-    Per-step values are kept as they are; staleness, versions and resources are summed up over
-    windows of half a second.
+    Per-step values are kept as they are; staleness and versions are summed up over windows of half
+    a second.
     """
     points = [
         *_training(record),
         *_evaluation(record),
         *_applied(record),
         *_idle(record),
-        *_resources(record),
     ]
     return sorted(points, key=lambda point: point.t)
 
@@ -89,23 +88,6 @@ def _staleness(end: float, rows: Sequence[Row]) -> Iterator[Point]:
     ):
         if value is not None:
             yield Point(f"staleness/{name}", end, value)
-
-
-def _resources(record: Record) -> Iterator[Point]:
-    latest: dict[tuple[str, int], ResourceSampled] = {}
-    samples = [(event.t, event) for event in record.of(ResourceSampled)]
-    for end, window in _windows(samples):
-        latest.update({(sample.node, sample.pid): sample for sample in window})
-        for role in sorted({sample.role for sample in window}):
-            of_role = [sample for sample in latest.values() if sample.role == role]
-            yield from _role(f"resource/{role}", end, of_role)
-
-
-def _role(name: str, end: float, samples: Sequence[ResourceSampled]) -> Iterator[Point]:
-    yield Point(f"{name}/cpu_seconds", end, sum(s.cpu_seconds for s in samples))
-    yield Point(f"{name}/peak_bytes", end, sum(s.peak_bytes for s in samples))
-    yield Point(f"{name}/sent_bytes", end, sum(sum(s.sent.values()) for s in samples))
-    yield Point(f"{name}/received_bytes", end, sum(sum(s.received.values()) for s in samples))
 
 
 def _windows(timed: Iterable[tuple[float, T]]) -> list[tuple[float, list[T]]]:

@@ -187,6 +187,7 @@ def _run_experiment(
     from flows.analysis.comparison import compared
     from flows.analysis.finished import print_comparison
     from flows.config.experiment import load_experiment
+    from flows.config.trials import expand
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
@@ -195,7 +196,8 @@ def _run_experiment(
     from flows.report.terminal import print_verdicts
 
     experiment = load_experiment(config, settings, None if yes else confirm_many)
-    at_once = check_deployments(experiment, parallel, _warn)
+    trials = expand(experiment)
+    at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1:
         print(
@@ -211,6 +213,7 @@ def _run_experiment(
                 view_for(console),
                 drivers,
                 _store(),
+                trials=trials,
                 retry_invalid=retry_invalid,
             )
     except KeyboardInterrupt:
@@ -280,7 +283,7 @@ def replay(
     ],
 ) -> None:
     """Run a recorded trial again under the faults that it met, and show both outcomes."""
-    from flows.analysis.finished import read_finished
+    from flows.analysis.finished import finished
     from flows.analysis.prices import load_prices
     from flows.execution.replay import replay_of
     from flows.execution.single import run_alone
@@ -291,7 +294,7 @@ def replay(
     console = _console()
     with view_for(console) as view:
         outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
-    original = read_finished(again.original, load_prices()).outcome
+    original = finished(again.events_file, again.record, load_prices()).outcome
     names = original.identity.trial, outcome.identity.trial
     console.print(figures_of_two(names, original, outcome))
     _exit_if_failed([outcome])
@@ -329,8 +332,7 @@ def plan(
         print(job_scripts(trials[0]))
         return
     recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
-    known = {trial.name for trial in recorded}
-    to_run = [trial for trial in trials if trial.name not in known]
+    to_run = [trial for trial in trials if trial.name not in recorded]
     _console().print(plan_table(trials, recorded))
     print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))

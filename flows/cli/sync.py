@@ -73,7 +73,11 @@ def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
     """Deliver one experiment; return what the store did not take."""
     name, refused = folder.name, list[Refused]()
     with exclusive(folder):
-        whole = [each for each in read_experiment(folder, load_prices(), warn) if _counts(each)]
+        left_out, prices = list[str](), load_prices()
+        recorded = read_experiment(folder, prices, left_out.append)
+        for said in left_out:
+            warn(said)
+        whole = [each for each in recorded if _counts(each)]
         if not whole:
             say(f"{name}: no trial that is over and belongs in the tracking store")
             return []
@@ -94,7 +98,9 @@ def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
             say(f"{name}: {trials_told(len(missing))} not recorded yet: no report is delivered")
             return refused
         figures = folder / FIGURES
-        report = write_report(folder, folder / REPORT, figures=figures)
+        report = write_report(
+            folder, folder / REPORT, prices, figures, recorded=recorded, left_out=left_out
+        )
         try:
             trials_found = [(each.record, each.outcome) for each in found]
             tracker.track_experiment(trials_found, report, figures)

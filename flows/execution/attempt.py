@@ -105,11 +105,15 @@ def start_again(
 
 def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
     """Keep a record of this name that is damaged or of another configuration, in another folder."""
-    damage = _damage(folder)
-    digest = _digest(folder) if damage is None else DAMAGED
+    path, damage = folder / EVENTS_FILE, None
+    try:
+        started = read_trial(path).started if path.exists() else None
+        digest = str(started.settings.get("digest")) if started is not None else None
+    except ConfigurationError as error:
+        digest, damage = DAMAGED, error
     if digest in (None, trial.digest):
         return
-    kept = _earlier(folder, str(digest))
+    kept = _earlier(folder, digest)
     number = 1
     while kept.exists():
         number += 1
@@ -191,17 +195,6 @@ def versions(torch: bool = False, others: Mapping[str, str] | None = None) -> di
 
 def _earlier(folder: Path, name: str) -> Path:
     return folder.parent / EARLIER / f"{folder.name}.{name}"
-
-
-def _damage(folder: Path) -> ConfigurationError | None:
-    """What is wrong with the record in a folder, if it is there and nobody can read it."""
-    path = folder / EVENTS_FILE
-    try:
-        if path.exists():
-            read_trial(path)
-    except ConfigurationError as error:
-        return error
-    return None
 
 
 def _digest(folder: Path) -> str | None:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.analysis.comparison import write_comparison
-from flows.analysis.finished import REPORT, RESULTS, Finished, read_finished
+from flows.analysis.finished import REPORT, RESULTS, Finished, finished, read_finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.config.experiment import ExperimentConfig
@@ -47,16 +47,21 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What `run_experiment` leaves behind: an outcome for every trial of the grid, and a report.
+    """What `run_experiment` leaves behind: every trial of the grid, and a report.
 
     `tracked` tells that the tracking store has all of it, but for what it has `refused`: names of
     trials, or the report.
     """
 
-    outcomes: tuple[Outcome, ...]
+    trials: tuple[Finished, ...]
     report: Path
     tracked: bool
     refused: tuple[str, ...] = ()
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What came of the trials."""
+        return tuple(done.outcome for done in self.trials)
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
@@ -71,6 +76,7 @@ def run_experiment(
     runner: Runner,
     store: str | None = None,
     *,
+    trials: Sequence[Trial] | None = None,
     retry_invalid: bool = False,
     resume: bool = True,
 ) -> Ran:
@@ -88,6 +94,8 @@ def run_experiment(
         Runs the trials.
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
+    trials
+        Those of the experiment, where it was expanded already.
     retry_invalid
         Run those again, too, whose faults did not happen as planned.
     resume
@@ -103,24 +111,27 @@ def run_experiment(
         The results folder cannot be written, or the tracking store to begin with. If it fails
         later, the experiment goes on (see `flows.tracking.delivery`).
     """
-    trials = expand(experiment)
+    trials = expand(experiment) if trials is None else trials
     in_order = in_blocks(experiment, trials)
     folder = here / RESULTS / experiment.experiment
     with exclusive(folder):
         with view:
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
-            recorded, durations = recorded_in(folder, trials)
+            records, durations = recorded_in(folder, trials)
             prices = load_prices()
-            found = [(trial, _finished(folder, trial, prices)) for trial in recorded]
-            finished = {
-                trial.name: done
-                for trial, done in found
+            found = (
+                (name, finished(folder / name / EVENTS_FILE, record, prices))
+                for name, record in records.items()
+            )
+            known = {
+                name: done
+                for name, done in found
                 if (done.outcome.valid or not retry_invalid) and (done.outcome.whole or resume)
             }
-            recorded = [trial for trial in recorded if trial.name in finished]
+            recorded = [trial for trial in trials if trial.name in known]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
-            runner.warm_up([trial for trial in in_order if trial.name not in finished])
+            runner.warm_up([trial for trial in in_order if trial.name not in known])
             digests = dataset_digests(trials)
             connect = partial(Tracker, experiment.experiment, here, store)
             books = _Books(folder, trials, digests, prices, Delivery(connect, view.say))
@@ -128,15 +139,13 @@ def run_experiment(
             # of other configurations go first: nobody must find them among the new ones, on the
             # way or after an interruption.
             for trial in trials:
-                if trial.name not in finished:
+                if trial.name not in known:
                     set_aside(trial, folder / trial.name, view.say)
             write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
             write_comparison(folder, experiment.comparison)
             for trial in recorded:
-                books.enter(trial, finished[trial.name])
-            to_run = _attempts(
-                in_order, finished, folder, view, experiment, runner.parallel, resume
-            )
+                books.enter(trial, known[trial.name])
+            to_run = _attempts(in_order, known, folder, view, experiment, runner.parallel, resume)
             for attempt in runner.run(to_run, view):
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)
@@ -175,7 +184,7 @@ class _Books:
 
     def read(self, trial: Trial) -> Finished:
         """Read what a trial that is over has left."""
-        return _finished(self._folder, trial, self._prices)
+        return read_finished(self._folder / trial.name / EVENTS_FILE, self._prices)
 
     def enter(self, trial: Trial, done: Finished) -> None:
         """Track a trial."""
@@ -185,12 +194,13 @@ class _Books:
     def close(self) -> Ran:
         """Write the report, and track the experiment as a whole."""
         done = [self._entered[trial.name] for trial in self._trials]
-        figures = self._folder / FIGURES
-        report = write_report(self._folder, self._folder / REPORT, figures=figures)
+        page, figures = self._folder / REPORT, self._folder / FIGURES
+        recorded = sorted(done, key=lambda each: each.events_file)
+        report = write_report(self._folder, page, self._prices, figures, recorded=recorded)
         trials = [(each.record, each.outcome) for each in done]
         tracked = self._delivery.experiment(trials, report, figures)
         refused = tuple(self._delivery.refused)
-        return Ran(tuple(each.outcome for each in done), report, tracked, refused)
+        return Ran(tuple(done), report, tracked, refused)
 
 
 def _attempts(
@@ -212,10 +222,6 @@ def _attempts(
                 "parallel": parallel,
             }
             yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
-
-
-def _finished(folder: Path, trial: Trial, prices: Prices) -> Finished:
-    return read_finished(folder / trial.name / EVENTS_FILE, prices)
 
 
 def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:

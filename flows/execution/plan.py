@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import typer
@@ -19,6 +19,7 @@ from flows.config.experiment import ExperimentConfig
 from flows.config.fault_text import brief, full, late_line
 from flows.config.trials import Trial
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
+from flows.records.record import Record
 
 MANY = 1000
 
@@ -43,13 +44,13 @@ def confirm_many(trials: int) -> None:
         raise ConfigurationError(f"{told}; nothing was done")
 
 
-def recorded_in(folder: Path, trials: Sequence[Trial]) -> tuple[list[Trial], Durations]:
-    """Return the trials that are recorded in a folder, and how long such trials take."""
-    recorded, durations = [], Durations()
+def recorded_in(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Record], Durations]:
+    """Return what is recorded in a folder, by trial, and how long such trials take."""
+    recorded, durations = dict[str, Record](), Durations()
     for trial in trials:
         record = whole_record(trial, folder)
         if record is not None:
-            recorded.append(trial)
+            recorded[trial.name] = record
             durations.note(trial, seconds_of(record))
     return recorded, durations
 
@@ -72,15 +73,14 @@ def order_told(experiment: ExperimentConfig) -> str:
     return f"Order: {blocks} (order_seed {experiment.order_seed})."
 
 
-def plan_table(trials: Sequence[Trial], recorded: Sequence[Trial]) -> Table:
-    """Return one line per trial; `recorded` are those that a run would skip."""
+def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
+    """Return one line per trial; `recorded` are the names of those that a run would skip."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("#", "trial", *trials[0].labels, "seed", "fault plan", "nodes", "state"):
         numeric = heading in ("#", "seed", "nodes")
         table.add_column(Text(heading), justify="right" if numeric else "left")
-    known = {trial.name for trial in recorded}
     for number, trial in enumerate(trials, 1):
-        state = "recorded" if trial.name in known else "to run"
+        state = "recorded" if trial.name in recorded else "to run"
         cells = [
             str(number),
             trial.name,

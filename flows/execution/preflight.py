@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
-from flows.config.experiment import ExperimentConfig
 from flows.config.fault_text import line
-from flows.config.trials import Trial, expand
+from flows.config.trials import Trial
 
 
-def check_deployments(
-    experiment: ExperimentConfig, parallel: int, warn: Callable[[str], None]
-) -> int:
-    """Refuse an experiment that cannot run on the deployment that it names, if it names any.
+def check_deployments(trials: Iterable[Trial], parallel: int, warn: Callable[[str], None]) -> int:
+    """Refuse trials that cannot run on the deployment that they name, if they name any.
 
-    Returns how many of its trials may run at once: `parallel`, or as many as there is room for, of
+    Returns how many of them may run at once: `parallel`, or as many as there is room for, of
     which `warn` is told.
 
     Raises
@@ -31,17 +28,13 @@ def check_deployments(
     CapacityError
         There is no such deployment, or it has too few Dask workers.
     """
-    if experiment.cluster.kind == "local" and not any(
-        axis.partition(".")[0] == "cluster" for axis in experiment.axes
-    ):
-        return parallel
     alike: defaultdict[object, list[Trial]] = defaultdict(list)
-    for trial in expand(experiment):
+    for trial in trials:
         config = trial.config
-        nodes = config.node_names, config.training.workers_per_node
         if config.cluster.kind != "local":
+            nodes = config.node_names, config.training.workers_per_node
             alike[config.cluster.model_dump_json(), nodes].append(trial)
-    at_once = min([parallel, *(_check(trials, warn) for trials in alike.values())])
+    at_once = min([parallel, *(_check(group, warn) for group in alike.values())])
     if at_once < parallel:
         warn(f"--parallel {parallel}: the deployment has room for {at_once} at once")
     return at_once

@@ -24,12 +24,13 @@ from flows.records.settings import trial_from
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A trial to be run again: under which name, where, and with which plan."""
+    """A trial to be run again: under which name, where, with which plan, and what is recorded."""
 
     trial: Trial
     folder: Path
-    original: Path
     plan: FaultPlan
+    events_file: Path
+    record: Record
 
 
 def replay_of(name: str, here: Path) -> Replay:
@@ -54,8 +55,9 @@ def replay_of(name: str, here: Path) -> Replay:
     return Replay(
         replace(trial, name=again),
         original.parent.with_name(again),
-        original,
         as_it_was(trial.config.build_faults(), record),
+        original,
+        record,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import DashboardServed
-from flows.analysis.finished import RESULTS
+from flows.analysis.finished import RESULTS, Finished
 from flows.config.errors import suggest
 from flows.monitor.estimate import about, trials_told
 from flows.monitor.progress import Course
@@ -84,9 +84,7 @@ def status_of(folder: Path) -> Status:
     ConfigurationError
         The note of who is at work, or the list of trials, is damaged; the message says which.
     """
-    owner = owner_of(folder)
-    if owner is not None and owner.has_ended:
-        owner = None
+    owner = _at_work(folder)
     trials = tuple(_standing(folder / name, owner) for name in trial_names(folder))
     return Status(folder.name, trials, owner)
 
@@ -112,9 +110,14 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
     return at_work
 
 
-def under_way(folder: Path) -> list[Standing]:
-    """The trials of an experiment that are running at this moment."""
-    return [trial for trial in status_of(folder).trials if trial.going is not None]
+def under_way(folder: Path, recorded: Iterable[Finished]) -> list[Standing]:
+    """Those of the trials of an experiment, as their records were read, that are running."""
+    if (owner := _at_work(folder)) is None:
+        return []
+    records = {each.events_file.parent.name: each.record for each in recorded}
+    names = (name for name in trial_names(folder) if name in records)
+    told = (_standing(folder / name, owner, records[name]) for name in names)
+    return [standing for standing in told if standing.going is not None]
 
 
 def going_of(record: Record, heard: float) -> Going | None:
@@ -136,11 +139,18 @@ def going_of(record: Record, heard: float) -> Going | None:
     )
 
 
-def _standing(folder: Path, owner: Owner | None) -> Standing:
+def _at_work(folder: Path) -> Owner | None:
+    """Whose note is in a folder, if it is not known dead."""
+    owner = owner_of(folder)
+    return None if owner is None or owner.has_ended else owner
+
+
+def _standing(folder: Path, owner: Owner | None, record: Record | None = None) -> Standing:
+    """How it stands with the trial in a folder; its record is read if it was not yet."""
     path = folder / EVENTS_FILE
     try:
         heard = path.stat().st_mtime
-        ended = read_end(path)
+        ended = read_end(path) if record is None else record.ended
         before = owner is not None and heard < owner.since
         if ended is not None:
             if before and ended.status == "failed":
@@ -150,7 +160,7 @@ def _standing(folder: Path, owner: Owner | None) -> Standing:
             return Standing(folder.name, "interrupted")
         if before:
             return Standing(folder.name, "waiting", "interrupted before")
-        return Standing(folder.name, "running", going=going_of(read_trial(path), heard))
+        return Standing(folder.name, "running", going=going_of(record or read_trial(path), heard))
     except FileNotFoundError:
         return Standing(folder.name, "waiting")
     except RecordDamaged as error:

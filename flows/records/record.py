@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -226,7 +227,14 @@ class Record:
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """Return the events of one class, in order."""
-        return tuple(event for event in self.events if isinstance(event, kind))
+        return self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> dict[type[Event], tuple[Any, ...]]:
+        found: dict[type[Event], list[Event]] = {}
+        for event in self.events:
+            found.setdefault(type(event), []).append(event)
+        return {kind: tuple(events) for kind, events in found.items()}
 
 
 @dataclass(frozen=True)
@@ -367,17 +375,6 @@ def read_trial(path: Path) -> Record:
             raise _damaged(path, 1, f"is not the start of a trial, but {type(first).__name__}")
         _check_settings(path, first.settings)
     return record
-
-
-def read_all(folder: Path) -> Found:
-    """Read all records of an experiment, in the order of their names; damaged ones are told.
-
-    Raises
-    ------
-    ConfigurationError
-        The list of trials, or a file, cannot be read.
-    """
-    return read_files(event_files(folder))
 
 
 def read_files(events_files: Iterable[Path]) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,14 @@ from urllib.parse import quote
 
 from dps.errors import ConfigurationError
 from flows.analysis.comparison import Compared, before_correction, compared, read_comparison
-from flows.analysis.finished import damaged, failed_before
+from flows.analysis.finished import Finished, failed_before, read_experiment
 from flows.analysis.groups import Group, conditions, strategies, summarize
-from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.config.base import ComparisonSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
 from flows.monitor.status import Standing, under_way
-from flows.records.record import Found, read_all
 from flows.report import sentences as words
 from flows.report import tables
 from flows.report.figures.dataset import Trial, whole
@@ -96,6 +95,8 @@ def write_report(
     prices: Prices | None = None,
     figures: Path | None = None,
     warn: Callable[[str], None] = lambda _: None,
+    recorded: Sequence[Finished] | None = None,
+    left_out: Sequence[str] = (),
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
@@ -111,6 +112,9 @@ def write_report(
         Gets every figure as SVG, PNG and CSV; None: they are on the page only.
     warn
         Is told of each record that cannot be used, as the page tells it.
+    recorded, left_out
+        What is recorded in `folder`, in the order of the names, and what is said of damaged
+        records, where they were read already; None: they are read.
 
     Raises
     ------
@@ -120,9 +124,10 @@ def write_report(
         The report or a figure cannot be written.
     """
     prices = prices or load_prices()
-    going = under_way(folder)
-    records = read_all(folder)
-    found, unusable = _trials(records, prices), _unusable(records)
+    if recorded is None:
+        damaged = list[str]()
+        recorded, left_out = read_experiment(folder, prices, damaged.append), damaged
+    found, unusable = drawable(recorded), [*left_out, *_empty(recorded)]
     for said in unusable:
         warn(said)
     if not found:
@@ -130,6 +135,7 @@ def write_report(
             f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
         )
     drawn = chapters(found)
+    going = under_way(folder, recorded)
     page = render(found, prices, read_comparison(folder), drawn, unusable, going)
     if figures is not None:
         write_files(drawings(drawn), figures)
@@ -137,25 +143,16 @@ def write_report(
     return output
 
 
-def read_trials(folder: Path, prices: Prices) -> list[Trial]:
-    """Read the trials of an experiment, in the order in which they were started.
-
-    A record that is damaged, or was cut off before its first event, is left out.
-    """
-    return _trials(read_all(folder), prices)
+def drawable(recorded: Iterable[Finished]) -> list[Trial]:
+    """Return the trials that have started, in the order in which they did."""
+    begun = [(each.record, each.outcome) for each in recorded if each.record.started]
+    return sorted(begun, key=lambda trial: trial[0].events[0].t)
 
 
-def _trials(found: Found, prices: Prices) -> list[Trial]:
-    records = [record for record in found.records.values() if record.started]
-    records.sort(key=lambda record: record.events[0].t)
-    return [(record, outcome(record, prices)) for record in records]
-
-
-def _unusable(found: Found) -> list[str]:
-    """Say of which trials there is nothing to show, and why."""
-    told = [damaged(path, error) for path, error in found.damaged.items()]
-    empty = [path.parent.name for path, record in found.records.items() if not record.started]
-    return [*told, *(f"{name} is left out, nothing is in its record yet" for name in empty)]
+def _empty(recorded: Iterable[Finished]) -> list[str]:
+    """Say of which trials there is nothing to show yet."""
+    empty = (each.events_file.parent.name for each in recorded if not each.record.started)
+    return [f"{name} is left out, nothing is in its record yet" for name in empty]
 
 
 def render(
@@ -170,9 +167,6 @@ def render(
 
     `unusable` says which records are left out and why, `going` which trials are running.
     """
-    without_end = {result.identity.trial for record, result in trials if record.ended is None}
-    # One may have ended since it was looked at.
-    going = [standing for standing in going if standing.trial in without_end]
     running = {standing.trial for standing in going}
     known = [(record, _as_it_stands(result, running)) for record, result in trials]
     content = _content(known, prices, comparison, drawn)

@@ -48,7 +48,6 @@ DIGEST_TAG = "dps.digest"
 EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
 DIRECTORY_TAG = "dps.directory"
-RESOURCES = "resource/"
 RECORD_TAG = "dps.record"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
@@ -357,8 +356,7 @@ def tracked_experiments(uri: str) -> dict[str, str]:
 
 def _points(record: Record) -> list[Point]:
     """All series; what processes used goes by the names of MLflow's system metrics."""
-    own = [point for point in series(record) if not point.name.startswith(RESOURCES)]
-    return [*own, *system_metrics(record)]
+    return [*series(record), *system_metrics(record)]
 
 
 def _artifacts(folder: Path) -> str:

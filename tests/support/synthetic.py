@@ -39,11 +39,13 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from flows.analysis.finished import read_experiment
 from flows.analysis.outcome import Outcome, outcome
-from flows.analysis.prices import load_prices
+from flows.analysis.prices import Prices, load_prices
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
 from flows.records.record import EVENTS_FILE, EventWriter, Record
+from flows.report.html import drawable
 
 STRATEGIES = ("none", "checkpoint", "chain", "stateless")
 EPOCH = 1_790_000_000.0
@@ -358,6 +360,11 @@ def write_experiment(folder: Path) -> Path:
                 trial = ToyTrial(strategy, fault, seed)
                 write_events(folder / trial.name, trial.run())
     return folder
+
+
+def read_trials(folder: Path, prices: Prices) -> list[tuple[Record, Outcome]]:
+    """Read the trials of an experiment as its report shows them."""
+    return drawable(read_experiment(folder, prices))
 
 
 def unsure_trials() -> list[tuple[Record, Outcome]]:

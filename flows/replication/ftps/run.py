@@ -11,9 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flows.analysis.finished import RESULTS, read_experiment
+from flows.analysis.finished import RESULTS
 from flows.analysis.outcome import Outcome
-from flows.analysis.prices import load_prices
 from flows.config.experiment import load_experiment
 from flows.execution.drivers import Drivers
 from flows.execution.experiment import run_experiment
@@ -92,9 +91,9 @@ def reading(claims: int) -> str:
 def _trials(config: str, full: bool, here: Path, view: ViewOf, store: str | None) -> list[Measured]:
     experiment = load_experiment(config, () if full else _shorter(config))
     with Drivers() as drivers:
-        run_experiment(experiment, here, view(), drivers, store, resume=False)
-    recorded = read_experiment(here / RESULTS / experiment.experiment, load_prices())
-    return [Measured(done.record, done.outcome) for done in recorded]
+        ran = run_experiment(experiment, here, view(), drivers, store, resume=False)
+    in_order = sorted(ran.trials, key=lambda done: done.events_file)
+    return [Measured(done.record, done.outcome) for done in in_order]
 
 
 def _how_many(trials: Sequence[Measured], used: int, full: bool) -> str:

@@ -19,10 +19,11 @@ from flows.analysis.finished import (
     Finished,
     Identified,
     damaged,
+    finished,
     is_recorded,
     read_finished,
 )
-from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand
@@ -204,7 +205,7 @@ def _finished(
         return None
     if record.started is None or record.started.settings.get("digest") != trial.digest:
         return None
-    return Finished(path, record, outcome(record, prices))
+    return finished(path, record, prices)
 
 
 def _file(name: str) -> Path:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 from flows.analysis.groups import Group
 from flows.metrics.metric import LINKS
-from flows.report.figures.dataset import Subject, mean_of, row_names
+from flows.report.figures.dataset import Subject, mean_of, row_names, titled
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import INK, PART_COLOURS, legend_above, panel, patch_key, row_axis
 
 SERVING_ROLES = ("server", "replica", "spare", "store")
+Parts = Callable[[Group], Sequence[float]]
+Shown = tuple[str, Sequence[str], Parts, int]  # label of the axis, names and sizes of parts, digits
 RECOVERY_PARTS = ("detect", "wait for a node", "restore", "first update")
 
 
@@ -41,52 +43,42 @@ def recovery_time(subject: Subject) -> Drawing | None:
 
 def serving_cpu(subject: Subject, condition: str) -> Drawing:
     """Draw processor time of the nodes that serve, stacked by role."""
-
-    def parts(group: Group) -> list[float]:
-        return [mean_of(group, f"cpu_seconds_{role}") for role in SERVING_ROLES]
-
-    return _stacked(
-        subject,
-        subject.groups_under(condition),
-        _called(subject, "cpu-roles", "Processor time of the serving nodes", condition),
-        "Mean over trials; from process start on.",
-        ("CPU seconds", SERVING_ROLES, parts, 2),
-    )
+    called = "cpu-roles", "Processor time of the serving nodes"
+    note = "Mean over trials; from process start on."
+    shown = "CPU seconds", SERVING_ROLES, _means("cpu_seconds_", SERVING_ROLES), 2
+    return _under(subject, condition, called, note, shown)
 
 
 def serving_memory(subject: Subject, condition: str) -> Drawing:
     """Draw the memory of the nodes that serve, stacked by role."""
-
-    def parts(group: Group) -> list[float]:
-        return [mean_of(group, f"peak_bytes_{role}") / 1e6 for role in SERVING_ROLES]
-
-    return _stacked(
-        subject,
-        subject.groups_under(condition),
-        _called(subject, "memory-roles", "Memory of the serving nodes", condition),
+    called = "memory-roles", "Memory of the serving nodes"
+    note = (
         "Largest resident set of each process, summed up; mean over trials. A node in the place "
-        "of a lost one is not counted again.",
-        ("MB", SERVING_ROLES, parts, 0),
+        "of a lost one is not counted again."
     )
+    shown = "MB", SERVING_ROLES, _means("peak_bytes_", SERVING_ROLES, 1e6), 0
+    return _under(subject, condition, called, note, shown)
 
 
 def bytes_sent(subject: Subject, condition: str) -> Drawing:
     """Draw bytes sent, stacked by kind of link."""
-
-    def parts(group: Group) -> list[float]:
-        return [mean_of(group, f"sent_bytes_link_{link}") / 1e6 for link in LINKS]
-
-    return _stacked(
-        subject,
-        subject.groups_under(condition),
-        _called(subject, "bytes-links", "Bytes sent, by kind of link", condition),
-        "All nodes together; mean over trials.",
-        ("MB sent", LINKS, parts, 1),
-    )
+    called = "bytes-links", "Bytes sent, by kind of link"
+    note = "All nodes together; mean over trials."
+    shown = "MB sent", LINKS, _means("sent_bytes_link_", LINKS, 1e6), 1
+    return _under(subject, condition, called, note, shown)
 
 
-def _called(subject: Subject, kind: str, title: str, condition: str) -> tuple[str, str]:
-    return subject.name(kind, condition), f"{title}, {condition}" if condition else title
+def _means(prefix: str, names: Sequence[str], unit: float = 1) -> Parts:
+    """Return how to find the means of a group's figures of these names, in a unit."""
+    return lambda group: [mean_of(group, f"{prefix}{name}") / unit for name in names]
+
+
+def _under(
+    subject: Subject, condition: str, called: tuple[str, str], note: str, shown: Shown
+) -> Drawing:
+    kind, title = called
+    named = subject.name(kind, condition), titled(title, condition)
+    return _stacked(subject, subject.groups_under(condition), named, note, shown)
 
 
 def _stacked(
@@ -94,7 +86,7 @@ def _stacked(
     groups: Sequence[Group],
     called: tuple[str, str],
     note: str,
-    shown: tuple[str, Sequence[str], Callable[[Group], Sequence[float]], int],
+    shown: Shown,
     totals: str | None = None,
 ) -> Drawing:
     """Draw a bar for each group; `totals` names the figure whose values are dots on it."""

@@ -10,7 +10,7 @@ import numpy as np
 from flows.analysis.groups import Group
 from flows.analysis.statistics import FEWEST_SEEDS, interval
 from flows.metrics import BY_KEY
-from flows.report.figures.dataset import Subject
+from flows.report.figures.dataset import Subject, titled
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import INK, REFERENCE, legend_above, line_key, panel, strategy_keys
 
@@ -44,10 +44,9 @@ def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     if len(best) > 1:
         keys.append(line_key("not beaten in both", REFERENCE))
     legend_above(axes, keys)
-    title = "Cost against accuracy"
     return Drawing(
         subject.name("cost-accuracy", condition),
-        f"{title}, {condition}" if condition else title,
+        titled("Cost against accuracy", condition),
         f"Large: mean over trials{_interval_told(groups)}; small: each trial. Left and up is "
         "better; the grey line joins the strategies that no other beats in both. Mind the scale: "
         "it does not start at 0.",

@@ -16,7 +16,7 @@ from flows.analysis.series import WINDOW_SECONDS, series
 from flows.analysis.steps import Steps
 from flows.records.record import Record
 from flows.report.figures.bands import Band, Curve, band
-from flows.report.figures.dataset import Subject, Trial, end, start, whole
+from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import MUTED, legend_above, panel, percent_axis, strategy_keys
 
@@ -85,7 +85,7 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     legend_above(axes, strategy_keys(names, subject.looks))
     return Drawing(
         name=subject.name(measure.name, condition),
-        title=f"{measure.title}, {condition}" if condition else measure.title,
+        title=titled(measure.title, condition),
         note=_note(subject, measure, condition, len(trials) - len(shown)),
         figure=figure,
         table=_table(measure, drawn, joined),

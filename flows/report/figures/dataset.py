@@ -84,6 +84,11 @@ class Subject:
         return "-".join([kind, *(slug for part in parts if (slug := self.slugs[part]))])
 
 
+def titled(title: str, condition: str) -> str:
+    """Return a title with the condition that it is about, if there is one."""
+    return f"{title}, {condition}" if condition else title
+
+
 def whole(record: Record) -> bool:
     """Whether the record is of a whole training: one that was resumed begins in the middle."""
     return not record.of(TrialResumed)

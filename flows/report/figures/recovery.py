@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from flows.analysis.outcome import Outcome
-from flows.records.record import Record
-from flows.report.figures.curves import SECONDS, accuracy_points
-from flows.report.figures.dataset import start
-from flows.report.figures.style import legend_above, line_key, looks, panel, percent_axis
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,18 +9,29 @@ from typing import TYPE_CHECKING, Any
 from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group
 from flows.analysis.learning import evaluations
+from flows.analysis.outcome import Outcome
+from flows.records.record import Record
 from flows.report import sentences as words
-from flows.report.figures.dataset import Subject, Trial, end, whole
+from flows.report.figures.curves import SECONDS, accuracy_points
+from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import (
     INK,
     REFERENCE,
     Look,
+    legend_above,
+    line_key,
+    looks,
+    panel,
     patch_key,
+    percent_axis,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SINCE = "seconds since the fault"
 
 
 def trial_figure(record: Record, outcome: Outcome) -> Figure:
@@ -40,7 +40,7 @@ def trial_figure(record: Record, outcome: Outcome) -> Figure:
     strategy = outcome.identity.strategy
     look = looks([strategy])[strategy]
     points = accuracy_points(record, start(record))
-    axes.plot([t for t, _ in points], [value for _, value in points], color=look.colour)
+    axes.plot(*_columns(points), color=look.colour)
     for fault in outcome.faults:
         mark_fault(axes, fault, look, start(record))
     percent_axis(axes, "test accuracy")
@@ -48,9 +48,6 @@ def trial_figure(record: Record, outcome: Outcome) -> Figure:
     keys = [line_key("accuracy", look.colour), *(fault_keys(look) if outcome.faults else [])]
     legend_above(axes, keys)
     return figure
-
-
-SINCE = "seconds since the fault"
 
 
 def through_fault(subject: Subject, group: Group, reference: str | None) -> Drawing | None:
@@ -85,7 +82,7 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
     legend_above(axes, _keys(look, reference is not None))
     return Drawing(
         name=subject.name("through-fault", group.condition, group.strategy),
-        title=f"{group.strategy}, {group.condition}" if group.condition else group.strategy,
+        title=titled(group.strategy, group.condition),
         note=words.moments(group),
         figure=figure,
         table=Table(("condition", "seed", SINCE, "test accuracy"), tuple(rows)),

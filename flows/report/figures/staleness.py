@@ -10,7 +10,7 @@ import numpy as np
 
 from flows.analysis.ledger import applied_rows
 from flows.analysis.staleness import PERIODS, by_period
-from flows.report.figures.dataset import Subject, Trial
+from flows.report.figures.dataset import Subject, Trial, titled
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import MUTED, hollow_key, legend_above, line_key, panel, row_axis
 
@@ -62,9 +62,7 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
     legend_above(axes, keys)
     return Drawing(
         subject.name("staleness", condition),
-        f"Staleness of applied gradients, {condition}"
-        if condition
-        else "Staleness of applied gradients",
+        titled("Staleness of applied gradients", condition),
         _note(subject.faulty(condition)),
         figure,
         Table(("strategy", "period", "updates", *SHARES), tuple(_table(rows, shown))),

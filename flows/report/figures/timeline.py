@@ -22,7 +22,7 @@ from flows.records.record import Record
 from flows.report import sentences as words
 from flows.report.figures.bars import RECOVERY_PARTS
 from flows.report.figures.curves import SECONDS
-from flows.report.figures.dataset import Subject, Trial, end, start, whole
+from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import (
     BAD,
@@ -88,7 +88,7 @@ def story(subject: Subject, group: Group) -> Drawing | None:
     legend_above(axes, _keys(stretches, subject.looks[group.strategy].colour))
     return Drawing(
         name=subject.name("timeline", group.condition, group.strategy),
-        title=f"{group.strategy}, {group.condition}" if group.condition else group.strategy,
+        title=titled(group.strategy, group.condition),
         note=_note(record, outcome.identity.seed, outcome.faults),
         figure=figure,
         table=Table(

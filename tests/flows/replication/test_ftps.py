@@ -24,14 +24,15 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from flows.analysis.finished import RESULTS
+from flows.analysis.finished import RESULTS, read_finished
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.cli import replicate
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand
 from flows.execution.attempt import Attempt, end_unfinished
-from flows.records.record import Record
+from flows.execution.experiment import Ran
+from flows.records.record import EVENTS_FILE, Record
 from flows.replication.claims import judged
 from flows.replication.ftps import claims
 from flows.replication.ftps import run as replicate_ftps
@@ -185,11 +186,12 @@ def test_how_claims_are_judged_is_said() -> None:
 def test_trials_that_failed_are_named_and_end_the_command_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ran(experiment: ExperimentConfig, here: Path, *_: object, resume: bool) -> None:
+    def ran(experiment: ExperimentConfig, here: Path, *_: object, resume: bool) -> Ran:
         assert not resume, "a record that begins in the middle is not compared"
         trial = expand(experiment)[0]
         folder = here / RESULTS / experiment.experiment / trial.name
         end_unfinished(Attempt(trial, folder), "the store burnt down")
+        return Ran((read_finished(folder / EVENTS_FILE, load_prices()),), folder, tracked=True)
 
     monkeypatch.setattr(replicate_ftps, "run_experiment", ran)
     monkeypatch.setattr(claims, "PARAMETERS", (785,))  # the ring is not what this is about

@@ -19,12 +19,13 @@ from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.config.trials import flat
 from flows.records.record import Record, read_record
-from flows.report.html import read_trials, write_report
+from flows.report.html import write_report
 from flows.tracking.store import default_uri
 from flows.tracking.tracker import METRICS_PER_BATCH, Tracker, tracked_experiments
 from tests.support.synthetic import (
     UPDATES,
     missed,
+    read_trials,
     reported,
     toy_events,
     write_events,
