@@ -10,7 +10,6 @@ from dps.sim.schedules.draw import named
 BUDGET = 100
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.
 KNOWN = {
-    "epoch not checked again": "chain(2), SSP(1):8675309000244:0,1,3",
     "first store used for ever": "stateless, BSP:5:wide",
     "lease counted from the reply": "none, BSP:65",
     "lease not checked again": "none, elastic:11:wide",
@@ -36,7 +35,6 @@ KNOWN = {
     "newest cut of each shard": "checkpoint, all:23:wide",
     "no grace after standing still": "chain(2):1:wide",
     "no lease on entering": "none, BSP:192:wide",
-    "older tables taken": "chain(2):17:wide",
     "renewed, though ended": "none:1:wide",
     "replicas share a machine": "chain(2), elastic:7:wide",
     "a second start for the same request": "chain(2):6:wide",
