@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -31,6 +31,9 @@ from flows.cli.replicate import app as _replicate
 from flows.cli.replicate import run_replication
 from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
+
+if TYPE_CHECKING:
+    from flows.config.yaml_document import Document
 
 PRIVATE = 0o077  # what nobody but the user may do with a file that is made
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -166,9 +169,11 @@ def run(
     A configuration of `replicate/` may be a whole replication, which ends with a paper's claims.
     """
     from dps.errors import ConfigurationError
+    from flows.config.experiment import find_document
     from flows.replication.config import load_replication
 
-    if (replication := load_replication(config, settings)) is not None:
+    document = find_document(config)
+    if (replication := load_replication(document, settings)) is not None:
         if parallel > 1 or retry_invalid:
             raise ConfigurationError(
                 "--parallel and --retry-invalid: not for a replication, which compares times and "
@@ -176,18 +181,22 @@ def run(
             )
         run_replication(replication)
     else:
-        _run_experiment(config, settings, parallel, retry_invalid, yes)
+        _run_experiment(config, document, settings, parallel, retry_invalid, yes)
 
 
 def _run_experiment(
-    config: str, settings: Sequence[str], parallel: int, retry_invalid: bool, yes: bool
+    config: str,
+    document: Document,
+    settings: Sequence[str],
+    parallel: int,
+    retry_invalid: bool,
+    yes: bool,
 ) -> None:
     from numpy.random import default_rng
 
     from flows.analysis.comparison import compared
     from flows.analysis.finished import print_comparison
-    from flows.config.experiment import load_experiment
-    from flows.config.trials import expand
+    from flows.config.trials import load_trials
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
@@ -195,8 +204,7 @@ def _run_experiment(
     from flows.monitor.progress import view_for
     from flows.report.terminal import print_verdicts
 
-    experiment = load_experiment(config, settings, None if yes else confirm_many)
-    trials = expand(experiment)
+    experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1:
@@ -311,8 +319,7 @@ def plan(
 ) -> None:
     """Show the trials of an experiment in their order and what they need, and run nothing."""
     from flows.analysis.finished import RESULTS
-    from flows.config.experiment import load_experiment
-    from flows.config.trials import expand, in_blocks
+    from flows.config.trials import in_blocks, load_trials
     from flows.execution.plan import (
         confirm_many,
         fault_plans,
@@ -326,8 +333,8 @@ def plan(
     )
     from flows.monitor.estimate import trials_told
 
-    experiment = load_experiment(config, settings, None if yes else confirm_many)
-    trials = in_blocks(experiment, expand(experiment))
+    experiment, expanded = load_trials(config, settings, None if yes else confirm_many)
+    trials = in_blocks(experiment, expanded)
     if job_script:
         print(job_scripts(trials[0]))
         return

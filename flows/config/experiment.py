@@ -400,16 +400,28 @@ class InvalidCombination(ConfigurationError):
 
 
 def load_experiment(
-    path_or_name: str,
+    source: str | Document,
     overrides: Sequence[str] = (),
     confirm: Callable[[int], None] | None = None,
 ) -> ExperimentConfig:
     """Read, override and check the configuration of an experiment and of each of its trials.
 
+    As `load_grid`, of which it leaves the trials out.
+    """
+    return load_grid(source, overrides, confirm)[0]
+
+
+def load_grid(
+    source: str | Document,
+    overrides: Sequence[str] = (),
+    confirm: Callable[[int], None] | None = None,
+) -> tuple[ExperimentConfig, list[tuple[dict[str, str], TrialConfig]]]:
+    """Read an experiment, and return it with the labels and the configuration of each trial.
+
     Parameters
     ----------
-    path_or_name
-        A YAML file, or the name of a packaged configuration, such as "demo".
+    source
+        A YAML file, the name of a packaged configuration, such as "demo", or what was read of one.
     overrides
         Assignments such as "training.updates=400"; the value is read as YAML.
     confirm
@@ -420,7 +432,7 @@ def load_experiment(
     ConfigurationError
         Anything in it that cannot work, with the place and what was expected.
     """
-    document = find_document(path_or_name)
+    document = find_document(source) if isinstance(source, str) else source
     _refuse_other_kinds(document)
     assignments = parse_overrides(overrides)
     data = document.data
@@ -430,13 +442,12 @@ def load_experiment(
         experiment = ExperimentConfig.model_validate(data)
         if confirm is not None:
             confirm(experiment.trials)
-        for _ in experiment.trial_configs():
-            pass
+        configs = list(experiment.trial_configs())
     except ValidationError as error:
         raise placed(complaints(error, data), document, assignments) from error
     except InvalidCombination as error:
         raise placed(error.complaints, document, assignments) from error
-    return experiment
+    return experiment, configs
 
 
 def packaged_names() -> list[str]:

@@ -11,13 +11,14 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dps.errors import ConfigurationError
-from flows.config.experiment import ExperimentConfig, TrialConfig
+from flows.config.experiment import ExperimentConfig, TrialConfig, load_grid
 from flows.config.limits import LONGEST_NAME
+from flows.config.yaml_document import Document
 from flows.quoting import quoted
 
 LONGEST_PART = 48
@@ -46,6 +47,16 @@ class Trial:
     digest: str
 
 
+def load_trials(
+    source: str | Document,
+    overrides: Sequence[str] = (),
+    confirm: Callable[[int], None] | None = None,
+) -> tuple[ExperimentConfig, tuple[Trial, ...]]:
+    """Read an experiment and its trials (see `flows.config.experiment.load_grid`)."""
+    experiment, configs = load_grid(source, overrides, confirm)
+    return experiment, _trials(experiment, configs)
+
+
 def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
     """Return the trials of an experiment: every combination of the axes with every seed.
 
@@ -55,6 +66,12 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
         Values on the axes cannot work together, or two labels differ only in signs, or are too long
         together.
     """
+    return _trials(experiment, experiment.trial_configs())
+
+
+def _trials(
+    experiment: ExperimentConfig, configs: Iterable[tuple[dict[str, str], TrialConfig]]
+) -> tuple[Trial, ...]:
     trials = tuple(
         Trial(
             name=trial_name(labels, config.seed),
@@ -64,7 +81,7 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
             config=config,
             digest=digest(config),
         )
-        for labels, config in experiment.trial_configs()
+        for labels, config in configs
     )
     if len(longest := max((trial.name for trial in trials), key=len)) > LONGEST_NAME:
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from dps.errors import ConfigurationError
 from flows.config.base import Section
 from flows.config.errors import complaints, placed
 from flows.config.experiment import find_document
-from flows.config.yaml_document import overridden, parse_overrides, place_of
+from flows.config.yaml_document import Document, overridden, parse_overrides, place_of
 
 KEY = "replication"
 
@@ -34,7 +34,9 @@ class ReplicationConfig(Section):
         return None if self.published is None else Path(self.published)
 
 
-def load_replication(path_or_name: str, overrides: Sequence[str] = ()) -> ReplicationConfig | None:
+def load_replication(
+    source: str | Document, overrides: Sequence[str] = ()
+) -> ReplicationConfig | None:
     """Read a replication; None if what is there is something else.
 
     Raises
@@ -42,7 +44,7 @@ def load_replication(path_or_name: str, overrides: Sequence[str] = ()) -> Replic
     ConfigurationError
         Anything in it that cannot work, with the place and what was expected.
     """
-    document = find_document(path_or_name)
+    document = find_document(source) if isinstance(source, str) else source
     if KEY not in document.data:
         return None
     data, assignments = document.data, parse_overrides(overrides)

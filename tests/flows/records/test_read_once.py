@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from flows.analysis import finished
 from flows.cli import app
+from flows.config import experiment as config
 from flows.config import trials as grid
 from flows.config.experiment import ExperimentConfig
 from flows.execution import experiment as flow
@@ -106,3 +108,29 @@ def test_a_run_reads_each_record_once(tmp_path: Path, counts: Counter[str]) -> N
         assert [outcome.status for outcome in ran.outcomes] == ["valid"] * 2
         assert counts == {"expand": 1, **once("slow.seed-0", "fast.seed-0")}
         counts.clear()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_command_reads_the_configuration_and_makes_its_trials_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    calls = Counter[str]()
+    read, configs = config.read_document, ExperimentConfig.trial_configs
+
+    def counted_read(*args: Any) -> Any:
+        calls["read"] += 1
+        return read(*args)
+
+    def counted_configs(self: ExperimentConfig) -> Any:
+        calls["expanded"] += 1
+        return configs(self)
+
+    monkeypatch.setattr(config, "read_document", counted_read)
+    monkeypatch.setattr(ExperimentConfig, "trial_configs", counted_configs)
+    monkeypatch.chdir(tmp_path)
+    with_store(tmp_path)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    app([command, "small.yaml"], standalone_mode=False)
+    assert calls == {"read": 1, "expanded": 1}
