@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shlex
@@ -29,6 +30,7 @@ from dps.sim.simulate import Record, simulate
 BATCH = 20  # schedules that a process is given at a time
 SHRUNK = 3  # violations of one batch that are shrunk; more are only named
 SHOWN = 10
+GARBAGE = 10_000  # objects made and not yet freed, after which the newest are looked through
 
 # The kinds of faults under a few heads, so that the table fits on a page.
 HEADS = {
@@ -227,7 +229,7 @@ def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[
     """The results of all jobs, as they come, from one process on each core."""
     context = multiprocessing.get_context("spawn")
     processes = min(os.cpu_count() or 1, len(jobs))
-    with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
+    with ProcessPoolExecutor(processes, context, _prepare) as pool:
         try:
             for done in as_completed([pool.submit(work, job) for job in jobs]):
                 yield done.result()
@@ -236,9 +238,15 @@ def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[
             raise
 
 
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the parent ends the others."""
+def _prepare() -> None:
+    """Set up a process of the pool.
+
+    Ctrl-C reaches every process of a terminal; the parent ends the others. The garbage collector
+    need not look at the modules again and again, nor as often as it does by default.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(GARBAGE, 10, 10)
 
 
 def _end_at_once(pool: ProcessPoolExecutor) -> None:
