@@ -72,6 +72,13 @@ class Setting:
         table = await self.world.complete()
         return [self.world.states(view)[0] for view in table.views]
 
+    async def lose(self) -> None:
+        """Lose `server-0`, and wait until shard 0 is served by all its replicas again."""
+        before = (await self.world.complete()).views[0].epoch
+        self.world.crash("server-0", back_after=0.1)
+        while (await self.world.complete()).views[0].epoch == before:
+            await asyncio.sleep(0.01)
+
     async def clocks(self) -> list[dict[str, int]]:
         return [state.clocks for state in await self.states()]
 

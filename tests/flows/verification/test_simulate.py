@@ -60,7 +60,7 @@ def test_a_schedule_that_does_not_exist_is_refused(name: str) -> None:
 
 def test_a_violation_is_shrunk_to_what_it_takes_and_replays() -> None:
     with in_place(VARIANTS["mailbox left"]):
-        record = simulate(named("stateless:0"))
+        record = simulate(named("stateless:1"))
         assert record.violation is not None
         less = shrink(record)
         assert len(less.schedule.faults) <= len(record.schedule.faults)
