@@ -18,12 +18,13 @@ from dps.events import Restored
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import CopyOffers, WorkerCache
-from dps.protocol.messages import Configure, Deposit, Drain, Install, ReplayBuffered
+from dps.protocol.messages import Configure, Deposit, Drain, Install, Loss, ReplayBuffered
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.batching import Batching
 from dps.sim.checks.audit import Auditor, accepting, publishing
 from dps.sim.injector import Injector
 from dps.sim.schedules.strategies import CASES
+from dps.sim.violation import Violation
 from dps.sim.workload.counter import Tally
 from dps.sim.workload.shapes import name_of
 from dps.sim.world import COORDINATOR
@@ -76,6 +77,26 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
 
     params = {name_of(0): np.zeros(9)}
     in_world(scenario, params=params, shards=1, recovery=Recovery(WorkerCache()), extra=["spare-0"])
+
+
+@pytest.mark.parametrize(("based_on", "there", "known"), [(1, {0, 1}, 2), (3, {1}, 1)])
+def test_what_was_acked_anew_is_reported_though_an_older_copy_has_it(
+    based_on: int, there: set[int], known: int
+) -> None:
+    """Update 0 is lost; 1 was lost unacked, and sent again. A copy of before has both."""
+    tally, losses = Tally(1, lambda: False), Mock(restorations=[Mock(shard=0, epoch=3)])
+    case = replace(CASES["worker cache"], shards=1)
+    auditor = Auditor(Mock(losses=losses), case, tally, Mock(spec=Injector))
+    for epoch, of_epoch, acked, brought in [(3, 1, {0}, set()), (5, based_on, {0, 1}, there)]:
+        tally.acked[0] = acked
+        event = Restored(0.0, 0, epoch, "server-0", len(brought), "worker")
+        auditor._note_restoration(event, of_epoch, brought)
+
+    losses.found = [Loss(0, 0.0, known, True, "worker", 0, 3)]
+    auditor._check_told(0, there)
+    losses.found.append(Loss(0, 0.0, 1, True, "worker", 0, 5))
+    with pytest.raises(Violation, match="were reported"):
+        auditor._check_told(0, there)
 
 
 @pytest.mark.parametrize("came", ["nothing", "mail", "mail that is kept", "in use"])

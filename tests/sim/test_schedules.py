@@ -155,6 +155,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A host that has got a copy never serves it; its worker is lost, and no other has one.
         "worker cache + continue, filters:8800110101000235:wide",
         "worker cache + continue, filters:8800110101000235:2,3,5:wide:calm",
+        # What was sent again and acked is also in a copy of before, and is reported all the same.
+        "worker cache + functions:8800110202000113:wide",
         # A host has applied mail, and never serves: the next one needs what was in the mailbox.
         "checkpoint + mailbox:2:0,1,2,3,6,9:wide:calm",
         "checkpoint + mailbox:16:1,2,3:wide:calm",

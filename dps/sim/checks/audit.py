@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -58,11 +58,23 @@ HINDERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Restoration:
+    """What was `acked` when a shard was restored, and what is `there` in the state that it got.
+
+    `based_on` is the epoch in which the shard first had that state.
+    """
+
+    based_on: int
+    acked: set[int]
+    there: set[int]
+
+
 class _Shard:
     """What is known of one shard: every state that it has had, and who held the last ones."""
 
     def __init__(self) -> None:
-        self.existed: set[int] = set()
+        self.existed: dict[int, int] = {}  # states, and the epoch in which each was there first
         self.ever: set[int] = set()  # updates that were in it when it was served
         self.served: set[int] = set()  # the epochs in which it was
         self.heads: dict[int, str] = {}
@@ -71,7 +83,7 @@ class _Shard:
         self.refused = 0
         self.begun = False
         self.seeded: Restored | None = None  # the last restoration, if by the driver or a worker
-        self.missing: dict[int, set[int]] = {}  # by epoch, acked updates that a restoration lacks
+        self.restorations: dict[int, _Restoration] = {}  # by epoch
 
 
 class Auditor:
@@ -128,7 +140,7 @@ class Auditor:
         world.watchers.append(self._recorded)
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
-            shard.seeded, shard.missing, shard.served = None, {}, set()
+            shard.seeded, shard.restorations, shard.served = None, {}, set()
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -165,7 +177,7 @@ class Auditor:
 
     def _check_accepted(self, replica: Replica, before: ShardState, step: Step) -> None:
         state, shard = step.state, self._shards[replica.shard]
-        shard.existed.add(_digest(state, self._forgets))
+        shard.existed.setdefault(_digest(state, self._forgets), replica.epoch)
         if not step.updates or replica._group.name != self._world.group.name:
             return
         what = f"shard {replica.shard} on {replica.node}"
@@ -361,7 +373,7 @@ class Auditor:
         require(anew or digested in shard.existed, "never existed", text)
         values = counted(what, self._world.group.layout, event.shard, state.values)
         check_slots(what, values, state, self._forgets, bool(self._case.filters))
-        shard.existed.add(digested)
+        based_on = shard.existed.setdefault(digested, event.epoch)
         if event.epoch < self._world.view(event.shard).epoch:
             # It was given up before it was carried out. Nobody is asked in an epoch that is over:
             # nothing is lost by it, and whoever has the shard has it still.
@@ -375,7 +387,7 @@ class Auditor:
         bound = float("inf") if anew else self._bound(shard)
         self._check_loss(what, event.shard, cells_in(values), bound)
         if self._forgets:  # only the copies of workers may bring back what was lost
-            self._note_missing(event, cells_in(values))
+            self._note_restoration(event, based_on, cells_in(values))
         shard.members = {process.address: process}
         seeded = event.source in ("initial", "worker")
         shard.seeded = event if seeded and shard.begun else None
@@ -451,14 +463,14 @@ class Auditor:
         if bound:
             tally.forgiven[number] |= (shard.ever - there) | lost
 
-    def _note_missing(self, event: Restored, there: set[int]) -> None:
-        """Take note of the acked updates that a restored state lacks; it may never be served."""
-        missing, last = self._shards[event.shard].missing, 0
-        if missing and (last := max(missing)) not in self._served(event.shard):
-            del missing[last]
+    def _note_restoration(self, event: Restored, based_on: int, there: set[int]) -> None:
+        """Take note of a restored state, and of what it has to have; it may never be served."""
+        restorations, last = self._shards[event.shard].restorations, 0
+        if restorations and (last := max(restorations)) not in self._served(event.shard):
+            del restorations[last]
         if event.epoch > last:  # else somebody does late what is not wanted any more
-            without = self._ended_without[event.shard]
-            missing[event.epoch] = self._tally.acked[event.shard] - without - there
+            acked = self._tally.acked[event.shard] - self._ended_without[event.shard]
+            restorations[event.epoch] = _Restoration(based_on, acked, there)
 
     def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
         """The counters and cells of a state, which holds each update once, and whole."""
@@ -505,12 +517,16 @@ class Auditor:
         """Acked updates that are gone were reported, and not many more than those.
 
         A worker's copy may bring back what was lost before: that was reported, and may be again.
+        What was acked after a restoration that the copy is older than is reported though it is
+        there.
         """
         acked = self._tally.acked[shard] - self._tally.unfinished
         gone = acked - self._ended_without[shard] - found
-        history = [*self._shards[shard].missing.values(), gone]
+        restorations = self._shards[shard].restorations
+        history = [*(each.acked - each.there for each in restorations.values()), gone]
         ever = set[int]().union(*history)
         often = sum(len(after - before) for before, after in pairwise([set(), *history]))
+        often += sum(len(_acked_anew(restorations, epoch)) for epoch in restorations)
         losses = [loss for loss in self._world.losses.found if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         back = f" of {len(ever)} that ever were" if ever - gone else ""
@@ -601,6 +617,18 @@ def _digest(state: ShardState, forgets: bool = False) -> int:
     numbers = (state.index, state.version, state.steps)
     results = frozenset((name, result.tobytes()) for name, result in state.results.items())
     return hash((*numbers, state.values.tobytes(), slots, workers, digest(state), results))
+
+
+def _acked_anew(restorations: Mapping[int, _Restoration], epoch: int) -> set[int]:
+    """What a restored state has of before an earlier restoration, and was acked only after it.
+
+    The earlier one lacked such an update, and its worker had not been told of it, so it was applied
+    again. The count of a worker's updates in the copy does not tell it from those that were lost.
+    """
+    this = restorations[epoch]
+    passed = [r for e, r in restorations.items() if this.based_on < e < epoch]
+    anew = [(this.acked & this.there) - each.acked - each.there for each in passed]
+    return set[int]().union(*anew)
 
 
 def _check_equal(view: View, states: Sequence[ShardState]) -> None:
