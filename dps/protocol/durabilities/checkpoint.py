@@ -8,8 +8,6 @@ from typing import ClassVar, Literal
 
 from dps.errors import require
 from dps.protocol.durability import Durability, Feature, Persistence, ServerContext
-from dps.protocol.storage.checkpoints import Checkpoints
-from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 
@@ -104,5 +102,9 @@ class Checkpoint(Durability):
 
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's checkpoints."""
+        # Here, and not above: `import dps` takes half as long again with what writes files.
+        from dps.protocol.storage.checkpoints import Checkpoints
+        from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
+
         writer = CutCheckpoints if self.restores_together else Checkpoints
         return writer(self, context)
