@@ -111,6 +111,14 @@ async def until(holds: Callable[[], object], within: float = HORIZON) -> None:
             await asyncio.sleep(0.01)
 
 
+async def lose(s: Setting) -> None:
+    """Lose the server of shard 0, and wait until it is served by all its replicas again."""
+    before = (await s.world.complete()).views[0].epoch
+    s.world.crash("server-0", back_after=0.1)
+    while (await s.world.complete()).views[0].epoch == before:
+        await asyncio.sleep(0.01)
+
+
 def happened(s: Setting, kind: type[Event]) -> list[Any]:
     """The events of a kind, in the order in which they came."""
     return [event for _, event in s.world.events if isinstance(event, kind)]

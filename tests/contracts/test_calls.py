@@ -14,11 +14,11 @@ from dps.core.updates import Call, Operation, UpdateId
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import Push
 from dps.protocol.recovery import Recovery
-from dps.testing.worlds import Setting, in_world
-from tests.contracts.test_durabilities import DURABILITIES, lose
+from dps.testing.worlds import Setting, in_world, lose
+from tests.contracts.test_durabilities import DURABILITIES
 
 CALLS = 6
-KINDS = [kind for kind in DURABILITIES if kind != "checkpoint, all"]  # refused: see choices.py
+KINDS = [kind for kind in DURABILITIES if kind != "checkpoint, all"]  # refused: see `Checkpoint`
 
 
 def grow(arrays: Mapping[str, Part], by: float) -> Changed:
@@ -39,7 +39,7 @@ def carry_out(kind: str, scenario: Callable[[Setting], Any], seed: int = 0) -> N
 
 
 def test_no_more_calls_are_lost_than_promised_and_none_counts_twice(kind: str) -> None:
-    _, may_lose = DURABILITIES[kind]
+    _, may_lose, _ = DURABILITIES[kind]
 
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")

@@ -20,7 +20,7 @@ from dps.protocol.durability import Durability
 from dps.protocol.messages import Push
 from dps.protocol.recovery import Recovery
 from dps.protocol.wire import decode, encode
-from dps.testing.worlds import Setting, in_world
+from dps.testing.worlds import Setting, in_world, lose
 
 ONES = {"w": np.ones(40)}
 TABLE = SparseSpec("emb", 2, "float64")
@@ -61,7 +61,7 @@ class DurabilityContract:
     ) -> None:
         async def scenario(s: Setting) -> None:
             await s.enter("a")
-            await _lose(s)
+            await lose(s)
             state = (await s.states())[0]
             assert state.version == 0
             assert not state.values.any()
@@ -79,7 +79,7 @@ class DurabilityContract:
             for _ in range(s.random.randint(1, PUSHES)):
                 await client.push(ONES, pull=s.random.random() < 0.5, rows=rows)
             acked = client.next_seq - 1
-            await _lose(s)
+            await lose(s)
             state = (await s.states())[0]
             assert 0 <= acked - state.version <= may_lose
             await s.all_of(process.run(client.push(ONES, rows=rows)), within=10.0)
@@ -100,7 +100,7 @@ class DurabilityContract:
             for _ in range(PUSHES):
                 await client.push(ONES, pull=True, rows=rows)
             await asyncio.sleep(1.0)
-            await _lose(s)
+            await lose(s)
             view = (await s.world.complete()).views[0]
             state = (await s.states())[0]
             for seq in range(1, state.version + 1):
@@ -117,7 +117,7 @@ class DurabilityContract:
             _, client = await s.enter("a")
             await client.push(ONES)
             before = (await s.world.complete()).views[0]
-            await _lose(s)
+            await lose(s)
             now = (await s.world.complete()).views[0]
             version = (await s.states())[0].version
             with pytest.raises(DpsError, match="shard 0"):
@@ -132,7 +132,7 @@ class DurabilityContract:
         async def scenario(s: Setting) -> None:
             _, client = await s.enter("a")
             await client.push(ONES, pull=True)
-            await _lose(s)
+            await lose(s)
             restored = [e for _, e in s.world.events if isinstance(e, Restored) and e.shard == 0]
             if source is None:
                 assert len(restored) == 1, "it was never gone"
@@ -164,11 +164,3 @@ def _check_whole(state: ShardState, rows: Gradients) -> None:
         held = state.tables["emb"].between(0, KEYS, TABLE)
         assert 10 < len(held) < 40
         assert (held.values == -state.version).all()
-
-
-async def _lose(s: Setting) -> None:
-    """Lose the server of shard 0, and wait until it is served by all its replicas again."""
-    before = (await s.world.complete()).views[0].epoch
-    s.world.crash("server-0", back_after=0.1)
-    while (await s.world.complete()).views[0].epoch == before:
-        await asyncio.sleep(0.01)
