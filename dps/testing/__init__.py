@@ -1,4 +1,4 @@
-"""What tests of update rules, filters, workloads, data sets and faults of one's own can use."""
+"""What tests of rules, filters, durabilities, workloads, data and faults of one's own can use."""
 
 from __future__ import annotations
 

@@ -260,8 +260,12 @@ class _RegisteredDurability(Registered, Section):
         return durability
 
 
+def _wrong_durability(kind: str, cls: type) -> str | None:
+    return None if issubclass(cls, Durability) else "is not derived from dps.Durability"
+
+
 DURABILITIES = Group(
-    "dps.durabilities", _RegisteredDurability, needed=("persistence", "is_restorable"), on_wire=True
+    "dps.durabilities", _RegisteredDurability, on_wire=True, objection=_wrong_durability
 )
 
 DurabilitySection = Annotated[

@@ -278,9 +278,9 @@ class TrialConfig(_Settings):
             yield from plan_objections(expanded, stage)
 
     def _stage(self) -> FaultContext:
-        durability = self.recovery.durability
-        writes = durability.kind == "checkpoint"
-        local = durability.kind == "checkpoint" and is_local(durability.path)
+        durability = self.build_recovery().durability
+        writes = durability.writes_checkpoints
+        local = writes and is_local(durability.path)
         ways = self.cluster.ways
         return FaultContext(
             self.node_names, self.server.shards, self._replicas, writes, local, ways

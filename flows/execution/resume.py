@@ -135,8 +135,8 @@ def interrupted(trial: Trial, folder: Path) -> str | None:
     CheckpointCorrupt
         There is something to go on from, and its description is damaged.
     """
-    durability = trial.config.recovery.durability
-    if durability.kind != "checkpoint" or not can_go_on(trial.config) or _over(folder):
+    durability = trial.config.build_recovery().durability
+    if not durability.writes_checkpoints or not can_go_on(trial.config) or _over(folder):
         return None
     path = durability.path or str((folder / CHECKPOINTS).absolute())
     try:

@@ -340,8 +340,9 @@ def _told(event: Event) -> str | None:
         case Promoted():
             return f"shard {event.shard} goes on at {event.node}, at version {event.version}"
         case Restored() if event.epoch > 1:
+            source = SOURCES.get(event.source, event.source)  # durabilities may have their own
             return (
-                f"shard {event.shard} restored from {SOURCES[event.source]} at {event.node}, "
+                f"shard {event.shard} restored from {source} at {event.node}, "
                 f"at version {event.version}"
             )
         case ReplicaAdded() if event.epoch > 1:

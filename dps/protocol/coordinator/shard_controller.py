@@ -201,11 +201,11 @@ class ShardController:
         silent = any(self._port.members.is_silent(member) for member in served.chain)
         if silent or self._lacks_store:
             return False
-        store = self._port.store
+        keepers = self._keepers
         self._port.decided(view, served.chain[0], "reconfigure")
         await self._configure(served)
-        if self.view == view:
-            self._stored = store
+        if self.view == view and self._keepers == keepers:
+            self._stored = keepers.store
             self._serve(served)
             await self._port.publish()
             self._end_move()
@@ -237,13 +237,14 @@ class ShardController:
 
     async def _restore_on(self, host: Endpoint) -> None:
         self.unsettle()
-        view, store = self.view, self._port.store
+        view, keepers = self.view, self._keepers
         self._port.decided(view, host, "restore")
         served = False
         try:
             brought = await self._bring_back(view, host)
             await self._port.admit_present(view, host)
-            served = self.view == view and self._is_coming(host)
+            # Who is told of lost keepers uses them for as long as the epoch lasts.
+            served = (self.view, self._keepers) == (view, keepers) and self._is_coming(host)
         except DpsError:
             self._placement.avoid(host)
             raise
@@ -254,7 +255,7 @@ class ShardController:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.needs_store
                     self._port.restored(self.view, brought, certain=not mail)
-                self.begun, self._stored, self._forsaken = True, store, ()
+                self.begun, self._stored, self._forsaken = True, keepers.store, ()
                 self._stopped = None
                 self._failed_attempts = 0
                 self._tried = {}

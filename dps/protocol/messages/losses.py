@@ -31,7 +31,8 @@ class Loss:
         Whether that is their number. If not, there are at least so many: a worker that had pushed
         them was lost too, and nobody knows what it had been told last.
     source
-        What the shard was restored from: "initial" values, "checkpoint", "store" or "worker".
+        What the shard was restored from: "initial" values, "checkpoint", "store" or "worker"; or
+        what a durability of one's own calls it.
     version
         How many updates the restored state has.
     epoch
@@ -52,7 +53,8 @@ class Loss:
     @property
     def restored_from(self) -> str:
         """What the shard was restored from, in words."""
-        return _SOURCES.get(self.source, f"its checkpoint at version {self.version}")
+        name = "its checkpoint" if self.source == "checkpoint" else self.source
+        return _SOURCES.get(self.source, f"{name} at version {self.version}")
 
     def __str__(self) -> str:
         if not self.updates:

@@ -104,6 +104,23 @@ def test_who_provides_them_is_known(everything: TrialConfig, config: Path) -> No
     assert not distributions(only(config))
 
 
+def test_a_durability_of_another_maker_says_itself_that_it_writes_checkpoints(
+    config: Path, tmp_path: Path
+) -> None:
+    cellar = """
+from dataclasses import dataclass
+from dps import Checkpoint
+
+@dataclass(frozen=True)
+class Cellar(Checkpoint):
+    keep: int = 3
+"""
+    entry = "[dps.durabilities]\nmine = cellar:Cellar\n"
+    kill = "faults=[{kind: kill, target: server-0, phase: checkpoint}]"
+    with installed(package(tmp_path / "site", "cellar-dps", entry, cellar=cellar)):
+        assert only(config, "recovery.durability={kind: mine}", kill).build_faults()
+
+
 def test_they_can_be_varied_and_overridden(config: Path, acme: Path) -> None:
     values = "{own: {kind: sgd, learning_rate: 1}, sign: {kind: acme_sign, learning_rate: 1}}"
     axes = f"axes.optimizer={values}"
@@ -247,9 +264,16 @@ class Kindless:
     target: str
     when: int
     kind = "bang"
+
+@dataclass(frozen=True)
+class Vague:
+    replicas: int = 1
+    def persistence(self, context): ...
+    def is_restorable(self, stored, store): ...
 """
 OPTIMIZER = "optimizer={kind: mine}"
 WORKLOAD = "workload={kind: mine}"
+DURABILITY = "recovery.durability={kind: mine}"
 BANG = "faults=[{kind: bang, target: server-0, at_updates: 1}]"
 
 
@@ -272,6 +296,7 @@ BANG = "faults=[{kind: bang, target: server-0, at_updates: 1}]"
         ("dps.workloads: mine = sound:Shapeless", WORKLOAD, "Shapeless needs a field 'shape'"),
         ("dps.faults: bang = sound:Fault", BANG, "Fault is carried out by nothing: enter that"),
         ("dps.faults: bang = sound:Kindless", BANG, "is not derived from dps.core.faults.plan"),
+        ("dps.durabilities: mine = sound:Vague", DURABILITY, "Vague is not derived from dps.Dur"),
         (
             "dps.faults: boom = sound:Fault",
             BANG.replace("bang", "boom"),

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dps.events import CheckpointRefused, FaultMissed, ReplicaAdded, TrainingStarted, TrialEnded
+from dps.events import (
+    CheckpointRefused,
+    FaultMissed,
+    ReplicaAdded,
+    Restored,
+    TrainingStarted,
+    TrialEnded,
+)
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.monitor.progress import Course, Follower, LiveView, PlainView, view_for
@@ -61,6 +68,12 @@ def test_lines_say_what_a_shard_went_on_from(tmp_path: Path) -> None:
     out = io.StringIO()
     play(PlainView(Console(file=out, width=80)), tmp_path, "none")
     assert "shard 0 restored from initial values at" in out.getvalue()
+
+
+def test_what_a_durability_of_another_maker_calls_its_source_is_told() -> None:
+    course = Course(shards=1, started=0.0)
+    line = course.take(Restored(1.0, 0, 2, "server-0", 5, "shelf"))
+    assert line == "  1.00 s  shard 0 restored from shelf at server-0, at version 5"
 
 
 def test_live_view_shows_the_same_lines_and_a_bar(tmp_path: Path) -> None:

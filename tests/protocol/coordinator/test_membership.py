@@ -676,6 +676,30 @@ def test_with_server_and_store_lost_one_after_the_other_the_shard_starts_again()
     in_world(scenario, recovery=Recovery(SharedStore()), shards=1, extra=("spare-0",))
 
 
+def test_a_store_lost_in_the_moment_before_a_shard_is_served_is_not_written_to_any_more() -> None:
+    """The loss and the reply of the new server are read at once, and nothing is awaited between."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        coordinator = s.world._coordinator
+        lost, admit = s.world.endpoint("store-0"), coordinator.admit_present
+
+        async def admit_and_lose(view: View, host: Endpoint) -> None:
+            await admit(view, host)
+            if lost in coordinator.members:
+                s.network.crash(s.world._nodes.pop("store-0"))
+                await coordinator.members._end(lost.address, "test")
+
+        with patch.object(coordinator, "admit_present", admit_and_lose):
+            s.world.crash("server-0", back_after=0.1)
+            await s.all_of(process.run(client.push(ONES)), within=2.0)
+        assert s.world.table.store == s.world.endpoint("store-1")
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1, extra=("store-1",))
+
+
 def test_states_and_mail_can_be_on_different_nodes() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
