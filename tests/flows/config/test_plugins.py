@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ import yaml
 
 import dps
 from dps.core.faults.plan import AtUpdates, Seat
+from dps.protocol.wire import decode, encode
 from flows.config.experiment import TrialConfig, load_experiment
+from flows.config.optimizer import RULES
 from flows.config.plugins import distributions, modules, sections_in
 from flows.config.trials import digest, expand, flat
 from flows.config.workload import workload_of
@@ -94,6 +97,26 @@ def test_configurations_travel_to_other_processes(everything: TrialConfig) -> No
     )
     run = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
     assert run.stdout.decode().strip() == digest(everything)
+
+
+def test_a_list_stands_for_a_tuple_that_may_be_missing(config: Path, tmp_path: Path) -> None:
+    source = """
+        from __future__ import annotations
+        from dataclasses import dataclass
+        from typing import Optional
+
+        @dataclass(frozen=True)
+        class Optionals:
+            new: tuple[int, ...] | None = None
+            old: Optional[tuple[float, ...]] = None
+            slots = ()
+            def step(self): ...
+    """
+    point = "[dps.rules]\nmine = optionals:Optionals\n"
+    with installed(package(tmp_path / "site", "more-dps", point, optionals=dedent(source))):
+        rule = only(config, "optimizer={kind: mine, new: [1, 2], old: [3]}").build_optimizer()
+        assert (rule.new, rule.old) == ((1, 2), (3.0,))
+        assert only(config, "optimizer={kind: mine, new: null}").build_optimizer().new is None
 
 
 def test_who_provides_them_is_known(everything: TrialConfig, config: Path) -> None:
@@ -340,6 +363,25 @@ def test_two_packages_that_register_the_same_name_are_both_named(
         text = complaint(config, OPTIMIZER)
     assert "first-dps 0.3, entry point dps.rules: mine = first:Rule" in text
     assert "second-dps 0.3, entry point dps.rules: mine = second:Rule" in text
+
+
+def test_a_class_that_cannot_be_loaded_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+    source = """
+        from dataclasses import dataclass
+
+        @dataclass(frozen=True)
+        class Readable:
+            rate: float
+            slots = ()
+            def step(self): ...
+    """
+    points = "[dps.rules]\nfirst = broken:Rule\nlast = readable:Readable\n"
+    modules = {"broken": "1 / 0", "readable": dedent(source)}
+    with installed(package(tmp_path / "site", "half-dps", points, **modules)):
+        RULES.load_all()
+        from readable import Readable
+
+        assert decode(encode(Readable(0.5))) == Readable(0.5)
 
 
 def test_the_command_ends_with_the_line_and_without_a_traceback(

@@ -27,7 +27,9 @@ from flows.records.record import (
     EVENTS_FILE,
     GRID_FILE,
     EventWriter,
+    end_record,
     event_files,
+    read_end,
     read_record,
     read_trial,
     trial_names,
@@ -52,6 +54,14 @@ def test_start_and_end_are_found(tmp_path: Path) -> None:
     assert record.ended is not None
     assert record.ended.status == "valid"
     assert {type(event) for event in record.of(Evaluated)} == {Evaluated}
+
+
+def test_of_two_ends_the_last_one_counts(tmp_path: Path) -> None:
+    """A trial may be told to have failed after it has written its end."""
+    path = write_events(tmp_path, toy_events("none", "no fault"))
+    end_record(path, TrialEnded(99.0, "failed", "it did not go away"))
+    assert read_trial(path).ended == TrialEnded(99.0, "failed", "it did not go away")
+    assert read_end(path) == read_trial(path).ended
 
 
 def test_events_are_on_disk_before_the_writer_is_closed(tmp_path: Path) -> None:

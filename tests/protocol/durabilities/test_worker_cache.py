@@ -17,7 +17,7 @@ from dps.events import Event, Rebuilt, Restored
 from dps.protocol.client.client import Client
 from dps.protocol.durabilities import worker_cache
 from dps.protocol.durabilities.worker_cache import CopyOffers, Offer, WorkerCache
-from dps.protocol.messages import Install, Weights
+from dps.protocol.messages import Done, Install, Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
@@ -241,6 +241,32 @@ def test_two_shards_are_rebuilt_at_the_same_time() -> None:
         assert [state.version for state in await s.states()] == [1, 1]
 
     in_world(scenario, recovery=CACHE)
+
+
+def test_a_worker_offers_its_copy_once_however_many_tables_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it installs is the copy that it offered, whatever it has read since."""
+    offered: list[tuple[int, int, str]] = []
+    take = CopyOffers.take
+
+    async def note(self: CopyOffers, offer: Offer) -> Done:
+        offered.append((offer.shard, offer.epoch, offer.donor))
+        return await take(self, offer)
+
+    monkeypatch.setattr(CopyOffers, "take", note)
+
+    async def scenario(s: Setting) -> None:
+        (_, a), _ = await enter(s, "a", "b")
+        await a.push(ONES, pull=True)
+        s.network.slow("a", "server-0", 2.0)  # it is long until the shard is there again
+        s.world.crash("server-0", back_after=0.1)
+        await asyncio.sleep(0.5)
+        await enter(s, "c")
+        await until(lambda: events(s, Rebuilt))
+        assert sorted(donor for _, _, donor in offered) == ["a/1", "b/1", "c/1"]
+
+    in_world(scenario, shards=1, recovery=CACHE)
 
 
 def test_a_worker_that_enters_during_the_outage_answers_too() -> None:
