@@ -230,8 +230,6 @@ class Durability:
 
     Attributes
     ----------
-    kind
-        What it is called in configurations.
     replicas
         How many replicas each shard has.
     reads
@@ -252,7 +250,6 @@ class Durability:
 
     __slots__ = ()
 
-    kind: ClassVar[str] = "none"
     replicas: int = 1
     reads: Literal["tail", "any"] = "tail"
     aggregate: int = 1

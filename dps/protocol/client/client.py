@@ -224,8 +224,7 @@ class Client:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._part is not None:
-            await self._part.close()
+        await self._leave_part()
         await self._all_shard_clients(lambda shard_client: shard_client.close())
         await self.router.close()
 
@@ -495,8 +494,7 @@ class Client:
 
     async def _take_part(self) -> None:
         """Do what the durability has workers do."""
-        if self._part is not None:
-            await self._part.close()
+        await self._leave_part()
         name, shard_clients = donor_name(self.worker, self.incarnation), self._shard_clients
         self._part = self._group.recovery.durability.worker_part(
             WorkerContext(
@@ -508,6 +506,11 @@ class Client:
                 lambda shard: shard_clients[shard].base,
             )
         )
+
+    async def _leave_part(self) -> None:
+        part, self._part = self._part, None  # once, also if this is cancelled half-way
+        if part is not None:
+            await part.close()
 
     @property
     def _reader(self) -> UpdateId:

@@ -7,7 +7,7 @@ of durability; this one only says how many they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from dps.errors import require
 from dps.protocol.durability import Durability
@@ -35,7 +35,6 @@ class Chain(Durability):
     reads: Literal["tail", "any"] = "tail"
     aggregate: int = 1
     linger: float = 0.01
-    kind: ClassVar[str] = "chain"
 
     def __post_init__(self) -> None:
         require(self.replicas >= 1, f"chain: replicas={self.replicas}, expected at least 1")

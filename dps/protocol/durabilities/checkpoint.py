@@ -65,7 +65,6 @@ class Checkpoint(Durability):
     keep: int = 2
     seconds: float | None = None
     scope: Literal["shard", "all"] = "shard"
-    kind: ClassVar[str] = "checkpoint"
     writes_checkpoints: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

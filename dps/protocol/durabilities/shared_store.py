@@ -24,7 +24,6 @@ class SharedStore(Durability):
     """
 
     every: int = 16
-    kind: ClassVar[str] = "shared_store"
     needs_store: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

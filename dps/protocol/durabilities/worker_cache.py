@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -61,8 +61,6 @@ class WorkerCache(Durability):
     Updates that nobody has read since are lost, and the optimizer's state starts anew. If no
     worker that takes part holds a copy, the shard restarts from its initial values.
     """
-
-    kind: ClassVar[str] = "worker_cache"
 
     def refusal(self, feature: Feature) -> str | None:
         """Why it does not go with tables, of which workers hold but some rows."""

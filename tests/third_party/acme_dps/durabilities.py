@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import ClassVar
 
 import fsspec
 import numpy as np
@@ -29,7 +28,6 @@ class Shelf(Durability):
     """A shard's state is one file below `folder`, which is written anew before each ack."""
 
     folder: str
-    kind: ClassVar[str] = "acme_shelf"
 
     def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
         """Return True: there is a file before a shard is served."""
