@@ -16,7 +16,7 @@ from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
 from dps.protocol.client.client import Client
 from dps.protocol.durabilities import worker_cache
-from dps.protocol.durabilities.worker_cache import CopyOffers, Offer, WorkerCache
+from dps.protocol.durabilities.worker_cache import CopyOffers, Offer, Wanted, WorkerCache
 from dps.protocol.messages import Done, Install, Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
@@ -229,6 +229,28 @@ def test_without_any_copy_a_shard_restarts_from_its_initial_values(workers: tupl
         assert [state.version for state in await s.states()] == [0]
 
     in_world(scenario, shards=1, recovery=CACHE)
+
+
+def test_no_copy_is_wanted_of_a_shard_that_was_never_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Wanted] = []
+    ask = CopyOffers.ask
+
+    def note(self: CopyOffers, wanted: Wanted) -> None:
+        asked.append(wanted)
+        ask(self, wanted)
+
+    monkeypatch.setattr(CopyOffers, "ask", note)
+
+    async def scenario(s: Setting) -> None:
+        ((_, a),) = await enter(s, "a")
+        await a.pull()
+        assert not asked
+        await back(s)
+        assert {wanted.shard for wanted in asked} == {0}
+
+    in_world(scenario, recovery=CACHE)
 
 
 def test_two_shards_are_rebuilt_at_the_same_time() -> None:
