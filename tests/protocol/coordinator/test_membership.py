@@ -809,9 +809,17 @@ def test_under_ssp_a_worker_computes_no_further_than_its_bound_while_a_shard_is_
 
 
 def test_a_replicated_operation_of_another_epoch_is_refused() -> None:
+    """It is not applied either: whoever sent it may have been replaced."""
+
     async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
         view = await view_of(s)
+        tail = s.world.hosts[view.chain[1].address].replica(0)
+        before = tail.state
+        update = Operation("gradient", UpdateId("worker-0", 1, 2), gradient=before.values)
         with pytest.raises(StaleEpoch, match=r"Replicate \(shard 0, epoch \d+\): shard 0 is in"):
-            await s.ask(view.chain[1], Replicate(0, view.epoch - 1, 1, ()))
+            await s.ask(view.chain[1], Replicate(0, view.epoch - 1, before.index + 1, (update,)))
+        assert tail.state is before
 
     in_world(scenario, recovery=CHAIN)
