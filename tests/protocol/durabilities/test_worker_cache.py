@@ -372,6 +372,25 @@ def test_an_offer_for_an_earlier_loss_takes_the_place_of_none() -> None:
     in_world(scenario)
 
 
+def test_a_copy_is_installed_once_however_many_tables_ask_for_it() -> None:
+    async def scenario(s: Setting) -> None:
+        ((_, client),) = await enter(s, "a")
+        await client.push(ONES, pull=True)
+        table = await s.world.complete()
+        view = table.views[0]
+        epoch, host = view.epoch + 1, view.chain[0]
+        seed = Seed(0, epoch, host, Keepers(), "a/1")
+        assert isinstance(client._part, Copies)
+        for version in range(3):
+            again = replace(table, version=version, wanted=(Wanted(0, epoch, host),), seeds=(seed,))
+            client._part._heard(again)
+        await asyncio.sleep(TIMINGS.call)
+        sent = [t for t in s.network.trace if t[1:] == ("sent", "a", "server-0", "Install")]
+        assert len(sent) == 1
+
+    in_world(scenario, recovery=CACHE)
+
+
 def test_a_copy_that_was_offered_to_another_host_since_is_not_installed() -> None:
     """Or two hosts would serve the shard in the later epoch."""
 
