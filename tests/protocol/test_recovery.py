@@ -12,8 +12,9 @@ from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.presets import PRESETS, preset
 from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durability import NoDurability
+from dps.protocol.durability import Durability, Feature, NoDurability
 from dps.protocol.recovery import Recovery, with_checkpoint_path
+from dps.protocol.transport import Endpoint
 
 
 def test_presets_are_the_strategies_of_the_literature() -> None:
@@ -22,6 +23,20 @@ def test_presets_are_the_strategies_of_the_literature() -> None:
     assert preset("chain") == Recovery(Chain(replicas=2), Wait(), Replay("sum"))
     assert preset("stateless") == Recovery(SharedStore(), Continue(), Replay("sum"))
     assert PRESETS.keys() == {"none", "checkpoint", "chain", "stateless"}
+
+
+def test_a_durability_that_overrides_nothing_keeps_nothing() -> None:
+    """That is what one of another maker can count on."""
+    made = Durability()
+    assert (made.replicas, made.reads, made.aggregate, made.keep) == (1, "tail", 1, 1)
+    assert (made.path, made.seconds) == (None, None)
+    assert not any((made.writes_checkpoints, made.needs_store, made.restores_together))
+    host = Endpoint("tcp://10.0.0.1:1", "g")
+    assert not made.is_restorable(host, host)
+    assert not made.is_last_copy(alone=True, tried=True, restorable=False)
+    assert made.at("/elsewhere") is made
+    features: tuple[Feature, ...] = ("buffered gradients", "functions", "moves", "tables")
+    assert [made.refusal(feature) for feature in features] == [None] * 4
 
 
 @pytest.mark.parametrize(

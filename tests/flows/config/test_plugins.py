@@ -99,23 +99,26 @@ def test_configurations_travel_to_other_processes(everything: TrialConfig) -> No
     assert run.stdout.decode().strip() == digest(everything)
 
 
-def test_a_list_stands_for_a_tuple_that_may_be_missing(config: Path, tmp_path: Path) -> None:
+def test_a_list_stands_for_a_tuple_and_what_is_missing_has_its_default(
+    config: Path, tmp_path: Path
+) -> None:
     source = """
         from __future__ import annotations
-        from dataclasses import dataclass
+        from dataclasses import dataclass, field
         from typing import Optional
 
         @dataclass(frozen=True)
         class Optionals:
             new: tuple[int, ...] | None = None
             old: Optional[tuple[float, ...]] = None
+            later: tuple[int, ...] = field(default_factory=lambda: (7,))
             slots = ()
             def step(self): ...
     """
     point = "[dps.rules]\nmine = optionals:Optionals\n"
     with installed(package(tmp_path / "site", "more-dps", point, optionals=dedent(source))):
         rule = only(config, "optimizer={kind: mine, new: [1, 2], old: [3]}").build_optimizer()
-        assert (rule.new, rule.old) == ((1, 2), (3.0,))
+        assert (rule.new, rule.old, rule.later) == ((1, 2), (3.0,), (7,))
         assert only(config, "optimizer={kind: mine, new: null}").build_optimizer().new is None
 
 
@@ -216,7 +219,7 @@ def test_a_record_whose_package_is_gone_says_what_is_missing(config: Path, acme:
 # -- mistakes of packages --------------------------------------------------------------------------
 
 SOUND = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dps.core.faults.plan import Disturbing
 
 @dataclass
@@ -269,6 +272,12 @@ class ByName:
     def step(self): ...
 
 @dataclass(frozen=True)
+class Computed:
+    rate: float = field(init=False, default=1.0)
+    slots = ()
+    def step(self): ...
+
+@dataclass(frozen=True)
 class Raising:
     slots = ()
     def step(self): ...
@@ -314,6 +323,7 @@ BANG = "faults=[{kind: bang, target: server-0, at_updates: 1}]"
         ("dps.rules: mine = sound:Taken", OPTIMIZER, "a section cannot have the key 'kind'"),
         ("dps.rules: mine = sound:Again", OPTIMIZER, "cannot have the key 'staleness_aware'"),
         ("dps.rules: mine = sound:Push", OPTIMIZER, "dps.protocol.messages.push.Push has this"),
+        ("dps.rules: mine = sound:Computed", OPTIMIZER, "'rate' cannot be given by its position"),
         ("dps.rules: mine = sound:ByName", OPTIMIZER, "'rate' cannot be given by its position"),
         ("dps.rules: sgd = sound:Sound", OPTIMIZER, "dps has a kind of this name itself"),
         ("dps.workloads: mine = sound:Shapeless", WORKLOAD, "Shapeless needs a field 'shape'"),

@@ -42,6 +42,19 @@ def test_labels_that_lead_to_one_name_are_refused() -> None:
         names("axes.faults={no fault: [], no-fault: []}", "axes.recovery=[chain]")
 
 
+def test_a_name_may_be_as_long_as_that_of_a_folder() -> None:
+    def longest(last: int) -> int:
+        keys = ("recovery", "faults", "training.batch_size", "training.updates")
+        values, lengths = ("none", "[]", "16", "100"), (48, 48, 48, last)
+        axes = zip(keys, lengths, values, strict=True)
+        varied = ", ".join(f"{key}: {{{'x' * length}: {value}}}" for key, length, value in axes)
+        return max(map(len, names(f"axes={{{varied}}}")))
+
+    assert longest(46) == 200
+    with pytest.raises(ConfigurationError, match="expected 200 characters at most"):
+        longest(47)
+
+
 def test_digest_tells_what_a_trial_depends_on() -> None:
     first = {trial.name: trial.digest for trial in expand(load_experiment("demo"))}
     again = {trial.name: trial.digest for trial in expand(load_experiment("demo"))}

@@ -657,6 +657,29 @@ def test_what_came_from_the_store_before_that_was_lost_is_gone_on_with(silent: f
     in_world(scenario, recovery=recovery, shards=1, extra=("spare-0", "spare-1"))
 
 
+def test_what_came_with_an_earlier_attempt_than_the_last_is_gone_on_with_too() -> None:
+    """The host has the state, is asked to get it again, and cannot, for the store is lost."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        answered = s.held_back(s.world.endpoint("spare-0"), lambda m: isinstance(m, Restore))
+        s.world.crash("server-0")
+        await until(lambda: len(happened(s, Restored)) == 2, LEASE)
+        cut_off(s, "spare-0", ("store-0",))
+        decided = len(happened(s, Decided))
+        await until(lambda: len(happened(s, Decided)) > decided, 2 * TIMINGS.copy)
+        await asyncio.sleep(0.1)
+        s.world.crash("store-0", back_after=0.1)
+        answered.set()
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=4.0)
+        assert happened(s, Restored)[-1].source == "store"
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1, extra=("spare-0",))
+
+
 def test_with_server_and_store_lost_one_after_the_other_the_shard_starts_again() -> None:
     """Whoever was to get the state has come too late."""
 
@@ -833,9 +856,17 @@ def test_under_ssp_a_worker_computes_no_further_than_its_bound_while_a_shard_is_
 
 
 def test_a_replicated_operation_of_another_epoch_is_refused() -> None:
+    """It is not applied either: whoever sent it may have been replaced."""
+
     async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
         view = await view_of(s)
+        tail = s.world.hosts[view.chain[1].address].replica(0)
+        before = tail.state
+        update = Operation("gradient", UpdateId("worker-0", 1, 2), gradient=before.values)
         with pytest.raises(StaleEpoch, match=r"Replicate \(shard 0, epoch \d+\): shard 0 is in"):
-            await s.ask(view.chain[1], Replicate(0, view.epoch - 1, 1, ()))
+            await s.ask(view.chain[1], Replicate(0, view.epoch - 1, before.index + 1, (update,)))
+        assert tail.state is before
 
     in_world(scenario, recovery=CHAIN)

@@ -244,6 +244,25 @@ def test_a_node_that_is_drained_can_be_shut_down(recovery: Recovery) -> None:
     in_world(scenario, params=PARAMS, shards=2, recovery=recovery, extra=("spare-0",))
 
 
+def test_what_was_acked_before_a_move_is_saved_in_time() -> None:
+    """Though no update follows that would have the new holder write it."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        await client.push(ONES)
+        before = asyncio.get_running_loop().time()
+        await s.scaled(Drain(s.world.endpoint("server-0")))
+        assert moves(s)
+        await asyncio.sleep(before + 5.0 - asyncio.get_running_loop().time())
+        s.world.crash("spare-0")
+        await s.world.bring_up(["spare-1"])
+        await until(lambda: restored(s))
+        assert [event.version for event in restored(s)] == [1]
+
+    recovery = Recovery(Checkpoint(seconds=5.0, path="memory://moved"))
+    in_world(scenario, params=PARAMS, shards=1, recovery=recovery, extra=("spare-0",))
+
+
 def test_a_node_that_is_drained_is_given_nothing_though_there_is_no_other() -> None:
     async def scenario(s: Setting) -> None:
         await s.scaled(Drain(s.world.endpoint("spare-0")))

@@ -16,11 +16,13 @@ from dps.core.shard import ShardState
 from dps.events import Event, Rebuilt, Restored
 from dps.protocol.client.client import Client
 from dps.protocol.durabilities import worker_cache
-from dps.protocol.durabilities.worker_cache import CopyOffers, Offer, WorkerCache
-from dps.protocol.messages import Done, Install, Weights
+from dps.protocol.durabilities.worker_cache import Copies, CopyOffers, Offer, Wanted, WorkerCache
+from dps.protocol.durability import CoordinatorContext
+from dps.protocol.messages import Done, Install, Keepers, Seed, Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
+from dps.sim.process import SimClock
 from dps.testing.worlds import TIMINGS, Setting, happened, in_world, same_state, until
 
 ONES = {"w": np.ones(40)}
@@ -231,6 +233,28 @@ def test_without_any_copy_a_shard_restarts_from_its_initial_values(workers: tupl
     in_world(scenario, shards=1, recovery=CACHE)
 
 
+def test_no_copy_is_wanted_of_a_shard_that_was_never_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Wanted] = []
+    ask = CopyOffers.ask
+
+    def note(self: CopyOffers, wanted: Wanted) -> None:
+        asked.append(wanted)
+        ask(self, wanted)
+
+    monkeypatch.setattr(CopyOffers, "ask", note)
+
+    async def scenario(s: Setting) -> None:
+        ((_, a),) = await enter(s, "a")
+        await a.pull()
+        assert not asked
+        await back(s)
+        assert {wanted.shard for wanted in asked} == {0}
+
+    in_world(scenario, recovery=CACHE)
+
+
 def test_two_shards_are_rebuilt_at_the_same_time() -> None:
     async def scenario(s: Setting) -> None:
         ((_, a),) = await enter(s, "a")
@@ -280,7 +304,8 @@ def test_a_worker_that_enters_during_the_outage_answers_too() -> None:
     in_world(scenario, shards=1, recovery=CACHE)
 
 
-def test_what_was_buffered_follows_on_the_copy() -> None:
+@pytest.mark.parametrize("buffer", ["worker", "mailbox"])
+def test_what_was_buffered_follows_on_the_copy(buffer: Any) -> None:
     async def scenario(s: Setting) -> None:
         process, client = (await enter(s, "a"))[0]
         await client.push(ONES, pull=True)
@@ -293,7 +318,7 @@ def test_what_was_buffered_follows_on_the_copy() -> None:
         assert events(s, Rebuilt)[-1].version == 1
         assert ((await s.states())[0].values.view("float64") == -4).all()
 
-    recovery = Recovery(WorkerCache(), Continue(4, "worker"))
+    recovery = Recovery(WorkerCache(), Continue(4, buffer))
     in_world(scenario, shards=1, recovery=recovery)
 
 
@@ -329,6 +354,61 @@ def test_nothing_is_lost_or_applied_twice_though_messages_are() -> None:
 
     for seed in range(15):
         in_world(scenario, seed=seed, shards=1, recovery=CACHE, weather=weather)
+
+
+def test_an_offer_for_an_earlier_loss_takes_the_place_of_none() -> None:
+    async def nothing() -> None: ...
+
+    async def scenario(s: Setting) -> None:
+        host = s.world.endpoint("server-0")
+        clock = SimClock(s.network.process("tester"))
+        offers = CopyOffers(CoordinatorContext(lambda: {"a/1"}, nothing, clock, [].append))
+        offers.ask(Wanted(0, 7, host))
+        present = Offer(0, 7, "a/1", 5, 3, 0.0, 0)
+        await offers.take(present)
+        await offers.take(Offer(0, 6, "a/1", 4, 9, 0.0, 0))  # it was on its way for long
+        assert await offers.best(0) == present
+
+    in_world(scenario)
+
+
+def test_a_copy_is_installed_once_however_many_tables_ask_for_it() -> None:
+    async def scenario(s: Setting) -> None:
+        ((_, client),) = await enter(s, "a")
+        await client.push(ONES, pull=True)
+        table = await s.world.complete()
+        view = table.views[0]
+        epoch, host = view.epoch + 1, view.chain[0]
+        seed = Seed(0, epoch, host, Keepers(), "a/1")
+        assert isinstance(client._part, Copies)
+        for version in range(3):
+            again = replace(table, version=version, wanted=(Wanted(0, epoch, host),), seeds=(seed,))
+            client._part._heard(again)
+        await asyncio.sleep(TIMINGS.call)
+        sent = [t for t in s.network.trace if t[1:] == ("sent", "a", "server-0", "Install")]
+        assert len(sent) == 1
+
+    in_world(scenario, recovery=CACHE)
+
+
+def test_a_copy_that_was_offered_to_another_host_since_is_not_installed() -> None:
+    """Or two hosts would serve the shard in the later epoch."""
+
+    async def scenario(s: Setting) -> None:
+        ((_, client),) = await enter(s, "a")
+        await client.push(ONES, pull=True)
+        table = await s.world.complete()
+        view, other = table.views
+        first, second = view.chain[0], other.chain[0]
+        wanted = [Wanted(0, view.epoch + 1, first), Wanted(0, view.epoch + 2, second)]
+        seed = Seed(0, view.epoch + 1, first, Keepers(), "a/1")
+        assert isinstance(client._part, Copies)
+        client._part._heard(replace(table, wanted=(wanted[0],), seeds=(seed,)))
+        client._part._heard(replace(table, wanted=(wanted[1],), seeds=()))
+        await asyncio.sleep(TIMINGS.copy)
+        assert s.world.hosts[first.address].replica(0).epoch == view.epoch
+
+    in_world(scenario, recovery=CACHE)
 
 
 def test_an_offer_that_nobody_wants_any_more_is_passed_over() -> None:

@@ -36,6 +36,8 @@ from dps.protocol.messages import (
     ReplayBuffered,
     ReportFailure,
     ReportLink,
+    Restore,
+    TakeMail,
     Waiting,
 )
 from dps.protocol.recovery import Recovery
@@ -549,6 +551,47 @@ def test_a_mailbox_that_comes_while_a_shard_is_restored_is_closed_too() -> None:
         assert {state.version for state in await s.states()} == {1}
 
     in_world(scenario, recovery=Recovery(outage=Continue()), shards=1)
+
+
+@pytest.mark.parametrize("kind", [Install, Restore, Configure])
+def test_a_request_of_an_earlier_epoch_does_not_say_who_keeps_states(kind: type) -> None:
+    """It was overtaken on its way: the store that it names may be gone, or have been replaced."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view, (state,) = await view_of(s), await s.states()
+        head, epoch = view.chain[0], view.epoch - 1
+        earlier = {
+            Install: Install(0, epoch, view.chain, state, "initial"),
+            Restore: Restore(0, epoch, head, Keepers()),
+            Configure: Configure(0, epoch, view.chain, head),
+        }
+        with pytest.raises(StaleEpoch):
+            await s.ask(head, earlier[kind])
+        await s.all_of(process.run(client.push(ONES)), within=TIMINGS.call)
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1)
+
+
+def test_a_shard_is_served_though_the_mailbox_is_lost_while_it_is_asked() -> None:
+    """The epoch is the same: it is said once more who keeps mail, which is nobody now."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        s.held_back(s.world.endpoint("store-0"), lambda m: isinstance(m, TakeMail))
+        epoch = (await view_of(s)).epoch
+        s.world.crash("server-0")
+        await until(lambda: s.world.view(0).epoch > epoch, LEASE)
+        await asyncio.sleep(0.1)
+        assert not s.world.view(0).serving
+        s.world.crash("store-0")
+        await until(lambda: s.world.view(0).serving, 2 * LEASE)
+        await s.all_of(process.run(client.push(ONES)), within=TIMINGS.call)
+
+    recovery = Recovery(Chain(2), Continue())
+    in_world(scenario, recovery=recovery, shards=1)
 
 
 def test_a_host_at_an_address_that_was_used_before_is_made_use_of() -> None:
