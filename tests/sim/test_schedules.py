@@ -163,6 +163,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A replica is at work for longer than a call takes, and is not to be taken for unreachable.
         "chain(3) + mailbox:8800110101000177:wide",
         "chain(3) + mailbox:8800110101000177:0,1:wide:calm",
+        # A shard acknowledges an update that another one has refused already, and goes back.
+        "checkpoint, all, BSP:8800110404000647:wide",
+        "checkpoint, all, BSP:8800110404000647:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

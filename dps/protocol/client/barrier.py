@@ -21,7 +21,10 @@ async def together(
     Else a shard that had it before all went back would miss what the others get afterwards, and
     no cut could ever be taken. Who has it already refuses it as a duplicate. Once a shard has
     refused it, because the worker has to enter again, there is nothing more to send; nor is there
-    when it could not be sent to one of them.
+    when it could not be sent to one of them. What is under way then may be acknowledged yet.
+
+    `complete` is called when nothing is sent again of what has been acknowledged, and with each
+    acknowledgement after that.
     """
     missing, all_have_it = set(jobs), asyncio.Event()
 
@@ -36,7 +39,7 @@ async def together(
             missing.discard(shard)
             if refused():
                 missing.clear()
-            if not missing and not all_have_it.is_set():
+            if not missing:  # nothing is sent again: this ack counts, also after a refusal
                 all_have_it.set()
                 complete()
             while not all_have_it.is_set():

@@ -16,7 +16,8 @@ class Receipts:
     ----------
     together
         Whether shards go back together. An update that one of them has acknowledged is sent to it
-        again if it goes back before all have, and is not lost: it counts when all have.
+        again if it goes back before all have, and is not lost: it counts when all have, or when one
+        has refused it.
     on_loss
         Called with each loss, and again if it turns out to be larger.
     """
@@ -53,7 +54,7 @@ class Receipts:
             self._enter([account])
 
     def all_acked(self) -> None:
-        """Take note that every shard has acknowledged what was sent to all of them."""
+        """Take note that what was sent to all shards is sent again to none of them."""
         staged, self._staged = self._staged, {}
         self._enter(staged.values())
 
