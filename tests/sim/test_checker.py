@@ -79,6 +79,25 @@ def test_a_shard_that_starts_anew_is_told_from_an_attempt_that_comes_late() -> N
     in_world(scenario, params=params, shards=1, recovery=Recovery(WorkerCache()), extra=["spare-0"])
 
 
+@pytest.mark.parametrize(("damaged", "most"), [(0, 4), (1, 4 + 4 + 3), (2, 4 + 2 * (4 + 3))])
+def test_what_was_under_way_may_be_lost_with_a_damaged_checkpoint_only(
+    damaged: int, most: int
+) -> None:
+    """Three workers push, and a checkpoint is written every 4 updates."""
+    tally, untold = Tally(1, lambda: False), Mock(struck={"torn write": 0, "bit flip": damaged})
+    world = Mock()
+    world.group.restores_together = False
+    auditor = Auditor(world, replace(CASES["checkpoint, BSP"], shards=1), tally, untold)
+    tally.processes.update(["worker-0", "worker-1", "worker-2"])
+    for number in range(damaged):
+        auditor._refused(0, f"checkpoint {number}", "a bit flipped")
+    bound = auditor._bound(auditor._shards[0])
+    tally.acked[0] = set(range(most + 1))
+    with pytest.raises(Violation, match="acked updates are lost"):
+        auditor._check_loss("shard 0", 0, set(), bound)
+    auditor._check_loss("shard 0", 0, {0}, bound)
+
+
 @pytest.mark.parametrize(("based_on", "there", "known"), [(1, {0, 1}, 2), (3, {1}, 1)])
 def test_what_was_acked_anew_is_reported_though_an_older_copy_has_it(
     based_on: int, there: set[int], known: int

@@ -166,6 +166,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A shard acknowledges an update that another one has refused already, and goes back.
         "checkpoint, all, BSP:8800110404000647:wide",
         "checkpoint, all, BSP:8800110404000647:wide:calm",
+        # A damaged checkpoint held a round that had been waiting for it, and was not acked before.
+        "checkpoint, BSP:8800110404000578:0,2,4:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

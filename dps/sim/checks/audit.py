@@ -43,7 +43,7 @@ from dps.protocol.storage.manifest import Saved
 from dps.sim.checks.checkpoint_age import Committed, now
 from dps.sim.injector import Injector
 from dps.sim.process import Process, here
-from dps.sim.schedules.strategies import JOINING, Case
+from dps.sim.schedules.strategies import Case
 from dps.sim.violation import Violation, require
 from dps.sim.workload.counter import Tally, cells_in, cells_of, check_counts
 from dps.sim.workload.counter_rows import RowKeys, digest
@@ -398,10 +398,12 @@ class Auditor:
             shard.refused = 0
 
     def _bound(self, shard: _Shard) -> float:
-        """How many acked updates a restoration may take back."""
-        together = self._world.group.restores_together
-        under_way = self._case.workers + JOINING if together else 0  # when a cut is taken
-        under_way *= WITHHELD if self._case.filters else 1
+        """How many acked updates a restoration may take back.
+
+        A checkpoint holds what was under way when it was written, too: the one before it lacks
+        that besides what was promised. Each process has one update under way.
+        """
+        under_way = self._tally.processes.total() * (WITHHELD if self._case.filters else 1)
         return self._case.interval * (1 + shard.refused) + under_way * shard.refused
 
     def _check_all_lost(self, what: str, number: int, process: Process) -> None:

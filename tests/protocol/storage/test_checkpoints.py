@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -269,6 +270,33 @@ def test_a_newcomer_acks_nothing_before_what_it_was_given_is_saved() -> None:
             await keeper.commit(1, state)
         await keeper.commit(1, state)
         assert keeper.saved == state.version
+        await keeper.close()
+
+    in_world(scenario, shards=1)
+
+
+def test_what_waits_for_a_write_goes_into_it() -> None:
+    """One write for a round that would break the promise, however much of it is not acked yet."""
+
+    async def scenario(s: Setting) -> None:
+        process, _ = await s.enter("worker-0")
+        (state,) = await s.states()
+        wanted = Checkpoint(path=f"memory://saving-{next(_numbers)}", every=4)
+        group, clock = s.world.group, SimClock(process)
+        transport = SimTransport(s.world.network, process)
+        written: list[int] = []
+
+        def note(event: Event) -> None:
+            if isinstance(event, CheckpointWritten):
+                written.append(event.version)
+
+        tools = transport, clock, note, no_store
+        context = ServerContext(0, "rounds", group.coordinator, group.timings, *tools)
+        keeper = wanted.persistence(context)
+        await keeper.begin(1, state)
+        for version in (3, 6, 9):
+            await keeper.commit(1, replace(state, version=version, index=version))
+        assert written == [0, 3, 9], "6 waited for 3 to be saved, and 9 for a write of its own"
         await keeper.close()
 
     in_world(scenario, shards=1)
