@@ -247,3 +247,13 @@ def test_all_workers_of_a_group_end_with_it(leave_hosts: bool) -> None:
         assert all(host is not None and host.alive == leave_hosts for host in hosts)
 
     in_world(scenario)
+
+
+def test_an_earlier_process_of_a_name_does_not_outlast_the_later_one() -> None:
+    tally = Tally(1, lambda: False)
+    tally.entered("worker-0", 1)
+    tally.left("worker-0", 3)
+    tally.entered("worker-0", 2)
+    assert not tally.active
+    tally.entered("worker-0", 4)
+    assert tally.active.keys() == {"worker-0"}

@@ -135,6 +135,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "none, BSP:5500110033000011:0,1,2,3:wide:calm",
         # Two processes of a name are given up one after the other, and only the later one lives.
         "none, BSP:7700110022000043:0,1,4:wide:calm",
+        # The later of two processes of a name is given up before it has entered; the earlier calls.
+        "chain(2) + functions, BSP:8800110505000293:wide",
         # A restored shard is told a worker's clock with all that is lost: what was in a mailbox,
         # what the worker had held back, and where it joined.
         "stateless, BSP:5500110022000021:wide",

@@ -115,12 +115,16 @@ class Tally:
         self.latest: dict[str, int] = {}
         self.joined: dict[str, int] = {}
         self.processes: Counter[str] = Counter()
-        self._gone: set[tuple[str, int]] = set()
+        self._gone: dict[str, int] = {}  # the last incarnation of each name that has left
         self.operations = 0
 
     def entered(self, worker: str, incarnation: int) -> None:
-        """A worker begins to take part, or does so again; it may have been given up meanwhile."""
-        if (worker, incarnation) in self._gone or incarnation < self.latest.get(worker, 0):
+        """A worker begins to take part, or does so again; it may have been given up meanwhile.
+
+        So is an earlier process of its name, though nobody came to know of the later one.
+        """
+        gone, latest = self._gone.get(worker, -1), self.latest.get(worker, 0)
+        if incarnation <= gone or incarnation < latest:
             return
         self.latest[worker] = incarnation
         done = [i for i, cell in enumerate(cells_of(worker), 1) if cell in self.attempted]
@@ -134,7 +138,7 @@ class Tally:
 
     def left(self, worker: str, incarnation: int) -> None:
         """A worker does not take part any more."""
-        self._gone.add((worker, incarnation))
+        self._gone[worker] = max(incarnation, self._gone.get(worker, -1))
         self.active.pop(worker, None)
 
     def ended(self) -> None:
