@@ -432,7 +432,7 @@ def load_grid(
     ConfigurationError
         Anything in it that cannot work, with the place and what was expected.
     """
-    document = find_document(source) if isinstance(source, str) else source
+    document = source if isinstance(source, Document) else find_document(source)
     _refuse_other_kinds(document)
     assignments = parse_overrides(overrides)
     data = document.data

@@ -44,7 +44,7 @@ def load_replication(
     ConfigurationError
         Anything in it that cannot work, with the place and what was expected.
     """
-    document = find_document(source) if isinstance(source, str) else source
+    document = source if isinstance(source, Document) else find_document(source)
     if KEY not in document.data:
         return None
     data, assignments = document.data, parse_overrides(overrides)
