@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.names import NodeSpec
+from dps.core.names import replacement
 from dps.errors import ConfigurationError
-from dps.events import Acked, Applied, CheckpointWritten, Killed, Promoted, Restored
+from dps.events import Acked, Applied, CheckpointWritten, Killed, NodeJoined, Promoted, Restored
 from flows.analysis.finished import RESULTS, Finished, is_recorded, read_finished
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
@@ -84,6 +87,22 @@ def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: P
     assert "| async chain | k=1 | 1 |" in written
     assert "**not resolved**" in written
     assert (tmp_path / "text" / "accuracy-1.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_trial_may_end_before_the_new_replica_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_up(cluster: LocalCluster, node: NodeSpec) -> None:
+        if node.name != replacement(drive.CHAIN[0]):
+            start_node(cluster, node)
+
+    start_node = LocalCluster.start
+    monkeypatch.setattr(LocalCluster, "start", never_up)
+    record = ran("async chain", 1, tmp_path)
+    assert [event.node for event in record.of(Promoted)] == [drive.CHAIN[1]]
+    assert {event.node for event in record.of(NodeJoined)} == {*drive.CHAIN, "worker-0"}
 
 
 @pytest.mark.slow

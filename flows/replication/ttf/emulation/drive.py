@@ -107,8 +107,9 @@ class _Run:
             {"checkpoint": self._checkpoint, "chain": self._chain, "stateless": self._stateless}[
                 self.trial.mechanics
             ]()
-            for name in list(self.actors):
-                self.ask(self._place(name), "finish")
+            for future in list(self.actors.values()):
+                if future.done():  # a new replica may still be starting: it is of no use any more
+                    self.ask(self._joined(future), "finish")
         finally:
             self.client.sync(inbox.close)
         if not self.missed and self.kills < self.trial.kills:
