@@ -56,7 +56,9 @@ class Persistence(Protocol):
     window: int
 
     @property
-    def saved(self) -> int: ...
+    def saved(self) -> int:
+        """The version that survives the loss of the server."""
+        ...
 
     @property
     def cuts(self) -> CutPersistence | None:

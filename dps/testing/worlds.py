@@ -80,6 +80,7 @@ class Setting:
             await asyncio.sleep(0.01)
 
     async def clocks(self) -> list[dict[str, int]]:
+        """The clock of each worker, on each shard's head."""
         return [state.clocks for state in await self.states()]
 
     async def scaled(self, request: Any) -> Table:
