@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -197,3 +198,13 @@ def test_no_package_shows_more_names_than_one_can_take_in() -> None:
 )
 def test_a_wrong_import_would_be_noticed(module: str, source: str, wrong: list[str]) -> None:
     assert wrong_imports(module, source) == wrong
+
+
+def test_every_file_of_dps_and_flows_is_installed() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = {name_of(path) for path in MODULES.values() if path.name == "__init__.py"}
+    assert packages == {name for name in tool["packages"] if not name.startswith("flows.configs")}
+    for path in (path for top in ("dps", "flows") for path in (ROOT / top).rglob("*.*")):
+        if path.suffix not in (".py", ".pyc"):
+            globs = tool["package-data"].get(name_of(path.parent), [])
+            assert any(path.match(glob) for glob in globs), f"{path} is not among package-data"
