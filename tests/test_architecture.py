@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -66,6 +65,7 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for top in ("dps", "flows") for path in (ROOT / top).rglob("*.py")}
+SOURCES = {module: path.read_text() for module, path in MODULES.items()}
 PACKAGES = sorted({package for line in ORDER for package in line.split()}, key=len, reverse=True)
 
 
@@ -82,14 +82,22 @@ def allowed(package: str) -> frozenset[str]:
     return frozenset(line[: line.index(package) + 1])
 
 
-def imported(source: str) -> Iterator[str]:
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
+def imported(source: str) -> tuple[str, ...]:
     """Every module that is imported anywhere in a file, in functions as well."""
-    for node in ast.walk(ast.parse(source)):
+    names: list[str] = []
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def own(source: str) -> set[str]:
@@ -108,33 +116,30 @@ def wrong_imports(module: str, source: str) -> list[str]:
     return sorted(wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_one_way(module: str) -> None:
-    assert wrong_imports(module, MODULES[module].read_text()) == []
+def test_imports_go_one_way() -> None:
+    wrong = {module: wrong_imports(module, source) for module, source in SOURCES.items()}
+    assert {module: names for module, names in wrong.items() if names} == {}
 
 
-@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
-    graph = {module: own(path.read_text()) - {module} for module, path in MODULES.items()}
+    graph = {module: own(source) - {module} for module, source in SOURCES.items()}
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_that_is_read_back_can_run_code(module: str) -> None:
-    source = MODULES[module].read_text()
-    assert RUNS_CODE.isdisjoint(name.split(".")[0] for name in imported(source))
-    assert "allow_pickle=True" not in source
-    assert "distributed.protocol.pickle" not in set(imported(source))
+def test_nothing_that_is_read_back_can_run_code() -> None:
+    for module, source in SOURCES.items():
+        names = imported(source)
+        assert RUNS_CODE.isdisjoint(name.split(".")[0] for name in names), module
+        assert "allow_pickle=True" not in source, module
+        assert "distributed.protocol.pickle" not in names, module
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_opens_with_a_paragraph_about_itself(module: str) -> None:
-    source = MODULES[module].read_text()
-    assert source.startswith('"""')
-    paragraph, *_ = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
-    assert len(paragraph.split()) >= 5
-    assert paragraph.endswith(".")
+def test_a_module_opens_with_a_paragraph_about_itself() -> None:
+    for module, source in SOURCES.items():
+        assert source.startswith('"""'), module
+        paragraph, *_ = (ast.get_docstring(parsed(source)) or "").split("\n\n")
+        assert len(paragraph.split()) >= 5, module
+        assert paragraph.endswith("."), module
 
 
 def test_no_package_shows_more_names_than_one_can_take_in() -> None:
