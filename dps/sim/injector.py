@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from contextvars import copy_context
 from random import Random
 from typing import Any, Protocol
@@ -105,9 +105,13 @@ class Injector:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
         return bool(self._schedule.weather.loss) or process.address in self._touched
 
-    def has_touched(self, *roles: str) -> bool:
-        """Whether a fault has touched a node of one of these roles."""
-        return any(role_of(name) in roles for name in self._touched_names)
+    def has_touched(self, role: str) -> bool:
+        """Whether a fault has touched a node of this role."""
+        return any(role_of(name) == role for name in self._touched_names)
+
+    def has_touched_any(self, addresses: Set[str]) -> bool:
+        """Whether a fault has touched a process at one of these addresses."""
+        return not self._touched.isdisjoint(addresses)
 
     async def run(self) -> None:
         """Carry out one fault after the other; return when all that end have ended."""

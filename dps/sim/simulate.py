@@ -121,9 +121,7 @@ class _Run:
         self._world = World(group, zeros(layout), self._network, notices, machines=machines)
         self._world.tells = schedule.told
         self._injector = Injector(self._world, files, schedule, self)
-        # The store's node has mail only where there is none for that.
-        keepers = ("mailbox",) if "mailbox-0" in schedule.extra else ("store", "mailbox")
-        self._tally = Tally(case.shards, lambda: self._injector.has_touched(*keepers))
+        self._tally = Tally(case.shards, lambda: self._auditor.mail_lost)
         watched = self._world, case, self._tally, self._injector
         self._auditor = Auditor(*watched, self._row_keys, schedule.work)
         self._over = asyncio.Event()

@@ -162,6 +162,22 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
     in_world(scenario, params=params, shards=1, **what)
 
 
+def test_mail_may_be_lost_with_the_store_s_host_once_that_is_the_mailbox() -> None:
+    async def scenario(s: Setting) -> None:
+        store = s.world.endpoint("store-0").address
+        injector = Mock(spec=Injector, has_touched_any=lambda hosts: store in hosts)
+        case = replace(CASES["stateless"], shards=1)
+        auditor = Auditor(s.world, case, Tally(1, lambda: False), injector)
+        with publishing(auditor.published):
+            await s.world.bring_up(["spare-0"])
+            assert not auditor.mail_lost
+            await s.ask(COORDINATOR, Drain(s.world.endpoint("mailbox-0")))
+            assert auditor.mail_lost
+
+    params, recovery = {name_of(0): np.zeros(9)}, CASES["stateless"].recovery
+    in_world(scenario, params=params, shards=1, recovery=recovery, extra=["mailbox-0"])
+
+
 @pytest.mark.parametrize("another", [True, False])
 def test_a_worker_s_copy_that_was_never_served_is_no_state_to_go_on_from(another: bool) -> None:
     """The donor is lost when it has installed it; who else has a copy must be asked for that."""

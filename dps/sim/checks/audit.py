@@ -122,6 +122,7 @@ class Auditor:
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
         self._workers_lost = 0
         self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
+        self._mailboxes: set[str] = set()  # the addresses of all that there have been
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
 
@@ -224,6 +225,9 @@ class Auditor:
 
         What they have then may be lost with them: mail is only now cleared.
         """
+        mailbox = self._world.table.mailbox
+        if mailbox is not None:
+            self._mailboxes.add(mailbox.address)
         for number, shard in enumerate(self._shards):
             view = self._world.view(number)
             if view.serving:
@@ -231,6 +235,14 @@ class Auditor:
                 shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
+
+    @property
+    def mail_lost(self) -> bool:
+        """Whether a fault has touched a host that was the mailbox: its mail is lost with it.
+
+        That may be the store's host, from the beginning or since a mailbox of its own was drained.
+        """
+        return self._injector.has_touched_any(self._mailboxes)
 
     def _cells_at(self, view: View) -> set[int]:
         """The updates in a shard, as its head has it."""
