@@ -173,6 +173,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # A mailbox is drained; its mail goes to the store's host since, and is lost with that.
         "stateless:8800110606000569:wide",
         "stateless:8800110606000569:1,2,3:wide:calm",
+        # All shards go back while a worker that has joined them catches up on one alone.
+        "checkpoint, all:8800110606000566",
+        "checkpoint, all:8800110606000566:2,3,4,5",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from dps.protocol.client.routing_table import Router
@@ -11,12 +11,13 @@ from dps.protocol.client.routing_table import Router
 
 async def together(
     jobs: Mapping[int, Callable[[], Awaitable[None]]],
+    lacking: Collection[int],
     router: Router,
     acked_in: Callable[[int], int],
     refused: Callable[[], bool],
     complete: Callable[[], None],
 ) -> None:
-    """Send something to all shards, again to those that go back before all of them have it.
+    """Have something on all shards: send it to those that lack it, and to those that go back.
 
     Else a shard that had it before all went back would miss what the others get afterwards, and
     no cut could ever be taken. Who has it already refuses it as a duplicate. Once a shard has
@@ -26,10 +27,20 @@ async def together(
     `complete` is called when nothing is sent again of what has been acknowledged, and with each
     acknowledgement after that.
     """
-    missing, all_have_it = set(jobs), asyncio.Event()
+    missing, all_have_it = set(lacking), asyncio.Event()
+
+    async def is_missing(shard: int) -> bool:
+        """Whether it is to be sent to a shard; if not at once, wait whether the shard goes back."""
+        while shard not in missing and not all_have_it.is_set():
+            table = await router.table()
+            if table.views[shard].epoch > acked_in(shard):
+                missing.add(shard)
+            else:
+                await _either(all_have_it.wait(), router.newer(table.version))
+        return shard in missing
 
     async def send(shard: int, job: Callable[[], Awaitable[None]]) -> None:
-        while shard in missing:
+        while await is_missing(shard):
             try:
                 await job()
             except BaseException:
@@ -42,14 +53,9 @@ async def together(
             if not missing:  # nothing is sent again: this ack counts, also after a refusal
                 all_have_it.set()
                 complete()
-            while not all_have_it.is_set():
-                table = await router.table()
-                if table.views[shard].epoch > acked_in(shard):
-                    missing.add(shard)
-                    break
-                await _either(all_have_it.wait(), router.newer(table.version))
 
-    await asyncio.gather(*(send(shard, job) for shard, job in jobs.items()))
+    if missing:
+        await asyncio.gather(*(send(shard, job) for shard, job in jobs.items()))
 
 
 async def _either(*works: Coroutine[Any, Any, Any]) -> None:

@@ -168,12 +168,9 @@ class Client:
     async def _catch_up(self) -> None:
         """Begin with the same clock on all shards: some may be a round behind the others."""
         tick = Operation("tick", UpdateId(self.worker, self.incarnation, self._seq))
-        behind = [
-            shard_client
-            for shard_client in self._shard_clients
-            if self._ticks and shard_client.clock < self._seq
-        ]
-        await asyncio.gather(*(shard_client.push(tick, pull=False) for shard_client in behind))
+        jobs = {s: partial(client.push, tick, False) for s, client in self._numbered}
+        behind = [s for s, client in self._numbered if self._ticks and client.clock < self._seq]
+        await self._to_all(jobs, behind)
 
     async def _entered_again(self) -> bool:
         """Enter again if the worker was given up meanwhile; return whether it was."""
@@ -529,18 +526,24 @@ class Client:
     def _numbered(self) -> Iterable[tuple[int, ShardClient]]:
         return enumerate(self._shard_clients)
 
-    async def _to_all(self, jobs: Mapping[int, Callable[[], Awaitable[None]]]) -> None:
-        """Send something to several shards, and wait until all have it."""
+    async def _to_all(
+        self,
+        jobs: Mapping[int, Callable[[], Awaitable[None]]],
+        lacking: Collection[int] | None = None,
+    ) -> None:
+        """Send something to those shards that lack it (None: all), and wait until all have it."""
+        lacking = jobs if lacking is None else lacking
         if self._group.restores_together:
             await together(
                 jobs,
+                lacking,
                 self.router,
                 acked_in=lambda shard: self._shard_clients[shard].acked_in,
                 refused=lambda: any(shard_client.evicted for shard_client in self._shard_clients),
                 complete=self._receipts.all_acked,
             )
         else:
-            await asyncio.gather(*(job() for job in jobs.values()))
+            await asyncio.gather(*(jobs[shard]() for shard in lacking))
 
     def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         if outcome == "dropped":

@@ -31,7 +31,8 @@ def test_what_a_shard_acknowledges_after_another_one_has_refused_it_counts() -> 
 
         await together(
             {0: refused, 1: applied},
-            a.router,
+            lacking=(0, 1),
+            router=a.router,
             acked_in=lambda shard: 1,
             refused=is_refused.is_set,
             complete=receipts.all_acked,

@@ -263,6 +263,40 @@ def test_a_worker_that_dies_between_shards_holds_cuts_up_for_a_lease_at_most() -
     in_world(scenario, shards=SHARDS, recovery=together(4))
 
 
+def test_a_worker_that_catches_up_while_all_shards_go_back_holds_no_cut_up() -> None:
+    """It joined where others were further by then than elsewhere; that is lost with all else."""
+
+    async def scenario(s: Setting) -> None:
+        _, a = await s.enter("a")
+        s.network.cut("b", "server-1")
+        process, b = s.world.client("b")
+        entering = process.run(b.enter(process.address, "b"))
+        await asyncio.sleep(0.1)
+        await a.push(ONES)
+        released = s.held_back(
+            s.world.endpoint("server-0"),
+            lambda m: isinstance(m, Push) and m.operation.kind == "tick",
+        )
+        s.network.heal()
+        while [clocks.get("b") for clocks in await s.clocks()] != [1, 1]:
+            await asyncio.sleep(0.01)
+        assert not entering.done()
+        s.world.crash("server-1", back_after=0.1)
+        while not events(s, RolledBack):
+            await asyncio.sleep(0.01)
+        released.set()
+        await s.all_of(entering, within=1.0)
+        first, second = await s.clocks()
+        assert first["b"] == second["b"] == 1
+        taken = len(events(s, CutTaken))
+        async with asyncio.timeout(5.0):  # without anything more from the other one
+            for _ in range(20):
+                await a.push(ONES)
+        assert len(events(s, CutTaken)) > taken
+
+    in_world(scenario, recovery=together(4))
+
+
 @pytest.mark.parametrize("choices", [{"every": 6}, {"every": None, "seconds": 0.5}])
 def test_acks_wait_for_cuts_that_cannot_be_completed(choices: dict[str, Any]) -> None:
     async def scenario(s: Setting) -> None:
