@@ -103,7 +103,10 @@ class SnapshotBarrier:
             raise NotServing(f"cut {m.cut}: shard {m.shard} lacks updates of others") from None
         finally:
             state = self._state()
-            whole = self._cut == m.cut and _reach(state, m.upto) == m.upto
+            # Who has joined since may have come to this shard alone. Going back to such a cut would
+            # leave it there, and hold up all cuts until it pushes.
+            known = state.clocks.keys() <= m.upto.keys()
+            whole = self._cut == m.cut and known and _reach(state, m.upto) == m.upto
             if self._cut == m.cut:
                 self._release()
                 await self._settle()

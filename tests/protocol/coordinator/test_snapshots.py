@@ -297,6 +297,37 @@ def test_a_worker_that_catches_up_while_all_shards_go_back_holds_no_cut_up() -> 
     in_world(scenario, recovery=together(4))
 
 
+def test_a_worker_that_came_to_one_shard_during_a_cut_is_not_in_it(record: Record) -> None:
+    """All shards would go back to it, and take no other until that worker pushes again."""
+
+    async def scenario(s: Setting) -> None:
+        _, a = await s.enter("a")
+        await a.push(ONES)
+        second = s.world.endpoint("server-1")
+        held = s.held_back(second, lambda m: isinstance(m, HoldCut))
+        s.network.cut("b", "server-1")
+        pushing = asyncio.create_task(a.push(ONES))
+        await asyncio.sleep(0.03)  # a cut is being taken, and is held on both shards
+        process, b = s.world.client("b")
+        entering = process.run(b.enter(process.address, "b"))
+        while ["b" in clocks for clocks in await s.clocks()] != [True, False]:
+            await asyncio.sleep(0.01)
+        held.set()
+        await asyncio.sleep(0.3)
+        s.network.heal()
+        await s.all_of(pushing, entering, within=5.0)
+        await asyncio.sleep(3.0)
+        for cut in (event.cut for event in events(s, CutTaken)):
+            one, other = record.written[cut].values()
+            assert one.clocks.keys() == other.clocks.keys()
+        await s.lose()
+        async with asyncio.timeout(5.0):  # without anything more from the other one
+            for _ in range(20):
+                await a.push(ONES)
+
+    in_world(scenario, recovery=together(4))
+
+
 @pytest.mark.parametrize("choices", [{"every": 6}, {"every": None, "seconds": 0.5}])
 def test_acks_wait_for_cuts_that_cannot_be_completed(choices: dict[str, Any]) -> None:
     async def scenario(s: Setting) -> None:
