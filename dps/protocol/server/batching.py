@@ -7,15 +7,34 @@ summed before they go down the chain, so that one operation stands for all of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.consistency import ASP, Consistency
-from dps.core.replay import Summable, summed
+from dps.core.replay import summed
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
+
+
+class BatchingReplica(Protocol):
+    """The replica at which updates wait: its state, and how one more is applied to that."""
+
+    state: ShardState
+
+    async def apply_now(self, op: Operation) -> Step:
+        """Apply an operation; the replica's lock must be held."""
+        ...
+
+    def admits(self, op: Operation) -> bool:
+        """Whether an operation may be applied now; the others wait on."""
+        ...
+
+    def summable(self, op: Operation) -> Operation:
+        """Return an operation as one that can be summed with others."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +52,12 @@ class Batching:
     ----------
     aggregate
         How many updates are summed; 1: they are applied one by one, in rounds.
-    state
-        Returns the shard's present state.
-    apply
-        Applies one operation to it; called with the replica's lock held.
-    admits
-        Whether an operation may be applied now; the others wait on.
-    summable
-        Makes of an operation one that can be summed with others.
     """
 
-    def __init__(
-        self,
-        layout: ShardLayout,
-        aggregate: int,
-        state: Callable[[], ShardState],
-        apply: Callable[[Operation], Awaitable[Step]],
-        admits: Callable[[Operation], bool],
-        summable: Summable,
-    ) -> None:
+    def __init__(self, layout: ShardLayout, aggregate: int, replica: BatchingReplica) -> None:
         self._layout = layout
         self._aggregate = aggregate
-        self._state = state
-        self._apply = apply
-        self._admits = admits
-        self._summable = summable
+        self._replica = replica
         self._held: dict[str, _Held] = {}
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Batching:
             await self._apply_summed(ready)
         else:
             for held in ready:
-                self._applied(held, await self._apply(held.operation))
+                self._applied(held, await self._replica.apply_now(held.operation))
 
     def _due(self, complete: bool) -> set[str]:
         """The workers whose updates can be applied.
@@ -99,8 +99,8 @@ class Batching:
         neither waits nor is waited for, and an update that was sent again while it was applied
         must not be taken for the worker's next.
         """
-        state, clocks = self._state(), self._state().clocks
-        here = {name for name, held in self._held.items() if self._admits(held.operation)}
+        state, clocks = self._replica.state, self._replica.state.clocks
+        here = {name for name, held in self._held.items() if self._replica.admits(held.operation)}
         done = {name for name in here if is_duplicate(state, self._held[name].operation.id)}
         done |= here - clocks.keys()
         waiting = here - done
@@ -114,7 +114,9 @@ class Batching:
     def _refused(self, held: _Held) -> bool:
         """Refuse the update of a worker that was evicted while it waited."""
         update = held.operation.id
-        if not is_evicted(self._state(), update) and not is_superseded(self._state(), update):
+        if not is_evicted(self._replica.state, update) and not is_superseded(
+            self._replica.state, update
+        ):
             return False
         self._refuse(held, evicted(update))
         return True
@@ -142,13 +144,13 @@ class Batching:
         alone: list[Operation] = []
         fresh: list[Operation] = []
         for op in (held.operation for held in ready):
-            summable = op.kind == "gradient" and not is_duplicate(self._state(), op.id)
+            summable = op.kind == "gradient" and not is_duplicate(self._replica.state, op.id)
             (fresh if summable else alone).append(op)
-        for op in (*summed(self._layout, map(self._summable, fresh)), *alone):
+        for op in (*summed(self._layout, map(self._replica.summable, fresh)), *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
             theirs = [held for held in ready if held.operation.id in ids]
             try:
-                step = await self._apply(op)
+                step = await self._replica.apply_now(op)
             except NonFiniteGradient as error:  # each was finite, but not their sum
                 for held in theirs:
                     self._refuse(held, error)

@@ -81,7 +81,7 @@ class Replica:
         self._transport = transport
         self._clock = clock
         self._emit = emit
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._commits = CommitLog(
             shard,
@@ -93,19 +93,8 @@ class Replica:
             transport,
             self._notify,
         )
-        self.cutter = (
-            SnapshotBarrier(group, self._lock, lambda: self.state, self._settle, persistence.cuts)
-            if persistence.cuts is not None
-            else None
-        )
-        self._rounds = Batching(
-            self._layout,
-            self._group.aggregate,
-            lambda: self.state,
-            self._apply_now,
-            self._admits,
-            self._summable,
-        )
+        self.cutter = SnapshotBarrier(self, persistence.cuts) if persistence.cuts else None
+        self._batching = Batching(self._layout, group.aggregate, self)
         self._lingering: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -177,22 +166,22 @@ class Replica:
         shard must come back.
         """
         policy = self._group.recovery.replay
-        async with self._lock:
+        async with self.lock:
             self._must_be_head(epoch)
             for op in buffered if late else ():
                 self._must_be_active(op.id)
             gradients = [op for op in buffered if op.kind == "gradient"]
             fresh = [op for op in buffered if not is_duplicate(self.state, op.id)]
             new = sum(op.kind == "gradient" for op in fresh)
-            todo = plan(policy, self._layout, self.state.version, fresh, self._summable)
+            todo = plan(policy, self._layout, self.state.version, fresh, self.summable)
             steps, dropped = 0, todo.dropped
             for op in todo.operations:
                 try:
-                    await self._apply_now(op)
+                    await self.apply_now(op)
                     steps += op.kind == "gradient"
                 except NonFiniteGradient:
                     dropped += 1 + len(op.merged)
-            await self._rounds.finish()
+            await self._batching.finish()
             target = self.state.index
         await self._notify()
         limit = _now() + self._group.timings.copy
@@ -234,7 +223,7 @@ class Replica:
         newcomer, limit = m.committed >= 0, _now() + self._group.timings.call / 2
         try:
             async with asyncio.timeout_at(None if newcomer else limit):
-                await self._lock.acquire()
+                await self.lock.acquire()
                 await asyncio.shield(self._take(m))  # work in threads cannot be stopped
         except TimeoutError:
             raise NotServing(f"shard {self.shard}: earlier operations take long") from None
@@ -251,13 +240,13 @@ class Replica:
             self.must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
                 if index == self.state.index + 1:
-                    await self._apply_now(op)
+                    await self.apply_now(op)
                     if index <= m.committed:
                         self._commits.set_committed(self.state)
                 elif index > self.state.index:
                     raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
         finally:
-            self._lock.release()
+            self.lock.release()
         await self._notify()
 
     async def extend(self, m: Extend) -> Done:
@@ -272,7 +261,7 @@ class Replica:
             install = Install(*given, m.keepers)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
-            async with self._lock:
+            async with self.lock:
                 self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
                 await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
@@ -287,7 +276,7 @@ class Replica:
         if not self._is_new(m.epoch):
             return Done()
         self._commits.interrupt()
-        async with self._lock:
+        async with self.lock:
             if not self._is_new(m.epoch):  # another one may have been waiting for the lock
                 return Done()
             was_head, was_tail = self.is_head, self._is_tail
@@ -339,30 +328,30 @@ class Replica:
         """Apply one operation in its turn; return what came of it, not yet durable."""
         limit = _now() + self._group.timings.call
         while await self._until(lambda: self._has_room(op), limit):
-            async with self._lock:
+            async with self.lock:
                 self._must_be_head(epoch)
                 if op.kind in ("gradient", "tick"):
                     self._must_be_active(op.id)
                 if not self._has_room(op):  # others had waited for it too
                     continue
-                step = await self._apply_now(op)
-                await self._rounds.finish()
+                step = await self.apply_now(op)
+                await self._batching.finish()
             await self._notify()
             return step
         raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
 
     def _has_room(self, op: Operation) -> bool:
-        return self._commits.in_flight < self._persistence.window and self._admits(op)
+        return self._commits.in_flight < self._persistence.window and self.admits(op)
 
-    def _admits(self, op: Operation) -> bool:
+    def admits(self, op: Operation) -> bool:
         """Whether no cut that is being taken makes the operation wait."""
         return self.cutter is None or self.cutter.admits(op)
 
-    async def _settle(self, complete: bool = False) -> None:
+    async def settle(self, complete: bool = False) -> None:
         """Apply what has nothing more to wait for, as more may be admitted, or waited long."""
-        async with self._lock:
+        async with self.lock:
             if self.is_head and not self._closed:
-                await self._rounds.finish(complete)
+                await self._batching.finish(complete)
         await self._notify()
 
     @property
@@ -376,12 +365,12 @@ class Replica:
             return await self._apply(op, epoch)
         if op.kind == "gradient":
             check_gradient(self._layout, dense(self._layout, op))
-        held = self._rounds.hold(op)
-        async with self._lock:
+        held = self._batching.hold(op)
+        async with self.lock:
             self._must_be_head(epoch)
-            await self._rounds.finish()
+            await self._batching.finish()
         await self._notify()
-        if self._rounds and self._group.aggregate > 1:
+        if self._batching and self._group.aggregate > 1:
             self._begin_to_linger()
         try:
             async with asyncio.timeout_at(until):
@@ -396,9 +385,9 @@ class Replica:
     async def _linger(self) -> None:
         """Give other updates the time to come, then apply those that are here."""
         await asyncio.sleep(self._group.recovery.durability.linger)
-        await self._settle(complete=True)
+        await self.settle(complete=True)
 
-    async def _apply_now(self, op: Operation) -> Step:
+    async def apply_now(self, op: Operation) -> Step:
         """Apply an operation, make the step's state the current one, and have it committed.
 
         The lock must be held.
@@ -416,7 +405,7 @@ class Replica:
             return await asyncio.get_running_loop().run_in_executor(None, work)
         return await offload(work, written_bytes(self._layout, self.state.tables, op))
 
-    def _summable(self, op: Operation) -> Operation:
+    def summable(self, op: Operation) -> Operation:
         """The operation as numbers that may be added to those of others, for the present state."""
         return summable(self._layout, self._group.rule, self.state, op)
 

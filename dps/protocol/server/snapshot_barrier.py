@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import NotServing
 from dps.protocol.durability import CutPersistence
-from dps.protocol.group import Group
 from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, Taken
 
 
+class HeldReplica(Protocol):
+    """The replica that a cut holds up; whoever has its lock may change its state."""
+
+    lock: asyncio.Lock
+    state: ShardState
+
+    async def settle(self) -> None:
+        """Apply what has nothing more to wait for, and wake whoever waits for the replica."""
+        ...
+
+
 class SnapshotBarrier:
-    """A head's part in cuts. All calls come from one event loop.
+    """A head's part in cuts; the `keeper` writes the states. All calls come from one event loop."""
 
-    Parameters
-    ----------
-    lock
-        The replica's: whoever has it may change the state.
-    state
-        Returns the replica's present state.
-    settle
-        Applies what has nothing more to wait for, and wakes whoever waits for the replica.
-    keeper
-        Writes the states.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        lock: asyncio.Lock,
-        state: Callable[[], ShardState],
-        settle: Callable[[], Awaitable[None]],
-        keeper: CutPersistence,
-    ) -> None:
+    def __init__(self, replica: HeldReplica, keeper: CutPersistence) -> None:
         self._patience = 0.0
-        self._lock = lock
-        self._state = state
-        self._settle = settle
+        self._replica = replica
         self._keeper = keeper
         self._cut: int | None = None
         self._upto: Reach = {}
@@ -57,7 +46,7 @@ class SnapshotBarrier:
 
     def look(self) -> None:
         """Take note that the state has changed."""
-        if self._cut is not None and _reach(self._state(), self._upto) == self._upto:
+        if self._cut is not None and _reach(self._replica.state, self._upto) == self._upto:
             self._reached.set()
 
     async def close(self) -> None:
@@ -78,7 +67,7 @@ class SnapshotBarrier:
         return Done()
 
     async def _hold(self, m: HoldCut) -> Held:
-        async with self._lock:
+        async with self._replica.lock:
             if m.cut <= self._last:
                 raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
             self._release()
@@ -87,7 +76,7 @@ class SnapshotBarrier:
             loop = asyncio.get_running_loop()
             # Whoever holds us may be gone.
             self._timer = loop.call_later(m.patience, self._release_soon)
-            active = {name: p for name, p in self._state().workers.items() if p.active}
+            active = {name: p for name, p in self._replica.state.workers.items() if p.active}
             return Held({name: (p.incarnation, p.clock) for name, p in active.items()})
 
     async def _take(self, m: TakeCut) -> Taken:
@@ -95,21 +84,21 @@ class SnapshotBarrier:
             raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
         self._upto = m.upto
         self.look()
-        await self._settle()
+        await self._replica.settle()
         try:
             async with asyncio.timeout(self._patience / 2):
                 await self._reached.wait()
         except TimeoutError:
             raise NotServing(f"cut {m.cut}: shard {m.shard} lacks updates of others") from None
         finally:
-            state = self._state()
+            state = self._replica.state
             # Who has joined since may have come to this shard alone. Going back to such a cut would
             # leave it there, and hold up all cuts until it pushes.
             known = state.clocks.keys() <= m.upto.keys()
             whole = self._cut == m.cut and known and _reach(state, m.upto) == m.upto
             if self._cut == m.cut:
                 self._release()
-                await self._settle()
+                await self._replica.settle()
         if not whole:
             raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
         await self._keeper.write_cut(m.epoch, m.cut, state)
@@ -121,7 +110,7 @@ class SnapshotBarrier:
             await self._keeper.end_cut(m.epoch, m.cut, m.oldest)
         elif self._cut == m.cut:
             self._release()
-            await self._settle()
+            await self._replica.settle()
 
     def _release(self) -> None:
         self._cut, self._upto = None, {}
@@ -133,7 +122,7 @@ class SnapshotBarrier:
     def _release_soon(self) -> None:
         async def release() -> None:
             self._release()
-            await self._settle()
+            await self._replica.settle()
 
         task = asyncio.create_task(release())
         self._tasks.add(task)

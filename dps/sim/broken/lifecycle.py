@@ -162,7 +162,7 @@ async def _enter_without_lease(self: Coordinator, m: EnterWorker) -> Entered:
 def _refused_only_if_evicted(self: Batching, held: Any) -> bool:
     """Acknowledge what a worker had sent before it entered again, as if it were there."""
     update = held.operation.id
-    if not is_evicted(self._state(), update):
+    if not is_evicted(self._replica.state, update):
         return False
     self._refuse(held, evicted(update))
     return True
@@ -187,7 +187,7 @@ async def _extend_with_all(self: Replica, m: Extend) -> Done:
         install = Install(*given, m.keepers)
         copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
-        async with self._lock:
+        async with self.lock:
             self.must_be_in(m.epoch)
             commits.successor = m.host
             await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))

@@ -163,10 +163,10 @@ async def _skip_uncommitted(
 @instead_of(Replica, "replicate", "gaps in the order taken", chains)
 async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
     """Apply whatever comes, although earlier operations are missing."""
-    async with self._lock:
+    async with self.lock:
         self.must_be_in(m.epoch)
         for op in m.operations:
-            await self._apply_now(op)
+            await self.apply_now(op)
     await self._notify()
     return Done()
 

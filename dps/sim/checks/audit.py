@@ -590,7 +590,7 @@ async def settled(world: World, patience: float) -> Table:
 @contextmanager
 def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[None]:
     """Have `told` called with every step that any replica accepts."""
-    apply: Any = Replica._apply_now
+    apply: Any = Replica.apply_now
 
     async def apply_and_tell(self: Replica, op: Any) -> Step:
         before = self.state
@@ -599,11 +599,11 @@ def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[Non
             told(self, before, step)
         return step
 
-    Replica._apply_now = apply_and_tell  # type: ignore[method-assign]
+    Replica.apply_now = apply_and_tell  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Replica._apply_now = apply  # type: ignore[method-assign]
+        Replica.apply_now = apply  # type: ignore[method-assign]
 
 
 @contextmanager
