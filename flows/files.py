@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from dps.errors import StoreUnavailable
@@ -35,6 +36,8 @@ def write_whole(path: Path, text: str, what: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()  # on a full disk it would hold what room is left
         raise StoreUnavailable(
             f"{what} cannot be written to {path}: {error.strerror or error}. Make the folder "
             "writable and repeat the command: what is recorded is kept."
@@ -66,13 +69,19 @@ def read_bytes(path: Path, most: int) -> bytes:
         It cannot be read, is something else than a file, or has more than `most` bytes.
     """
     # Nothing is waited for when it is opened, such as somebody who writes to a named pipe.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        kind = os.fstat(file.fileno()).st_mode
+    read = b""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(file).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
             raise OSError(errno.EINVAL, "It is a device or a pipe, not a file", str(path))
-        read = file.read(most + 1)
+        # What has nothing to read yet, such as the log of the kernel, is an OSError here.
+        while len(read) <= most and (part := os.read(file, most + 1 - len(read))):
+            read += part
+    finally:
+        os.close(file)
     if len(read) > most:
         raise OSError(errno.EFBIG, f"It has more than {most:,} bytes", str(path))
     return read

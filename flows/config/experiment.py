@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency
-from dps.core.faults.expansion import Entry, Expanded, expand
+from dps.core.faults.expansion import MOST_FAULTS, Entry, Expanded, expand
 from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
@@ -61,7 +61,7 @@ from flows.config.fault_checks import (
     late,
     plan_objections,
 )
-from flows.config.faults import FaultSection
+from flows.config.faults import FaultSection, TraceSection
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import OptimizerSection
@@ -103,6 +103,17 @@ class _Settings(Section):
     evaluation: EvaluationSection = EvaluationSection()
     cluster: ClusterSection = LocalSection()
     time_limit: PositiveFloat = 60.0
+
+    @field_validator("faults")
+    @classmethod
+    def _traces_are_short_together(
+        cls, faults: tuple[FaultSection, ...]
+    ) -> tuple[FaultSection, ...]:
+        # Before a fault is made of each row.
+        rows = sum(len(each.rows or ()) for each in faults if isinstance(each, TraceSection))
+        if rows > MOST_FAULTS:
+            refuse(f"the traces have {rows:,} rows in all; expected {MOST_FAULTS:,} at most")
+        return faults
 
 
 class TrialConfig(_Settings):

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -52,7 +53,28 @@ def read_trace(path: Path) -> tuple[Row, ...]:
     """
     name = shown(str(path), LONGEST_NAME)
     try:
-        text = read_bytes(path, MOST_TRACE_BYTES).decode("utf-8-sig")
+        content = read_bytes(path, MOST_TRACE_BYTES)
+    except OSError as error:
+        raise ConfigurationError(f"{name}: cannot be read: {error.strerror or error}") from error
+    read = _read(name, content)
+    if isinstance(read, str):
+        raise ConfigurationError(read)
+    return read
+
+
+# Every trial of a grid reads its traces, and a list of faults may name the same one many times.
+@lru_cache(maxsize=16)
+def _read(name: str, content: bytes) -> tuple[Row, ...] | str:
+    """Return the rows, or what is wrong with one."""
+    try:
+        return _rows(name, content)
+    except ConfigurationError as error:
+        return str(error)
+
+
+def _rows(name: str, content: bytes) -> tuple[Row, ...]:
+    try:
+        text = content.decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
         _check_columns(name, reader.fieldnames or ())
         rows = []
@@ -60,8 +82,6 @@ def read_trace(path: Path) -> tuple[Row, ...]:
             if number > MOST_FAULTS:
                 raise ConfigurationError(f"{name}: expected {MOST_FAULTS:,} rows at most, got more")
             rows.append(_row(f"{name}, row {number} (line {reader.line_num})", cells))
-    except OSError as error:
-        raise ConfigurationError(f"{name}: cannot be read: {error.strerror or error}") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{name}: is no CSV in UTF-8: {error}") from error
     if not rows:

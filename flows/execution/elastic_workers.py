@@ -21,6 +21,7 @@ from dps.errors import CapacityError, DpsError
 from dps.events import Event, Rescaled, Sink
 from dps.protocol.transport import Clock
 from flows.config.scaling import ChangeSection
+from flows.execution.workers import Unwritten
 
 LOOK_SECONDS = 0.02
 
@@ -65,9 +66,11 @@ class ElasticWorkerPool:
         self._hired = 0
         self._owed = 0
         self._began = 0.0
+        self._unwritten = Unwritten()
 
     def note(self, event: Event) -> None:
-        """Take note of an event of the group: nothing here depends on any."""
+        """Take note of an event of the group: what became of checkpoints."""
+        self._unwritten.note(event)
 
     def work(self, limit: float) -> str | None:
         """Have all gradients computed while things change; return why that failed, or None."""
@@ -86,7 +89,10 @@ class ElasticWorkerPool:
         while (updates := self._progress.updates) < self._goal:
             seconds = time.monotonic() - self._began
             if seconds > limit:
-                return f"the training did not end within the time limit of {limit:g} s"
+                return (
+                    f"the training did not end within the time limit of {limit:g} s"
+                    f"{self._unwritten}"
+                )
             if (failure := self._look()) is not None:
                 return failure
             self._make_good()

@@ -18,7 +18,7 @@ from distributed import Client, Future, KilledWorker, wait
 
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
-from dps.events import Event, WorkerJoined
+from dps.events import CheckpointFailed, CheckpointWritten, Event, WorkerJoined
 
 LOOK_SECONDS = 0.05
 
@@ -32,6 +32,26 @@ def shares_of(updates: int, workers: int, done: Mapping[str, int]) -> dict[str, 
     names = [f"worker-{index}" for index in range(workers)]
     ends = {name: each + (index < rest) for index, name in enumerate(names)}
     return {name: range(min(done.get(name, 0), end), end) for name, end in ends.items()}
+
+
+class Unwritten:
+    """The shards whose last checkpoint could not be written: acks may wait for the next."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[int, str] = {}
+
+    def note(self, event: Event) -> None:
+        """Take note of an event of the group: what became of a checkpoint."""
+        if isinstance(event, CheckpointFailed):
+            self._reasons[event.shard] = event.reason
+        elif isinstance(event, CheckpointWritten):
+            self._reasons.pop(event.shard, None)
+
+    def __str__(self) -> str:
+        # A copy, for events come from another thread. One shard tells as much as all.
+        for shard, reason in sorted(self._reasons.copy().items()):
+            return f"; no newer checkpoint of shard {shard}: {reason}"
+        return ""
 
 
 class WorkerPool:
@@ -54,9 +74,11 @@ class WorkerPool:
         self._gone: list[str] = []
         self._places: dict[str, str] = {}
         self._first: set[str] = set()
+        self._unwritten = Unwritten()
 
     def note(self, event: Event) -> None:
-        """Take note of an event of the group: which worker is on which node."""
+        """Take note of an event of the group: which worker is on which node, and checkpoints."""
+        self._unwritten.note(event)
         if isinstance(event, WorkerJoined):
             self._places[event.worker] = event.node
 
@@ -80,7 +102,8 @@ class WorkerPool:
     @property
     def _rest(self) -> str:
         lost = ", ".join(sorted(self._gone))
-        return f"; nobody was left to go on for {lost}" if lost else ""
+        nobody = f"; nobody was left to go on for {lost}" if lost else ""
+        return f"{nobody}{self._unwritten}"
 
     def _wait(self, until: float) -> None:
         """Wait for a worker that ends; while one is gone, only until it is time to look again."""

@@ -163,6 +163,8 @@ def _standing(folder: Path, owner: Owner | None, record: Record | None = None) -
         return Standing(folder.name, "running", going=going_of(record or read_trial(path), heard))
     except FileNotFoundError:
         return Standing(folder.name, "waiting")
+    except OSError as error:  # such as a link to itself
+        return Standing(folder.name, "damaged", f"{path}: {error.strerror or error}")
     except RecordDamaged as error:
         return Standing(folder.name, "damaged", str(error))
 

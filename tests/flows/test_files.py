@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from flows.analysis.comparison import COMPARISON_FILE, read_comparison, write_co
 from flows.analysis.finished import Finished
 from flows.analysis.outcome import outcome
 from flows.config.base import ComparisonSection
-from flows.files import write_whole
+from flows.files import read_bytes, write_whole
 from flows.records.record import GRID_FILE, Record, write_grid
 from flows.replication.charts import Chart, Dot
 from flows.replication.findings import TEXT, Findings
@@ -70,6 +72,7 @@ def test_an_older_file_stays_until_the_new_one_is_whole(
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         write(tmp_path)
     assert (tmp_path / name).read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == [name], "what is torn takes up room"
 
 
 def test_what_was_written_is_all_that_is_there(tmp_path: Path) -> None:
@@ -77,3 +80,26 @@ def test_what_was_written_is_all_that_is_there(tmp_path: Path) -> None:
     assert read_comparison(tmp_path).baseline == "chain"
     write_whole(tmp_path / "deep" / "file", "text", "a text")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [COMPARISON_FILE, "deep", "file"]
+
+
+def test_what_is_read_is_all_of_a_file_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+    assert read_bytes(path, 100_000) == b"x" * 100_000
+    with pytest.raises(OSError, match="more than 99,999 bytes"):
+        read_bytes(path, 99_999)
+
+
+def test_a_file_that_would_have_to_be_waited_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As /proc/kmsg, which passes for a file.
+    path = tmp_path / "file"
+    os.mkfifo(path)
+    monkeypatch.setattr(stat, "S_ISREG", lambda mode: True)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        with pytest.raises(BlockingIOError):
+            read_bytes(path, 100)
+    finally:
+        os.close(writer)

@@ -720,13 +720,7 @@ class ParameterServer:
         if not self._open:
             return
         self._open = False
-        self._client.unsubscribe_topic(node_topic(self.group.name))
-        tasks = [self._seeding] if hasattr(self, "_seeding") else []
-        for task in tasks:
-            task.cancel()
-        ends = (self._drainer.close(), self._shard_hosts.stop())
-        await asyncio.gather(*tasks, *ends, return_exceptions=True)
-        await self._shard_hosts.finish_evaluators()
+        await asyncio.gather(self._drainer.close(), return_exceptions=True)
         await self._end_workers()
         if self._caller is not None:
             await self._caller.close()
@@ -738,7 +732,19 @@ class ParameterServer:
             finally:
                 await self._watch.close()
         finally:
-            await self._take_down()
+            try:
+                await self._take_no_more_in()
+                await self._shard_hosts.finish_evaluators()
+            finally:
+                await self._take_down()
+
+    async def _take_no_more_in(self) -> None:
+        # Not before the last checkpoint: a server that was lost just now needs a node in its place.
+        self._client.unsubscribe_topic(node_topic(self.group.name))
+        tasks = [self._seeding] if hasattr(self, "_seeding") else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, self._shard_hosts.stop(), return_exceptions=True)
 
     async def _scale(self, servers: int) -> None:
         group = self._shard_hosts.group

@@ -92,6 +92,24 @@ def test_a_checkpoint_can_be_asked_for_while_workers_push(
     assert saved_versions(tmp_path / "saved") == [pushed, pushed]
 
 
+def test_a_server_that_is_lost_just_before_the_end_is_in_the_last_checkpoint(
+    plain: Client, tmp_path: Path
+) -> None:
+    recovery = Recovery(Checkpoint(every=100, path=str(tmp_path)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ps = ParameterServer(plain, params(), optimizer=COUNTING, recovery=recovery)
+        with ps:
+            results(ps.run(partial(count, 150)))
+            head = ps.table().views[0].chain[0].address
+            os.kill(plain.run(os.getpid, workers=[head])[head], signal.SIGKILL)
+    told = [str(w.message) for w in caught if w.category is UpdatesLostWarning]
+    assert not any("not in its checkpoint" in text for text in told), told
+    assert len(told) == len(ps.losses)
+    assert 0 <= ps.updates_lost <= 100
+    assert saved_versions(tmp_path) == [150 - ps.updates_lost]
+
+
 def test_after_an_error_the_last_state_is_not_written(plain: Client, tmp_path: Path) -> None:
     recovery = Recovery(Checkpoint(every=100, path=str(tmp_path)))
 

@@ -35,6 +35,13 @@ def test_columns_may_come_in_any_order(trace: Path) -> None:
     assert read_trace(trace) == ((2.0, "kill", "server-0", 1.0),)
 
 
+def test_a_trace_that_has_changed_is_read_again(trace: Path) -> None:
+    trace.write_text(HEADER + "1,kill,server-0,1\n")
+    assert read_trace(trace) == read_trace(trace) == ((1.0, "kill", "server-0", 1.0),)
+    trace.write_text(HEADER + "2,kill,server-0,1\n")
+    assert read_trace(trace) == ((2.0, "kill", "server-0", 1.0),)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -334,6 +334,21 @@ def test_traces_with_odd_rows(here: Path, rows: str, told: str) -> None:
     assert "faults.0.csv: odd.csv" in message
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEADER + "1,kill,server-0,1\n" * 1000, "the traces have 999,000 rows in all"),
+        ("," * 1_000_000, "and 989 more such mistakes"),
+    ],
+    ids=["rows", "columns"],
+)
+def test_a_trace_that_is_named_many_times_is_read_once(here: Path, text: str, told: str) -> None:
+    (here / "odd.csv").write_text(text)
+    traces = [{"kind": "trace", "csv": "odd.csv"}] * 999
+    assert told in refused("plan", with_values(here, faults=traces))
+
+
 @pytest.mark.parametrize("path", ["/dev/zero", "pipe", "/dev/stdin", ".", "x" * 4000])
 def test_what_is_no_file_is_not_read(here: Path, path: str) -> None:
     os.mkfifo(here / "pipe")

@@ -14,8 +14,21 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Evaluated, Promoted, TrainingStarted, TrialEnded, TrialStarted
+from dps.events import (
+    CheckpointFailed,
+    CheckpointWritten,
+    Evaluated,
+    Event,
+    Promoted,
+    TrainingStarted,
+    TrialEnded,
+    TrialStarted,
+)
 from flows.analysis.outcome import status
+from flows.config.experiment import ExperimentConfig
+from flows.config.trials import expand
+from flows.execution.trial import run_trial
+from flows.execution.workers import Unwritten
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import (
     EVENTS_FILE,
@@ -90,6 +103,40 @@ def test_a_trial_whose_events_cannot_be_written_fails_and_trains_no_more(
     assert "the events cannot be written to" in record.ended.reason
     assert "No space left on device" in record.ended.reason
     assert not record.torn
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+def test_a_trial_that_waits_for_its_checkpoints_says_so_at_its_time_limit(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    durability = {"kind": "checkpoint", "every": 20, "path": str(small_disk)}
+    [trial] = expand(
+        ExperimentConfig.model_validate(
+            {**CONFIG, "recovery": {"durability": durability}, "time_limit": 5.0, "seeds": [0]}
+        )
+    )
+
+    def watch(event: Event) -> None:
+        if isinstance(event, TrainingStarted):
+            fill(small_disk)
+
+    run_trial(trial, tmp_path / "trial", watch)
+    assert (ended := read_record(tmp_path / "trial" / EVENTS_FILE).ended) is not None
+    assert ended.status == "failed"
+    assert "within the time limit of 5 s; no newer checkpoint of shard 0: " in ended.reason
+    assert ended.reason.endswith("No space left on device")
+
+
+def test_a_checkpoint_that_could_be_written_after_all_is_not_waited_for() -> None:
+    unwritten = Unwritten()
+    assert not str(unwritten)
+    unwritten.note(CheckpointFailed(1.0, 1, 1, "checkpoint to a: no space"))
+    unwritten.note(CheckpointFailed(1.0, 0, 1, "checkpoint to b: no space"))
+    assert str(unwritten) == "; no newer checkpoint of shard 0: checkpoint to b: no space"
+    unwritten.note(CheckpointWritten(2.0, 0, 1, 20, 100, 0.1))
+    assert str(unwritten) == "; no newer checkpoint of shard 1: checkpoint to a: no space"
 
 
 def test_a_record_on_a_full_disk_has_whole_lines_and_its_end(small_disk: Path) -> None:

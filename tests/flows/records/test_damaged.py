@@ -128,6 +128,15 @@ def test_one_flipped_bit_is_found_and_named(here: Path, before: bytes, after: by
     assert "1 done, 1 damaged" in status.out
 
 
+def test_a_record_that_is_a_link_to_itself_is_told_by_status(here: Path) -> None:
+    record(here).unlink()
+    record(here).symlink_to(EVENTS_FILE)
+    with working_in(here), noted(here / "results" / "small"):
+        status = dps("status", "small")
+    assert (status.code, status.trace) == (0, "")
+    assert f"{STRUCK}  damaged" in status.out
+
+
 def test_a_damaged_record_is_set_aside_and_its_trial_runs_again(here: Path) -> None:
     struck = flipped(record(here).read_bytes()[:-1], random.Random(SEED)) + b"\n"
     record(here).write_bytes(struck)
