@@ -11,6 +11,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from dps.errors import StoreUnavailable
 
@@ -60,6 +61,24 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to be read, and nothing that might have one wait, as who opens a pipe does.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is something else than a file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "It is a device or a pipe, not a file", str(path))
+    return open(descriptor, "rb")
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Read a file that somebody named.
 
@@ -68,20 +87,10 @@ def read_bytes(path: Path, most: int) -> bytes:
     OSError
         It cannot be read, is something else than a file, or has more than `most` bytes.
     """
-    # Nothing is waited for when it is opened, such as somebody who writes to a named pipe.
-    read = b""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        kind = os.fstat(file).st_mode
-        if stat.S_ISDIR(kind):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "It is a device or a pipe, not a file", str(path))
-        # What has nothing to read yet, such as the log of the kernel, is an OSError here.
-        while len(read) <= most and (part := os.read(file, most + 1 - len(read))):
-            read += part
-    finally:
-        os.close(file)
+    with open_regular(path) as file:
+        read: bytes | None = file.read(most + 1)
+    if read is None:
+        raise BlockingIOError(errno.EAGAIN, "It has nothing to read yet", str(path))
     if len(read) > most:
         raise OSError(errno.EFBIG, f"It has more than {most:,} bytes", str(path))
     return read

@@ -25,7 +25,7 @@ from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, to_json
 from dps.events.reading import from_line, quoted
-from flows.files import write_whole
+from flows.files import open_regular, write_whole
 from flows.quoting import unseen
 
 EVENTS_FILE = "events.jsonl"
@@ -309,7 +309,7 @@ def read_start(path: Path) -> TrialStarted | None:
         Its first line is not an event of this version of dps.
     """
     try:
-        with path.open("rb") as lines:
+        with open_regular(path) as lines:
             line = next(lines, b"")
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -457,8 +457,12 @@ def _names_in(grid: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found["trials"]))
 
 
-def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{path}: no events to read: {error.strerror or error}")
+def _unreadable(path: Path, error: OSError) -> ConfigurationError | RecordDamaged:
+    """What is raised for a record that is not there, or is there and cannot be read."""
+    told = f"{path}: no events to read: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError):
+        return ConfigurationError(told)
+    return RecordDamaged(f"{told}. `dps run` sets such a record aside and runs the trial again.")
 
 
 def _parse(path: Path, lines: Sequence[bytes]) -> tuple[Event, ...]:
@@ -497,7 +501,8 @@ def _unsealed(path: Path, number: int, line: bytes) -> tuple[bytes, bool]:
 def _lines(path: Path) -> list[bytes]:
     """The lines of a record, of which the last is one that was cut short, or empty."""
     try:
-        return path.read_bytes().split(b"\n")
+        with open_regular(path) as file:
+            return (file.read() or b"").split(b"\n")
     except OSError as error:
         raise _unreadable(path, error) from error
 

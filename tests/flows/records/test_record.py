@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from zlib import crc32
@@ -31,6 +33,7 @@ from flows.records.record import (
     event_files,
     read_end,
     read_record,
+    read_start,
     read_trial,
     trial_names,
     without_secrets,
@@ -229,6 +232,17 @@ def test_a_list_of_trials_with_names_from_before_they_had_a_bound_is_read(tmp_pa
 def test_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.jsonl: no events to read"):
         read_record(tmp_path / "nowhere.jsonl")
+
+
+@pytest.mark.parametrize("place", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
+def test_a_record_that_is_no_file_is_damaged_and_not_waited_for(
+    tmp_path: Path, place: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    place(path)
+    for read in (read_record, read_trial, read_start, read_end):
+        with pytest.raises(RecordDamaged, match="no events to read"):
+            read(path)
 
 
 def test_a_record_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
