@@ -27,10 +27,9 @@ from pydantic import (
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.outage import Outage
-from dps.errors import ConfigurationError
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY
 from dps.protocol.durability import Durability
-from flows.config.errors import refuse, suggest
+from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
 from flows.metrics import COLUMNS
@@ -199,11 +198,9 @@ class CheckpointSection(Built[Durability]):
     def _all_nodes_see_it(cls, path: str | None) -> str | None:
         from dps.cluster.driver.setup import shared_path
 
-        try:
+        with refusing():
             if path is not None:
                 shared_path(path)
-        except ConfigurationError as error:
-            refuse(str(error))
         return path
 
     @model_validator(mode="after")
@@ -343,10 +340,8 @@ class RecoverySection(Section):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RecoverySection:
-        try:
+        with refusing():
             self.build()
-        except ConfigurationError as error:
-            refuse(str(error))
         return self
 
     def build(self) -> dps.Recovery:

@@ -28,9 +28,8 @@ from pydantic import (
 from dps.core.faults import plan as faults
 from dps.core.faults.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
 from dps.core.names import NODE_ROLES
-from dps.errors import ConfigurationError
 from flows.config.base import Section
-from flows.config.errors import refuse, suggest
+from flows.config.errors import refuse, refusing, suggest
 from flows.config.fault_trace import Row, check_row, fault_of, read_trace
 from flows.config.plugins import Group, Registered
 from flows.quoting import quoted
@@ -335,21 +334,17 @@ class TraceSection(Section):
     @field_validator("rows")
     @classmethod
     def _can_happen(cls, rows: tuple[Row, ...] | None) -> tuple[Row, ...] | None:
-        try:
+        with refusing():
             for number, row in enumerate(rows or (), 1):
                 check_row(f"row {number}", row)
-        except ConfigurationError as error:
-            refuse(str(error))
         return rows
 
     @model_validator(mode="after")
     def _read(self) -> TraceSection:
         if self.rows is None:
-            try:
+            with refusing("csv"):
                 # Not as if it had been written: what is read later may be another file.
                 self.__dict__["rows"] = read_trace(Path(self.csv))
-            except ConfigurationError as error:
-                refuse(str(error), key="csv")
         return self
 
     def build(self, nodes: Nodes) -> Entry:

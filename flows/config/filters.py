@@ -8,9 +8,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 
 from dps.core.filters import filter as filters
 from dps.core.filters.filter import Filter
-from dps.errors import ConfigurationError
 from flows.config.base import Built, Section
-from flows.config.errors import refuse
+from flows.config.errors import refusing
 from flows.config.plugins import Group, Registered
 
 
@@ -33,10 +32,8 @@ class KktSection(Built[Filter]):
 
     @model_validator(mode="after")
     def _within_strength(self) -> KktSection:
-        try:
+        with refusing():
             self.build()
-        except ConfigurationError as error:
-            refuse(str(error))
         return self
 
 
