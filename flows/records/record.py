@@ -231,14 +231,6 @@ class Record:
         return {kind: tuple(events) for kind, events in found.items()}
 
 
-@dataclass(frozen=True)
-class Found:
-    """The records of an experiment by their files, and what is wrong with the damaged ones."""
-
-    records: dict[Path, Record]
-    damaged: dict[Path, RecordDamaged]
-
-
 def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
     """Note which trials make up the experiment in `folder`, as of its last run, in their order.
 
@@ -369,23 +361,6 @@ def read_trial(path: Path) -> Record:
             raise _damaged(path, 1, f"is not the start of a trial, but {type(first).__name__}")
         _check_settings(path, first.settings)
     return record
-
-
-def read_files(events_files: Iterable[Path]) -> Found:
-    """Read records, in their order; damaged ones are told.
-
-    Raises
-    ------
-    ConfigurationError
-        A file cannot be read.
-    """
-    found = Found({}, {})
-    for path in events_files:
-        try:
-            found.records[path] = read_trial(path)
-        except RecordDamaged as error:
-            found.damaged[path] = error
-    return found
 
 
 def is_folder_name(name: object) -> bool:
