@@ -393,16 +393,12 @@ class InvalidCombination(ConfigurationError):
         self.complaints = complaints
 
 
-def load_experiment(
-    source: str | Document,
-    overrides: Sequence[str] = (),
-    confirm: Callable[[int], None] | None = None,
-) -> ExperimentConfig:
+def load_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """Read, override and check the configuration of an experiment and of each of its trials.
 
     As `load_grid`, of which it leaves the trials out.
     """
-    return load_grid(source, overrides, confirm)[0]
+    return load_grid(source, overrides)[0]
 
 
 def load_grid(
