@@ -316,7 +316,7 @@ def read_end(path: Path) -> TrialEnded | None:
         A line does not match its checksum, or is not an event.
     """
     lines = _lines(path)[:-1]
-    if not all(_is_sealed(path, number, line) for number, line in enumerate(lines, 1)):
+    if not all(_unsealed(path, number, line)[1] for number, line in enumerate(lines, 1)):
         return read_trial(path).ended
     opening = to_json(TrialEnded(0.0, "", "")).partition(",")[0].encode()
     ends = (n for n in range(len(lines), 0, -1) if lines[n - 1].startswith(opening))
@@ -450,10 +450,6 @@ def _event(path: Path, number: int, line: bytes) -> tuple[Event, bool]:
     except ValueError as error:
         said = f"is not an event of this version of dps: {error}"
         raise _damaged(path, number, said) from error
-
-
-def _is_sealed(path: Path, number: int, line: bytes) -> bool:
-    return _unsealed(path, number, line)[1]
 
 
 def _unsealed(path: Path, number: int, line: bytes) -> tuple[bytes, bool]:
