@@ -374,7 +374,7 @@ def _ending(outcome: Outcome) -> str:
         return f"{outcome.status}: {outcome.reason}"
     final = outcome.accuracy.final
     accuracy = "" if final is None else f", accuracy {final:.1%}"
-    seconds = outcome.training_seconds
+    seconds = outcome.pace.seconds
     return f"valid{accuracy}" + ("" if seconds is None else f", {seconds:.1f} s of training")
 
 
