@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,6 +45,11 @@ def write_whole(path: Path, text: str, what: str) -> None:
             f"{what} cannot be written to {path}: {error.strerror or error}. Make the folder "
             "writable and repeat the command: what is recorded is kept."
         ) from error
+
+
+def first_free(path_of: Callable[[int], Path], start: int = 1) -> Path:
+    """Return the first of some numbered paths at which there is nothing yet."""
+    return next(path for n in count(start) if not (path := path_of(n)).exists())
 
 
 def is_file(path: Path) -> bool:

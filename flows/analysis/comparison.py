@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -168,7 +168,17 @@ def compared(
     if baseline is None:
         return ()
     names = conditions(outcomes), strategies(outcomes)
-    return compare_rows(_rows(outcomes), *names, baseline, section, rng)
+    rows = rows_by(outcomes, lambda each: (each.identity.condition, each.identity.strategy))
+    return compare_rows(rows, *names, baseline, section, rng)
+
+
+def rows_by(outcomes: Iterable[Outcome], place: Callable[[Outcome], tuple[str, str]]) -> Rows:
+    """Return what is known of the valid trials, each at its `place`: condition and strategy."""
+    rows: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for outcome in outcomes:
+        if outcome.valid and outcome.identity.seed is not None:
+            rows[place(outcome)][outcome.identity.seed] = known(outcome)
+    return rows
 
 
 def compare_rows(
@@ -255,15 +265,6 @@ def read_comparison(folder: Path) -> ComparisonSection:
 
 
 # -- parts -------------------------------------------------------------------------------------
-
-
-def _rows(outcomes: Sequence[Outcome]) -> Rows:
-    rows: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
-    for outcome in outcomes:
-        identity = outcome.identity
-        if outcome.valid and identity.seed is not None:
-            rows[identity.condition, identity.strategy][identity.seed] = known(outcome)
-    return rows
 
 
 def _values(trials: Trials, metric: str) -> dict[int, float]:

@@ -43,10 +43,10 @@ class FaultTimes:
     kind
         "kill", "host" or "requeue" (ways of killing that Slurm has), "pause", "slow", "cut",
         "delay", "disk_full" or "corrupt".
-    shard
-        The shard that was not served for a time because of it; None: it did without.
     began
         SIGKILL, or SIGSTOP, was sent, or the disturbance began.
+    shard
+        The shard that was not served for a time because of it; None: it did without.
     detected
         The coordinator first learned that a shard had lost the node; `by` says from whom.
     decided
@@ -69,15 +69,15 @@ class FaultTimes:
     kind: str
     node: str
     updates: int
-    shard: int | None
     began: float
-    detected: float | None
-    by: str | None
-    decided: float | None
-    capacity: float | None
-    serving: float | None
-    source: str | None
-    first_applied: float | None
+    shard: int | None = None
+    detected: float | None = None
+    by: str | None = None
+    decided: float | None = None
+    capacity: float | None = None
+    serving: float | None = None
+    source: str | None = None
+    first_applied: float | None = None
     ended: float | None = None
     evidence: str | None = None
 
@@ -154,15 +154,7 @@ def _moments(record: Record, fault: Struck) -> FaultTimes:
         kind=_kind(fault),
         node=fault.node,
         updates=fault.updates,
-        shard=None,
         began=fault.t,
-        detected=None,
-        by=None,
-        decided=None,
-        capacity=None,
-        serving=None,
-        source=None,
-        first_applied=None,
         ended=ended.t if ended else None,
         evidence=None if isinstance(fault, Paused) else fault.evidence or None,
     )
@@ -240,7 +232,7 @@ def _back(record: Record, detected: Detected) -> tuple[float | None, str | None,
     ]
     serving = max(by_then, key=lambda event: event.t, default=None)
     if serving is not None:
-        return serving.t, _source(serving), applied
+        return serving.t, "promoted" if isinstance(serving, Promoted) else serving.source, applied
     # The head is still there: it is known to serve again from what it applies.
     return applied, None if applied is None else "others", applied
 
@@ -254,10 +246,6 @@ def _decided(record: Record, detected: Detected, serving: float | None) -> float
         if serving is None or e.t <= serving
     ]
     return max(times, default=None)
-
-
-def _source(serving: Promoted | Restored) -> str:
-    return serving.source if isinstance(serving, Restored) else "promoted"
 
 
 def _first_applied(record: Record, detected: Detected) -> float | None:

@@ -20,7 +20,7 @@ from flows.analysis.prices import Prices
 from flows.config.errors import suggest
 from flows.metrics import BY_KEY, NOT_APPLICABLE
 from flows.quoting import quoted, shown
-from flows.records.record import EARLIER, EVENTS_FILE, Record, event_files, read_files, read_trial
+from flows.records.record import EARLIER, EVENTS_FILE, Record, event_files, read_trial
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,10 +182,13 @@ def read_whole(
     events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
 ) -> list[Finished]:
     """Read records; damaged ones are left out, and `warn` is told of each of them."""
-    found = read_files(events_files)
-    for path, error in found.damaged.items():
-        warn(damaged(path, error))
-    return [finished(path, record, prices) for path, record in found.records.items()]
+    found = []
+    for path in events_files:
+        try:
+            found.append(finished(path, read_trial(path), prices))
+        except RecordDamaged as error:
+            warn(damaged(path, error))
+    return found
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:

@@ -111,7 +111,7 @@ def course(record: Record) -> list[Step]:
     scores = evaluations(record)
     start = span[0] if span else (scores[0].t if scores else 0.0)
     pushed = Steps(record)
-    batch = _batch_size(record)
+    batch = int(record.config.get("training", {}).get("batch_size", 0))
     steps = []
     for score in scores:
         gradients = pushed.at(score.t)
@@ -207,10 +207,6 @@ def _regain(
         return None
     regained = (step.t - fault.began for step in after if step.accuracy >= before[-1])
     return next(regained, None)
-
-
-def _batch_size(record: Record) -> int:
-    return int(record.config.get("training", {}).get("batch_size", 0))
 
 
 def _mean(values: Sequence[float]) -> float | None:

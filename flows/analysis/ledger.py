@@ -8,32 +8,24 @@ two shards counts twice.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 from dps.core.updates import UpdateId
-
-if TYPE_CHECKING:
-    from dps.events import Replayed
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from dps.events import Acked, Applied, Audited, Promoted, Replayed, Restored
 from flows.analysis.faults import fault_times
 from flows.records.record import Record
 
-Key = tuple[int, UpdateId]
-"""One update on one shard."""
+Key = tuple[int, UpdateId]  # one update on one shard
 
 
 def lost_buffered(
     acks: Iterable[Ack],
     rows: Iterable[Row],
-    cuts: Iterable[Truncation],
+    cuts: Sequence[Truncation],
     replays: Sequence[Replayed],
     settled: Collection[Key],
     unrecorded: Mapping[int, int],
@@ -51,13 +43,13 @@ def lost_buffered(
         reported. As many updates are not taken for lost.
     """
     since = _last_known(acks, rows, settled)
-    moments = _by_shard(cuts)
     lost: dict[Key, float] = {}
-    for shard, keys in _grouped(since).items():
+    for shard in {shard for shard, _ in since}:
+        moments = [cut.t for cut in cuts if cut.shard == shard]
         left_out = [(r.t, r.dropped) for r in replays if r.shard == shard]
-        waiting = _without_dropped(keys, since, left_out)
+        waiting = _without_dropped([key for key in since if key[0] == shard], since, left_out)
         for key in waiting[unrecorded.get(shard, 0) :]:
-            lost[key] = min((t for t in moments[shard] if t > since[key]), default=inf)
+            lost[key] = min((t for t in moments if t > since[key]), default=inf)
     return lost
 
 
@@ -89,20 +81,6 @@ def _without_dropped(
         gone = frozenset(nearest[:dropped])
         waiting = [key for key in waiting if key not in gone]
     return waiting
-
-
-def _grouped(keys: Iterable[Key]) -> dict[int, list[Key]]:
-    groups: defaultdict[int, list[Key]] = defaultdict(list)
-    for key in keys:
-        groups[key[0]].append(key)
-    return groups
-
-
-def _by_shard(cuts: Iterable[Truncation]) -> defaultdict[int, list[float]]:
-    moments: defaultdict[int, list[float]] = defaultdict(list)
-    for cut in cuts:
-        moments[cut.shard].append(cut.t)
-    return moments
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,11 +144,6 @@ class Outcome:
         return self.status == "valid"
 
     @property
-    def training_seconds(self) -> float | None:
-        """From the start of the workers until one of them last got an answer."""
-        return self.pace.seconds
-
-    @property
     def cost_per_point(self) -> float | None:
         """Money for the training, on demand, per percentage point of final accuracy."""
         return self.cost.total / (100 * self.accuracy.final) if self.accuracy.final else None

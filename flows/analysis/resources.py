@@ -193,9 +193,10 @@ def cost(record: Record, prices: Prices) -> Cost:
     )
 
 
-def busiest(record: Record, role: str = "server") -> float | None:
-    """Return what the busiest process of a role used of a core during the training, as a share."""
-    return max((used for (_, its), used in _cores(record).items() if its == role), default=None)
+def busiest(record: Record) -> float | None:
+    """Return what the busiest server used of a core during the training, as a share."""
+    servers = (used for (_, role), used in _cores(record).items() if role == "server")
+    return max(servers, default=None)
 
 
 def cores_used(record: Record) -> float | None:

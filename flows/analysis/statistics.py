@@ -10,6 +10,7 @@ What needs scipy imports it: that takes a second, and every process of a trial i
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -234,14 +235,8 @@ def repeats_needed(
         if enough >= MOST_SEEDS:
             return None
         enough = min(2 * enough, MOST_SEEDS)
-    too_few = enough // 2
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if _power(middle, effect, level) < power:
-            too_few = middle
-        else:
-            enough = middle
-    return max(FEWEST_SEEDS, enough)
+    seeds = range(max(FEWEST_SEEDS, enough // 2), enough + 1)
+    return seeds[bisect_left(seeds, power, key=lambda n: _power(n, effect, level))]
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ import numpy as np
 
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
-from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
 from dps.core.outage import Continue
 from dps.core.rules.rule import SGD
@@ -27,7 +26,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from flows.analysis.resources import sent_by_link, total_usage, usage_by_role
-from flows.benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell
+from flows.benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell, nodes_for
 from flows.metrics.metric import LINKS
 from flows.records.live import Watch
 
@@ -140,13 +139,9 @@ def _line(prepared: Prepared, mine: Sequence[Turn], base: Sequence[Turn]) -> str
 
 def _turn(recovery: Recovery, workers: int) -> Turn:
     watch = Watch()
-    replicas = (f"replica-0-{i}" for i in range(1, recovery.durability.replicas))
-    names = ["server-0", *replicas, *(["store-0"] if recovery.needs_store else [])]
-    names += [f"worker-{i}" for i in range(workers)]
-    nodes = [NodeSpec(name, resource_of(name)) for name in names]
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as folder,
-        LocalCluster(nodes, PRELOAD) as cluster,
+        LocalCluster(nodes_for(recovery, workers), PRELOAD) as cluster,
     ):
         with ParameterServer(
             cluster.client,

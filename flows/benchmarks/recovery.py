@@ -29,7 +29,7 @@ from dps.cluster.node.worker import Worker
 from dps.core.rules.rule import SGD
 from dps.events import NodeJoined
 from dps.protocol.durabilities.presets import PRESETS
-from dps.protocol.recovery import with_checkpoint_path
+from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.timings import Timings
 from flows.analysis.faults import FaultTimes, fault_times
 from flows.analysis.statistics import nearest_rank
@@ -107,6 +107,14 @@ def recovery_times(repeats: int, tell: Tell) -> list[Row]:
     return rows
 
 
+def nodes_for(recovery: Recovery, workers: int, *others: str) -> list[NodeSpec]:
+    """Return the nodes of one shard and so many workers, and others by their names."""
+    replicas = (f"replica-0-{i}" for i in range(1, recovery.durability.replicas))
+    names = ["server-0", *replicas, *others, *(["store-0"] if recovery.needs_store else [])]
+    names += [f"worker-{i}" for i in range(workers)]
+    return [NodeSpec(name, resource_of(name)) for name in names]
+
+
 def table(rows: Sequence[Row]) -> str:
     """The rows as text."""
     repeats = max(len(row.times) for row in rows)
@@ -171,16 +179,8 @@ class _Ring:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dps-bench-")))
             recovery = with_checkpoint_path(PRESETS[self._strategy], str(folder / "checkpoints"))
-            names = [
-                "server-0",
-                *(f"replica-0-{i}" for i in range(1, recovery.durability.replicas)),
-                "spare-0",
-                *(["store-0"] if recovery.needs_store else []),
-                *(f"worker-{i}" for i in range(WORKERS)),
-            ]
-            self._cluster = stack.enter_context(
-                LocalCluster([NodeSpec(name, resource_of(name)) for name in names], PRELOAD)
-            )
+            nodes = nodes_for(recovery, WORKERS, "spare-0")
+            self._cluster = stack.enter_context(LocalCluster(nodes, PRELOAD))
             self._ps = stack.enter_context(
                 ParameterServer(
                     self._cluster.client,

@@ -6,8 +6,8 @@ Types are exact (a text is no number), unknown keys are refused with the nearest
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -27,14 +27,15 @@ from pydantic import (
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.outage import Outage
-from dps.errors import ConfigurationError
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY
 from dps.protocol.durability import Durability
-from flows.config.errors import refuse, suggest
+from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
 from flows.metrics import COLUMNS
 from flows.quoting import quoted
+
+T = TypeVar("T")
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -75,6 +76,17 @@ class Section(BaseModel):
             if key not in cls.model_fields:
                 refuse(f"unknown key; {suggest(str(key), cls.model_fields)}", key=str(key))
         return data
+
+
+class Built(Section, Generic[T]):
+    """A section that stands for an object of dps: its keys are the fields of what it `makes`."""
+
+    makes: ClassVar[Callable[..., Any]]
+
+    def build(self) -> T:
+        """Return the object."""
+        made: T = self.makes(**self.model_dump(exclude={"kind"}))
+        return made
 
 
 class StragglingSection(Section):
@@ -123,35 +135,26 @@ class TrainingSection(Section):
         return self
 
 
-class BspSection(Section):
+class BspSection(Built[Consistency]):
     """Bulk synchronous."""
 
+    makes = BSP
     kind: Literal["bsp"]
 
-    def build(self) -> Consistency:
-        """Return the consistency model."""
-        return BSP()
 
-
-class SspSection(Section):
+class SspSection(Built[Consistency]):
     """Stale synchronous with bound `tau`."""
 
+    makes = SSP
     kind: Literal["ssp"]
     tau: NonNegativeInt
 
-    def build(self) -> Consistency:
-        """Return the consistency model."""
-        return SSP(self.tau)
 
-
-class AspSection(Section):
+class AspSection(Built[Consistency]):
     """Asynchronous."""
 
+    makes = ASP
     kind: Literal["asp"] = "asp"
-
-    def build(self) -> Consistency:
-        """Return the consistency model."""
-        return ASP()
 
 
 ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discriminator="kind")]
@@ -171,19 +174,17 @@ class ServerSection(Section):
     lease: PositiveFloat = 1.0
 
 
-class NoDurabilitySection(Section):
+class NoDurabilitySection(Built[Durability]):
     """Shard state survives nothing."""
 
+    makes = dps.NoDurability
     kind: Literal["none"] = "none"
 
-    def build(self) -> Durability:
-        """Return the choice of durability."""
-        return dps.NoDurability()
 
-
-class CheckpointSection(Section):
+class CheckpointSection(Built[Durability]):
     """Shard state survives in files, written in an interval of updates, of seconds, or of both."""
 
+    makes = dps.Checkpoint
     kind: Literal["checkpoint"]
     every: PositiveInt | None = None
     mode: Literal["sync", "async"] = "async"
@@ -197,11 +198,9 @@ class CheckpointSection(Section):
     def _all_nodes_see_it(cls, path: str | None) -> str | None:
         from dps.cluster.driver.setup import shared_path
 
-        try:
+        with refusing():
             if path is not None:
                 shared_path(path)
-        except ConfigurationError as error:
-            refuse(str(error))
         return path
 
     @model_validator(mode="after")
@@ -211,44 +210,31 @@ class CheckpointSection(Section):
             self.__dict__["every"] = CHECKPOINT_EVERY
         return self
 
-    def build(self) -> Durability:
-        """Return the choice of durability."""
-        return dps.Checkpoint(self.every, self.mode, self.path, self.keep, self.seconds, self.scope)
 
-
-class ChainSection(Section):
+class ChainSection(Built[Durability]):
     """Shard state lives on a chain of nodes."""
 
+    makes = dps.Chain
     kind: Literal["chain"]
     replicas: Count = 2
     reads: Literal["tail", "any"] = "tail"
     aggregate: PositiveInt = 1
     linger: PositiveFloat = 0.01
 
-    def build(self) -> Durability:
-        """Return the choice of durability."""
-        return dps.Chain(self.replicas, self.reads, self.aggregate, self.linger)
 
-
-class SharedStoreSection(Section):
+class SharedStoreSection(Built[Durability]):
     """Shard state lives in a state store on another node."""
 
+    makes = dps.SharedStore
     kind: Literal["shared_store"]
     every: PositiveInt = 16
 
-    def build(self) -> Durability:
-        """Return the choice of durability."""
-        return dps.SharedStore(self.every)
 
-
-class WorkerCacheSection(Section):
+class WorkerCacheSection(Built[Durability]):
     """Shard state is rebuilt from the freshest copy that workers hold."""
 
+    makes = dps.WorkerCache
     kind: Literal["worker_cache"]
-
-    def build(self) -> Durability:
-        """Return the choice of durability."""
-        return dps.WorkerCache()
 
 
 class _RegisteredDurability(Registered, Section):
@@ -279,43 +265,34 @@ DurabilitySection = Annotated[
 ]
 
 
-class WaitSection(Section):
+class WaitSection(Built[Outage]):
     """A worker whose shard is down waits."""
 
+    makes = dps.Wait
     kind: Literal["wait"] = "wait"
 
-    def build(self) -> Outage:
-        """Return the outage policy."""
-        return dps.Wait()
 
-
-class ContinueSection(Section):
+class ContinueSection(Built[Outage]):
     """A worker whose shard is down computes on and buffers its gradients."""
 
+    makes = dps.Continue
     kind: Literal["continue"]
     limit: PositiveInt = 32
     buffer: Literal["mailbox", "worker"] = "mailbox"
-
-    def build(self) -> Outage:
-        """Return the outage policy."""
-        return dps.Continue(self.limit, self.buffer)
 
 
 OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="kind")]
 
 
-class ReplaySection(Section):
+class ReplaySection(Built[dps.Replay]):
     """How buffered gradients are applied after an outage."""
 
+    makes = dps.Replay
     policy: Literal[
         "sum", "mean", "each", "staleness_scaled", "clip", "drop_older", "published"
     ] = "sum"
     clip_norm: PositiveFloat = 1.0
     drop_older_than: NonNegativeInt = 100
-
-    def build(self) -> dps.Replay:
-        """Return the replay policy."""
-        return dps.Replay(self.policy, self.clip_norm, self.drop_older_than)
 
 
 # The axes of each preset by kind; their settings are the defaults of the sections.
@@ -363,10 +340,8 @@ class RecoverySection(Section):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RecoverySection:
-        try:
+        with refusing():
             self.build()
-        except ConfigurationError as error:
-            refuse(str(error))
         return self
 
     def build(self) -> dps.Recovery:

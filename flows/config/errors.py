@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
@@ -46,6 +47,15 @@ def refuse(reason: str, key: str = "") -> NoReturn:
     # The reason goes in as context, for a brace in it is no placeholder.
     context = {"reason": reason, **({"key": key} if key else {})}
     raise PydanticCustomError("refused", "{reason}", context)
+
+
+@contextmanager
+def refusing(key: str = "") -> Iterator[None]:
+    """Refuse a value, or what `key` names of it, that dps itself refuses."""
+    try:
+        yield
+    except ConfigurationError as error:
+        refuse(str(error), key)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

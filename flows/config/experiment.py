@@ -53,7 +53,7 @@ from flows.config.base import (
     TrainingSection,
 )
 from flows.config.cluster import ClusterSection, LocalSection
-from flows.config.errors import Complaint, complaints, placed, refuse, suggest
+from flows.config.errors import Complaint, complaints, placed, refuse, refusing, suggest
 from flows.config.fault_checks import (
     FaultContext,
     entry_objections,
@@ -150,20 +150,16 @@ class TrialConfig(_Settings):
     @model_validator(mode="after")
     def _workload_can_be_made(self) -> TrialConfig:
         if isinstance(self.workload, Registered):  # what others are told is checked by itself
-            try:
+            with refusing("workload"):
                 workload_of(self)
-            except ConfigurationError as error:
-                refuse(str(error), key="workload")
         return self
 
     @model_validator(mode="after")
     def _filters_can_work(self) -> TrialConfig:
         if self.filters:
-            try:
+            with refusing("filters"):
                 names = workload_of(self).parameters
                 checked_filters(self.build_filters(), names, self.build_optimizer())
-            except ConfigurationError as error:
-                refuse(str(error), key="filters")
         return self
 
     @model_validator(mode="after")
@@ -177,11 +173,9 @@ class TrialConfig(_Settings):
                     key=f"elastic.{number}.at_updates",
                 )
         for key, servers in wanted:
-            try:
+            with refusing(key):
                 if servers is not None:
                     as_servers(servers, self.server.shards, self.build_recovery())
-            except ConfigurationError as error:
-                refuse(str(error), key=key)
         return self
 
     @cached_property
@@ -410,16 +404,12 @@ class InvalidCombination(ConfigurationError):
         self.complaints = complaints
 
 
-def load_experiment(
-    source: str | Document,
-    overrides: Sequence[str] = (),
-    confirm: Callable[[int], None] | None = None,
-) -> ExperimentConfig:
+def load_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
     """Read, override and check the configuration of an experiment and of each of its trials.
 
     As `load_grid`, of which it leaves the trials out.
     """
-    return load_grid(source, overrides, confirm)[0]
+    return load_grid(source, overrides)[0]
 
 
 def load_grid(

@@ -6,9 +6,9 @@ plan of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -28,9 +28,8 @@ from pydantic import (
 from dps.core.faults import plan as faults
 from dps.core.faults.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
 from dps.core.names import NODE_ROLES
-from dps.errors import ConfigurationError
-from flows.config.base import Section
-from flows.config.errors import refuse, suggest
+from flows.config.base import Built, Section
+from flows.config.errors import refuse, refusing, suggest
 from flows.config.fault_trace import Row, check_row, fault_of, read_trace
 from flows.config.plugins import Group, Registered
 from flows.quoting import quoted
@@ -137,9 +136,10 @@ class AfterSection(Section):
     seconds: NonNegativeFloat = 0.0
 
 
-class EverySection(Section):
+class EverySection(Built[Process]):
     """Again and again, at moments drawn from the trial's seed."""
 
+    makes = Process
     mtbf: PositiveFloat
     until: PositiveFloat
     distribution: Literal["exponential", "weibull"] = "exponential"
@@ -150,10 +150,6 @@ class EverySection(Section):
         if self.shape != 1.0 and self.distribution == "exponential":
             refuse("only distribution: weibull has a shape", key="shape")
         return self
-
-    def build(self) -> Process:
-        """Return the random process."""
-        return Process(self.mtbf, self.until, self.distribution, self.shape)
 
 
 class MomentSection(Section):
@@ -208,13 +204,26 @@ class AimedSection(MomentSection):
 # -- what -------------------------------------------------------------------------------------
 
 
-class KillSection(AimedSection):
+class NodeFaultSection(AimedSection):
+    """What a fault says whose own keys are fields of what it `makes`."""
+
+    makes: ClassVar[Callable[..., faults.Fault]]
+
+    def build(self, nodes: Nodes) -> Entry:
+        """Return the entry of the plan."""
+        own = type(self).model_fields.keys() - AimedSection.model_fields.keys() - {"kind"}
+        settings = {name: getattr(self, name) for name in own}
+        return self.repeated(self.makes(self.aim(nodes), self.moment(), **settings))
+
+
+class KillSection(NodeFaultSection):
     """SIGKILL to the process of a node; a fresh one takes its place `back_after` seconds later.
 
     null: never. `by: requeue` has its job end and be queued again instead, from where it comes back
     by itself; `by: host` sets its host down, with all nodes on it, until they are replaced.
     """
 
+    makes = faults.Kill
     kind: Literal["kill"]
     back_after: NonNegativeFloat | None = 1.0
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
@@ -226,46 +235,31 @@ class KillSection(AimedSection):
             refuse("a requeued job comes back by itself; leave it out", key="back_after")
         return self
 
-    def build(self, nodes: Nodes) -> Entry:
-        """Return the entry of the plan."""
-        return self.repeated(faults.Kill(self.aim(nodes), self.moment(), self.back_after, self.by))
 
-
-class PauseSection(AimedSection):
+class PauseSection(NodeFaultSection):
     """SIGSTOP to the process of a node; SIGCONT follows `seconds` later."""
 
+    makes = faults.Pause
     kind: Literal["pause"]
     seconds: PositiveFloat = 2.0
 
-    def build(self, nodes: Nodes) -> Entry:
-        """Return the entry of the plan."""
-        return self.repeated(faults.Pause(self.aim(nodes), self.moment(), self.seconds))
 
-
-class SlowSection(AimedSection):
+class SlowSection(NodeFaultSection):
     """A node takes `factor` times as long for everything, for so many seconds."""
 
+    makes = faults.Slow
     kind: Literal["slow"]
     factor: Annotated[float, Field(gt=1)] = 4.0
     seconds: PositiveFloat = 2.0
 
-    def build(self, nodes: Nodes) -> Entry:
-        """Return the entry of the plan."""
-        fault = faults.Slow(self.aim(nodes), self.moment(), self.factor, self.seconds)
-        return self.repeated(fault)
 
-
-class CutSection(AimedSection):
+class CutSection(NodeFaultSection):
     """The links of a node are cut for so many seconds, for what it sends, or is sent, or both."""
 
+    makes = faults.Cut
     kind: Literal["cut"]
     seconds: PositiveFloat = 2.0
     direction: Literal["both", "in", "out"] = "both"
-
-    def build(self, nodes: Nodes) -> Entry:
-        """Return the entry of the plan."""
-        fault = faults.Cut(self.aim(nodes), self.moment(), self.seconds, self.direction)
-        return self.repeated(fault)
 
 
 class DelaySection(AimedSection):
@@ -281,15 +275,12 @@ class DelaySection(AimedSection):
         return self.repeated(fault)
 
 
-class DiskFullSection(AimedSection):
+class DiskFullSection(NodeFaultSection):
     """Every write of a node to its disk fails for so many seconds."""
 
+    makes = faults.DiskFull
     kind: Literal["disk_full"]
     seconds: PositiveFloat = 2.0
-
-    def build(self, nodes: Nodes) -> Entry:
-        """Return the entry of the plan."""
-        return self.repeated(faults.DiskFull(self.aim(nodes), self.moment(), self.seconds))
 
 
 class CorruptSection(MomentSection):
@@ -335,21 +326,17 @@ class TraceSection(Section):
     @field_validator("rows")
     @classmethod
     def _can_happen(cls, rows: tuple[Row, ...] | None) -> tuple[Row, ...] | None:
-        try:
+        with refusing():
             for number, row in enumerate(rows or (), 1):
                 check_row(f"row {number}", row)
-        except ConfigurationError as error:
-            refuse(str(error))
         return rows
 
     @model_validator(mode="after")
     def _read(self) -> TraceSection:
         if self.rows is None:
-            try:
+            with refusing("csv"):
                 # Not as if it had been written: what is read later may be another file.
                 self.__dict__["rows"] = read_trace(Path(self.csv))
-            except ConfigurationError as error:
-                refuse(str(error), key="csv")
         return self
 
     def build(self, nodes: Nodes) -> Entry:

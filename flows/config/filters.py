@@ -8,87 +8,66 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 
 from dps.core.filters import filter as filters
 from dps.core.filters.filter import Filter
-from dps.errors import ConfigurationError
-from flows.config.base import Section
-from flows.config.errors import refuse
+from flows.config.base import Built, Section
+from flows.config.errors import refusing
 from flows.config.plugins import Group, Registered
 
 
-class SignificantlyModifiedSection(Section):
+class SignificantlyModifiedSection(Built[Filter]):
     """Entries that have changed little wait."""
 
+    makes = filters.SignificantlyModified
     kind: Literal["significantly_modified"]
     threshold: NonNegativeFloat
     decay: Literal["1/t"] | None = None
 
-    def build(self) -> Filter:
-        """Return the filter."""
-        return filters.SignificantlyModified(self.threshold, self.decay)
 
-
-class KktSection(Section):
+class KktSection(Built[Filter]):
     """Entries that would leave a weight at zero are left out."""
 
+    makes = filters.KKT
     kind: Literal["kkt"]
     strength: PositiveFloat
     delta: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _within_strength(self) -> KktSection:
-        try:
+        with refusing():
             self.build()
-        except ConfigurationError as error:
-            refuse(str(error))
         return self
 
-    def build(self) -> Filter:
-        """Return the filter."""
-        return filters.KKT(self.strength, self.delta)
 
-
-class RandomSkipSection(Section):
+class RandomSkipSection(Built[Filter]):
     """Entries drawn at random wait."""
 
+    makes = filters.RandomSkip
     kind: Literal["random_skip"]
     share: Annotated[float, Field(ge=0, lt=1)]
     seed: NonNegativeInt = 0
 
-    def build(self) -> Filter:
-        """Return the filter."""
-        return filters.RandomSkip(self.share, self.seed)
 
-
-class TopKSection(Section):
+class TopKSection(Built[Filter]):
     """All but the largest entries wait."""
 
+    makes = filters.TopK
     kind: Literal["top_k"]
     share: Annotated[float, Field(gt=0, le=1)]
 
-    def build(self) -> Filter:
-        """Return the filter."""
-        return filters.TopK(self.share)
 
-
-class QuantiseSection(Section):
+class QuantiseSection(Built[Filter]):
     """Values are written in fewer bits."""
 
+    makes = filters.Quantise
     kind: Literal["quantise"]
     form: Literal["bf16", "int8"]
     seed: NonNegativeInt = 0
 
-    def build(self) -> Filter:
-        """Return the filter."""
-        return filters.Quantise(self.form, self.seed)
 
-
-class LosslessSection(Section):
+class LosslessSection(Built[Filter]):
     """What is left is compressed."""
 
+    makes = filters.Lossless
     kind: Literal["lossless"]
-
-    def build(self) -> Filter:
-        """Return the filter."""
-        return filters.Lossless()
 
 
 class _RegisteredFilter(Registered, Section):

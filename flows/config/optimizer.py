@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -13,55 +13,43 @@ from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.rules.proximal import DelayedProximal, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.rules.staleness import StalenessAware
-from flows.config.base import Section
+from flows.config.base import Built, Section
 from flows.config.plugins import Group, Registered
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class L1Section(Section):
+class L1Section(Built[Penalty]):
     """The sum of the weights' magnitudes."""
 
+    makes = L1
     kind: Literal["l1"]
     strength: NonNegativeFloat
 
-    def build(self) -> Penalty:
-        """Return the penalty."""
-        return L1(self.strength)
 
-
-class L2Section(Section):
+class L2Section(Built[Penalty]):
     """Half the sum of the weights' squares."""
 
+    makes = L2
     kind: Literal["l2"]
     strength: NonNegativeFloat
 
-    def build(self) -> Penalty:
-        """Return the penalty."""
-        return L2(self.strength)
 
-
-class ElasticNetSection(Section):
+class ElasticNetSection(Built[Penalty]):
     """Both, each with its strength."""
 
+    makes = ElasticNet
     kind: Literal["elastic_net"]
     l1: NonNegativeFloat
     l2: NonNegativeFloat
 
-    def build(self) -> Penalty:
-        """Return the penalty."""
-        return ElasticNet(self.l1, self.l2)
 
-
-class GroupL1Section(Section):
+class GroupL1Section(Built[Penalty]):
     """The sum of the lengths of the arrays' rows."""
 
+    makes = GroupL1
     kind: Literal["group_l1"]
     strength: NonNegativeFloat
-
-    def build(self) -> Penalty:
-        """Return the penalty."""
-        return GroupL1(self.strength)
 
 
 PenaltySection = Annotated[
@@ -69,12 +57,13 @@ PenaltySection = Annotated[
 ]
 
 
-class _RuleSection(Section, ABC):
+class _RuleSection(Section):
     """What all update rules have in common: what may be done about stale gradients.
 
     Steps may be divided by the staleness, and gradients corrected for what they have missed.
     """
 
+    makes: ClassVar[Callable[..., Any]]
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     staleness_aware: bool = Field(default=False, exclude_if=lambda aware: not aware)
     delay_compensation: NonNegativeFloat | None = Field(
@@ -87,67 +76,60 @@ class _RuleSection(Section, ABC):
         strength = self.delay_compensation
         return rule if strength is None else DelayCompensated(rule, strength)
 
-    @abstractmethod
     def _rule(self) -> UpdateRule:
         """Return the update rule with its own steps."""
+        made: UpdateRule = self.makes(
+            **self.model_dump(exclude={"kind", *_RuleSection.model_fields})
+        )
+        return made
 
 
 class SgdSection(_RuleSection):
     """Plain stochastic gradient descent."""
 
+    makes = SGD
     kind: Literal["sgd"]
     learning_rate: NonNegativeFloat
-
-    def _rule(self) -> UpdateRule:
-        return SGD(self.learning_rate)
 
 
 class MomentumSection(_RuleSection):
     """Gradient descent with heavy-ball momentum."""
 
+    makes = Momentum
     kind: Literal["momentum"]
     learning_rate: NonNegativeFloat
     momentum: Fraction = 0.9
-
-    def _rule(self) -> UpdateRule:
-        return Momentum(self.learning_rate, self.momentum)
 
 
 class AdaGradSection(_RuleSection):
     """Learning rates that fall as squared gradients add up."""
 
+    makes = AdaGrad
     kind: Literal["adagrad"]
     learning_rate: NonNegativeFloat = 0.01
     eps: PositiveFloat = 1e-10
-
-    def _rule(self) -> UpdateRule:
-        return AdaGrad(self.learning_rate, self.eps)
 
 
 class AdamSection(_RuleSection):
     """Adam with bias correction."""
 
+    makes = Adam
     kind: Literal["adam"]
     learning_rate: NonNegativeFloat = 0.001
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     eps: PositiveFloat = 1e-8
 
-    def _rule(self) -> UpdateRule:
-        return Adam(self.learning_rate, self.beta1, self.beta2, self.eps)
-
 
 class FtrlSection(_RuleSection):
     """Follow the proximally regularised leader."""
 
+    makes = FTRL
     kind: Literal["ftrl"]
     alpha: PositiveFloat = 0.1
     beta: NonNegativeFloat = 1.0
     l1: NonNegativeFloat = 0.0
     l2: NonNegativeFloat = 0.0
-
-    def _rule(self) -> UpdateRule:
-        return FTRL(self.alpha, self.beta, self.l1, self.l2)
 
 
 class ProximalSection(_RuleSection):

@@ -37,7 +37,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from dps.errors import ConfigurationError
 from dps.protocol.wire import message
-from flows.config.errors import refuse, suggest
+from flows.config.errors import refuse, refusing, suggest
 from flows.quoting import quoted, shown
 
 if TYPE_CHECKING:
@@ -166,20 +166,16 @@ class Group:
     def _section(
         self, data: Mapping[str, Any], kind: str, own: Sequence[str], info: ValidationInfo
     ) -> Any:
-        try:
+        with refusing("kind"):
             registered = _registered(self.name)
             _must_be_free(registered, own)
             if kind not in registered:
                 known = [*own, *registered]
                 refuse(f"unknown kind {quoted(kind)}; {suggest(kind, known)}", key="kind")
             section = _section_of(self, kind)
-        except ConfigurationError as error:
-            refuse(str(error), key="kind")
         made = section.model_validate(data, context=info.context)
-        try:
+        with refusing():
             made.check_settings()
-        except ConfigurationError as error:
-            refuse(str(error))
         return made
 
 

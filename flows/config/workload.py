@@ -7,9 +7,8 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from dps.errors import ConfigurationError
 from flows.config.base import Section
-from flows.config.errors import refuse
+from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.plugins import Group, Registered
 from flows.workloads import (
@@ -73,10 +72,8 @@ class TorchSection(_WorkloadSection):
     @field_validator("module", "loss")
     @classmethod
     def _is_there(cls, reference: str) -> str:
-        try:
+        with refusing():
             find(reference)
-        except ConfigurationError as error:
-            refuse(str(error))
         return reference
 
 
@@ -88,10 +85,8 @@ class CnnSection(_WorkloadSection):
 
     @model_validator(mode="after")
     def _torch_is_there(self) -> CnnSection:
-        try:
+        with refusing():
             need_torch()
-        except ConfigurationError as error:
-            refuse(str(error))
         return self
 
 

@@ -21,6 +21,7 @@ from dps.events import TrialEnded, TrialResumed, TrialStarted
 from flows.analysis.finished import Identified
 from flows.config.trials import Trial
 from flows.execution.resume import CHECKPOINTS, interrupted, keep_record
+from flows.files import first_free
 from flows.records.record import (
     EARLIER,
     EVENTS_FILE,
@@ -113,11 +114,7 @@ def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> No
         digest, damage = DAMAGED, error
     if digest in (None, trial.digest):
         return
-    kept = _earlier(folder, digest)
-    number = 1
-    while kept.exists():
-        number += 1
-        kept = _earlier(folder, f"{digest}.{number}")
+    kept = first_free(lambda n: _earlier(folder, digest if n == 1 else f"{digest}.{n}"))
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
     if damage is None:
@@ -154,9 +151,10 @@ def _is_valid_but_resumed(record: Record) -> bool:
 
 def _keep(trial: Identified, folder: Path, kind: str, say: Callable[[str], None]) -> None:
     """Keep the record of an attempt that is over, without its checkpoints: they may be large."""
-    number = len(_attempts(trial, folder, kind)) + 1
-    while (kept := _earlier(folder, f"{trial.digest}.{kind}-{number}")).exists():
-        number += 1
+    kept = first_free(
+        lambda number: _earlier(folder, f"{trial.digest}.{kind}-{number}"),
+        len(_attempts(trial, folder, kind)) + 1,
+    )
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
     shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import get_temp_dir
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 from dps.cluster.backends.fork_server import fork_context
@@ -79,12 +79,7 @@ class Drivers:
     def __enter__(self) -> Drivers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for driver in self._drivers:
             driver.ask_to_end()
         for driver in self._drivers:

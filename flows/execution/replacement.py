@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 
 from dps.cluster.backends.base import Cluster
 from dps.core.names import NODE_ROLES, replacement, role_of
@@ -49,12 +48,7 @@ class Replacing:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._over.set()
         self._thread.join()
 

@@ -16,7 +16,7 @@ from dps.events import Disturbed, Killed, Paused
 from flows.analysis.finished import RESULTS
 from flows.config.errors import suggest
 from flows.config.trials import Trial
-from flows.files import is_file
+from flows.files import first_free, is_file
 from flows.quoting import quoted, shown
 from flows.records.record import EVENTS_FILE, Record, read_trial
 from flows.records.settings import trial_from
@@ -51,10 +51,11 @@ def replay_of(name: str, here: Path) -> Replay:
     original = _record_of(name, here)
     record = read_trial(original)
     trial = trial_from(record.started.settings if record.started else {}, str(original))
-    again = _free_name(original.parent)
+    folder = original.parent
+    again = first_free(lambda number: folder.with_name(f"{folder.name}.replay-{number}"))
     return Replay(
-        replace(trial, name=again),
-        original.parent.with_name(again),
+        replace(trial, name=again.name),
+        again,
         as_it_was(trial.config.build_faults(), record),
         original,
         record,
@@ -96,11 +97,3 @@ def _record_of(name: str, here: Path) -> Path:
     raise ConfigurationError(
         f"no trial {quoted(name)} is recorded in {root}; {suggest(name, known)}"
     )
-
-
-def _free_name(folder: Path) -> str:
-    """The name of the first replay of a trial that is not there yet."""
-    number = 1
-    while folder.with_name(f"{folder.name}.replay-{number}").exists():
-        number += 1
-    return f"{folder.name}.replay-{number}"

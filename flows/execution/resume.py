@@ -18,7 +18,7 @@ from flows.config.experiment import TrialConfig
 from flows.config.filters import FILTERS
 from flows.config.optimizer import RULES
 from flows.config.trials import Trial
-from flows.files import is_folder
+from flows.files import first_free, is_folder
 from flows.records.record import EVENTS_FILE, read_record
 from flows.records.settings import trial_from
 
@@ -117,10 +117,8 @@ def keep_record(folder: Path) -> None:
     """Put the record of the interrupted part aside; what follows is recorded anew."""
     if not (folder / EVENTS_FILE).exists():
         return
-    kept, number = folder / BEFORE, 1
-    while kept.exists():  # it was interrupted more than once
-        number += 1
-        kept = folder / f"{Path(BEFORE).stem}-{number}.jsonl"
+    stem = Path(BEFORE).stem  # it may have been interrupted more than once
+    kept = first_free(lambda n: folder / (BEFORE if n == 1 else f"{stem}-{n}.jsonl"))
     (folder / EVENTS_FILE).rename(kept)
 
 

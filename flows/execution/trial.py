@@ -79,7 +79,7 @@ def run_trial(
     sink: Sink,
     path: str | None = None,
     circumstances: Mapping[str, int] | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
     plan: FaultPlan | None = None,
 ) -> None:
     """Run one trial and record it in `folder`.
@@ -171,18 +171,17 @@ def _train(
     folder: Path,
     record: Sink,
     path: str | None,
-    tell: Callable[[str], None] | None,
+    tell: Callable[[str], None],
     plan: FaultPlan | None,
     unrecorded: threading.Event,
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
     config, clock = trial.config, SystemClock()
-    say = tell if tell is not None else _to_nobody
-    with config.cluster.open(nodes(config), preload_of(config), say) as cluster:
+    with config.cluster.open(nodes(config), preload_of(config), tell) as cluster:
         if cluster.dashboard is not None:
             record(DashboardServed(clock.now(), cluster.dashboard))
-        _tell_about(cluster, say)
-        replacing = Replacing(cluster, say)
+        _tell_about(cluster, tell)
+        replacing = Replacing(cluster, tell)
         notify: list[Sink] = [replacing.note]
 
         def on_event(event: Event) -> None:
@@ -195,7 +194,8 @@ def _train(
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = _crew(cluster.client, ps, config, record)
             faults = _faults(ps, config) if plan is None else plan
-            _must_be_feasible(faults, cluster, config)
+            for _, reason in obstacles(faults, cluster, config.node_names):
+                raise ConfigurationError(reason)
             injector = Injector(faults, cluster, ps, clock, on_event, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             record(
@@ -235,20 +235,11 @@ def _stopped_by(unrecorded: threading.Event, ps: ParameterServer) -> Iterator[No
         thread.join()
 
 
-def _to_nobody(line: str) -> None:
-    pass
-
-
 def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:
     if cluster.dashboard is not None:
         tell(masked(f"Dask dashboard: {cluster.dashboard}"))
     for note in cluster.notes:
         tell(masked(f"warning: {note}"))
-
-
-def _must_be_feasible(plan: FaultPlan, cluster: Cluster, config: TrialConfig) -> None:
-    for _, reason in obstacles(plan, cluster, config.node_names):
-        raise ConfigurationError(reason)
 
 
 def _make_ready(client: Client, ps: ParameterServer, config: TrialConfig) -> None:

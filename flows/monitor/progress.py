@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -161,13 +160,8 @@ class PlainView:
     def __enter__(self) -> PlainView:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+    def __exit__(self, *exc_info: object) -> None:
+        pass
 
     def begin(
         self,
@@ -257,12 +251,7 @@ class LiveView(PlainView):
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._bars.stop()
 
     def begin(
@@ -385,7 +374,7 @@ def _ending(outcome: Outcome) -> str:
         return f"{outcome.status}: {outcome.reason}"
     final = outcome.accuracy.final
     accuracy = "" if final is None else f", accuracy {final:.1%}"
-    seconds = outcome.training_seconds
+    seconds = outcome.pace.seconds
     return f"valid{accuracy}" + ("" if seconds is None else f", {seconds:.1f} s of training")
 
 

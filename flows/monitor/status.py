@@ -103,7 +103,7 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
         there = suggest(experiment, known) if known else "nothing is recorded there"
         raise ConfigurationError(f"no experiment {experiment!r} in {root}; {there}")
     wanted = known if experiment is None else [experiment]
-    found = [status_of(root / name) for name in wanted if _is_owned(root / name)]
+    found = [status_of(root / name) for name in wanted if owner_of(root / name) is not None]
     at_work = [status for status in found if status.owner is not None]
     if not at_work:
         raise ConfigurationError(_nothing_runs(root, experiment, known))
@@ -167,10 +167,6 @@ def _standing(folder: Path, owner: Owner | None, record: Record | None = None) -
         return Standing(folder.name, "damaged", f"{path}: {error.strerror or error}")
     except RecordDamaged as error:
         return Standing(folder.name, "damaged", str(error))
-
-
-def _is_owned(folder: Path) -> bool:
-    return owner_of(folder) is not None
 
 
 def _nothing_runs(root: Path, experiment: str | None, known: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ def load_images(source: PatchSource) -> Images:
     ConfigurationError
         They cannot be read, or are smaller than a patch.
     """
-    images = _images(source)
+    images = images_of(source.path or fashion())
     _, height, width = images.shape
     if min(height, width) < source.size:
         raise ConfigurationError(
@@ -113,8 +113,8 @@ def _cut(images: Images, source: PatchSource, rng: np.random.Generator) -> Array
     return cut
 
 
-def _images(source: PatchSource) -> Images:
-    path = source.path or fashion()
+def images_of(path: Path | None) -> Images:
+    """The images of a file; without one, scikit-learn's digits."""
     if path is not None:
         return read_images(path)
     from sklearn.datasets import load_digits

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from dps.errors import ConfigurationError
-from flows.problems.patches import fashion
-from flows.readers import read_images
+from flows.problems.patches import fashion, images_of
 from flows.readers.ratings import Integers, Ratings, read_ratings
 
 DRAWN = {"digits": 44, "Fashion-MNIST": 40}  # pixels for each image, some of them twice
@@ -103,18 +101,9 @@ def prepare(source: RatingSource) -> Prepared:
 
 def _pixels(source: RatingSource) -> Ratings:
     """Some pixels of each image: the image is the user, the pixel the item, its grey the rating."""
-    images = _images(source)
+    images = images_of(fashion() if source.large else None)
     flat = images.reshape(len(images), -1)
     rng = np.random.default_rng([source.seed, 1])
     drawn = np.unique(rng.integers(0, flat.size, len(flat) * DRAWN[source.named]))
     users, items = np.divmod(drawn, flat.shape[1])
     return Ratings(users, items, flat[users, items].astype(np.float64))
-
-
-def _images(source: RatingSource) -> npt.NDArray[np.uint8]:
-    path = fashion() if source.large else None
-    if path is not None:
-        return read_images(path)
-    from sklearn.datasets import load_digits
-
-    return np.asarray(load_digits().images, np.uint8)

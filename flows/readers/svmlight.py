@@ -1,34 +1,25 @@
 """The svmlight (libsvm) format: examples with few non-zero features, one on each line.
 
 A line is a label, then ``index:value`` pairs in the order of their indices, from 1; what follows a
-``#`` is a comment. The file is read piece by piece, and each piece with a few operations on whole
-arrays; only a piece in which something is wrong is gone through line by line, to say where.
+``#`` is a comment. The file is read piece by piece, each by scikit-learn; only a piece in which
+something is wrong is gone through line by line, to say where.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from dps.errors import ConfigurationError
 from flows.readers.examples import Examples
-from flows.readers.lines import (
-    BLANK,
-    PIECE_BYTES,
-    Integers,
-    Piece,
-    opened,
-    parsed,
-    pieces,
-    shown,
-    word_starts,
-    words_per_line,
-)
+from flows.readers.lines import PIECE_BYTES, Piece, opened, parsed, pieces, shown
 
 MOST = np.iinfo(np.int32).max  # the largest index; weights are dense, so far less is large already
+LENIENT = re.compile(rb"_|\+\d+:")  # what Python takes for numbers, and the format does not
 
 
 def read_svmlight(
@@ -76,61 +67,23 @@ def _without_comments(piece: Piece) -> Piece:
 
 def _parsed(piece: Piece, features: int | None) -> Examples | None:
     """The examples of a piece; None if there is something wrong with it."""
-    pairs = _pairs_per_line(piece.text)
-    numbers = None if pairs is None else parsed(piece.text.replace(b":", b" "))
-    if pairs is None or numbers is None or len(numbers) != len(pairs) + 2 * pairs.sum():
+    if LENIENT.search(piece.text):
         return None
-    if not np.isfinite(numbers).all():
-        return None
-    ends = np.cumsum(1 + 2 * pairs)
-    starts = ends - (1 + 2 * pairs)
-    is_pair = np.ones(len(numbers), bool)
     # Not at the top: every process of a trial imports this package, for images.
     from scipy.sparse import csr_array
+    from sklearn.datasets import load_svmlight_file
 
-    is_pair[starts] = False
-    of_pairs = numbers[is_pair].reshape(-1, 2)
-    index = of_pairs[:, 0]
-    rows = np.concatenate([[0], np.cumsum(pairs)])
-    if not _indices_fit(index, rows, MOST if features is None else min(features, MOST)):
+    try:
+        x, y = load_svmlight_file(BytesIO(piece.text), n_features=features, zero_based=False)
+    except (ValueError, OverflowError):
         return None
-    width = features if features is not None else int(index.max(initial=0))
-    kind = np.int32 if len(index) <= MOST else np.int64  # scipy would not do with less by itself
-    positions = (index - 1).astype(kind), rows.astype(kind)
-    x = csr_array((of_pairs[:, 1].copy(), *positions), shape=(len(pairs), width))
-    return Examples(x, numbers[starts])
-
-
-def _pairs_per_line(text: bytes) -> Integers | None:
-    """How many pairs each line has that is not empty; None if it is not a word, then pairs."""
-    starts = word_starts(text)
-    words = words_per_line(text, starts)
-    characters = np.frombuffer(text, np.uint8)
-    colons = np.flatnonzero(characters == ord(":"))
-    word = np.cumsum(starts) - 1  # the number of the word that a character is in or after
-    is_label = np.zeros(words.sum(), bool)
-    is_label[np.cumsum(words) - words] = True
-    if not np.array_equal(word[colons], np.flatnonzero(~is_label)):
+    if not (np.isfinite(x.data).all() and np.isfinite(y).all()):
         return None
-    digits = np.cumsum((characters >= ord("0")) & (characters <= ord("9")))
-    before = np.flatnonzero(starts)[~is_label] - 1
-    long = colons - 1 - before  # how many characters the index has
-    if (long < 1).any() or (digits[colons] - digits[before] != long).any():
-        return None
-    if BLANK[characters[colons + 1]].any():  # a line end follows the last one
-        return None
-    return words - 1
-
-
-def _indices_fit(index: npt.NDArray[np.float64], rows: Integers, most: int) -> bool:
-    """Whether the indices, which are of digits only, are in range and increase along each row."""
-    if not len(index):
-        return True
-    if index.min() < 1 or index.max() > most:
-        return False
-    follows = np.ones(len(index), bool)
-    follows[rows[:-1][rows[:-1] < len(index)]] = False
-    return bool((np.diff(index, prepend=0)[follows] > 0).all())
+    # Of no index at all, scikit-learn makes a column.
+    width = features if features is not None else 1 + int(x.indices.max(initial=-1))
+    kind = np.int32 if x.nnz <= MOST else np.int64  # scipy would not do with less by itself
+    positions = x.indices.astype(kind), x.indptr.astype(kind)
+    return Examples(csr_array((x.data, *positions), shape=(len(y), width)), y)
 
 
 # -- what is wrong ---------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from dps.errors import StoreUnavailable
 from dps.events import Event
@@ -84,11 +83,6 @@ class TrialLog:
     def __enter__(self) -> TrialLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._open = False
         self._handler.close()

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from dps.core.checksum import sealed, unsealed
@@ -142,12 +141,7 @@ class EventWriter:
     def __enter__(self) -> EventWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _unwritable(self, error: OSError) -> StoreUnavailable:
@@ -237,14 +231,6 @@ class Record:
         return {kind: tuple(events) for kind, events in found.items()}
 
 
-@dataclass(frozen=True)
-class Found:
-    """The records of an experiment by their files, and what is wrong with the damaged ones."""
-
-    records: dict[Path, Record]
-    damaged: dict[Path, RecordDamaged]
-
-
 def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
     """Note which trials make up the experiment in `folder`, as of its last run, in their order.
 
@@ -330,7 +316,7 @@ def read_end(path: Path) -> TrialEnded | None:
         A line does not match its checksum, or is not an event.
     """
     lines = _lines(path)[:-1]
-    if not all(_is_sealed(path, number, line) for number, line in enumerate(lines, 1)):
+    if not all(_unsealed(path, number, line)[1] for number, line in enumerate(lines, 1)):
         return read_trial(path).ended
     opening = to_json(TrialEnded(0.0, "", "")).partition(",")[0].encode()
     ends = (n for n in range(len(lines), 0, -1) if lines[n - 1].startswith(opening))
@@ -375,23 +361,6 @@ def read_trial(path: Path) -> Record:
             raise _damaged(path, 1, f"is not the start of a trial, but {type(first).__name__}")
         _check_settings(path, first.settings)
     return record
-
-
-def read_files(events_files: Iterable[Path]) -> Found:
-    """Read records, in their order; damaged ones are told.
-
-    Raises
-    ------
-    ConfigurationError
-        A file cannot be read.
-    """
-    found = Found({}, {})
-    for path in events_files:
-        try:
-            found.records[path] = read_trial(path)
-        except RecordDamaged as error:
-            found.damaged[path] = error
-    return found
 
 
 def is_folder_name(name: object) -> bool:
@@ -485,10 +454,6 @@ def _event(path: Path, number: int, line: bytes) -> tuple[Event, bool]:
     except ValueError as error:
         said = f"is not an event of this version of dps: {error}"
         raise _damaged(path, number, said) from error
-
-
-def _is_sealed(path: Path, number: int, line: bytes) -> bool:
-    return _unsealed(path, number, line)[1]
 
 
 def _unsealed(path: Path, number: int, line: bytes) -> tuple[bytes, bool]:

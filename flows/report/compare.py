@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError
-from flows.analysis.comparison import Compared, Rows, compare_rows, known, read_comparison
+from flows.analysis.comparison import Compared, Rows, compare_rows, read_comparison, rows_by
 from flows.analysis.finished import RESULTS, Finished, experiment_folder, read_whole
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices
@@ -204,13 +204,10 @@ def _shown(values: Iterable[str]) -> str:
 
 
 def _rows(run: Run) -> Rows:
-    rows: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-    for done in run.trials:
-        identity = done.outcome.identity
-        if done.outcome.valid and identity.seed is not None:
-            labels = " · ".join(identity.labels.values()) if run.whole else ""
-            rows.setdefault((labels, run.name), {})[identity.seed] = known(done.outcome)
-    return rows
+    def place(outcome: Outcome) -> tuple[str, str]:
+        return " · ".join(outcome.identity.labels.values()) if run.whole else "", run.name
+
+    return rows_by((done.outcome for done in run.trials), place)
 
 
 def _settings_table(first: Run, second: Run) -> Table | Text:

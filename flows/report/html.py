@@ -167,10 +167,46 @@ def render(
 
     `unusable` says which records are left out and why, `going` which trials are running.
     """
+    import numpy as np
+
     running = {standing.trial for standing in going}
-    known = [(record, _as_it_stands(result, running)) for record, result in trials]
-    content = _content(known, prices, comparison, drawn)
-    return page(TEMPLATE, unusable=unusable, going=going, **content)
+    trials = [(record, _as_it_stands(result, running)) for record, result in trials]
+    outcomes = [outcome for _, outcome in trials]
+    records = [record for record, _ in trials]
+    groups = [group for group in summarize(outcomes) if group.trials]
+    names = strategies(outcomes)
+    # Drawn anew with the same seed, so that the same records always make the same page.
+    rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
+    return page(
+        TEMPLATE,
+        unusable=unusable,
+        going=going,
+        experiment=outcomes[0].identity.experiment or "experiment",
+        facts=_facts(trials),
+        glance=tables.glance(groups),
+        told=_told(groups, rows),
+        caution=words.caution(groups, rows),
+        left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
+        failed_before=[failed_before(o) for o in outcomes if o.failed_before],
+        resumed=[words.resumed(record, o) for record, o in trials if not whole(record)],
+        checks=_checks(outcomes),
+        looks=looks(names),
+        colours={colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
+        statistics=tables.statistics(rows),
+        tests=max((row.tests for row in rows), default=0),
+        before_correction=before_correction(rows),
+        chapters=_sections(drawn),
+        comparisons=[
+            tables.figure_table(groups, c)
+            for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
+        ],
+        trial_columns=[BY_KEY[key] for key in tables.PER_TRIAL],
+        trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
+        definitions=tables.definitions(),
+        yaml=experiment_yaml(records),
+        versions=versions(records),
+        prices=tables.price_rows(prices),
+    )
 
 
 def _as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
@@ -178,49 +214,6 @@ def _as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
     if result.identity.trial not in running:
         return result
     return replace(result, status=RUNNING, reason="")
-
-
-def _content(
-    trials: Sequence[Trial],
-    prices: Prices,
-    comparison: ComparisonSection,
-    drawn: Sequence[Chapter],
-) -> dict[str, Any]:
-    import numpy as np
-
-    outcomes = [outcome for _, outcome in trials]
-    records = [record for record, _ in trials]
-    groups = [group for group in summarize(outcomes) if group.trials]
-    names = strategies(outcomes)
-    # Drawn anew with the same seed, so that the same records always make the same page.
-    rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
-    return {
-        "experiment": outcomes[0].identity.experiment or "experiment",
-        "facts": _facts(trials),
-        "glance": tables.glance(groups),
-        "told": _told(groups, rows),
-        "caution": words.caution(groups, rows),
-        "left_out": [o for o in outcomes if not o.valid and o.status != RUNNING],
-        "failed_before": [failed_before(o) for o in outcomes if o.failed_before],
-        "resumed": [words.resumed(record, o) for record, o in trials if not whole(record)],
-        "checks": _checks(outcomes),
-        "looks": looks(names),
-        "colours": {colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
-        "statistics": tables.statistics(rows),
-        "tests": max((row.tests for row in rows), default=0),
-        "before_correction": before_correction(rows),
-        "chapters": _sections(drawn),
-        "comparisons": [
-            tables.figure_table(groups, c)
-            for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
-        ],
-        "trial_columns": [BY_KEY[key] for key in tables.PER_TRIAL],
-        "trials": [(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
-        "definitions": tables.definitions(),
-        "yaml": experiment_yaml(records),
-        "versions": versions(records),
-        "prices": tables.price_rows(prices),
-    }
 
 
 # -- words ------------------------------------------------------------------------------------

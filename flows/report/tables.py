@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.analysis.comparison import Compared
@@ -13,101 +13,74 @@ from flows.analysis.statistics import Interval
 from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Metric
 from flows.report import sentences as words
 
-COMPARED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "Accuracy",
-        (
-            "accuracy_final",
-            "accuracy_best",
-            "accuracy_before",
-            "accuracy_after",
-            "accuracy_drop",
-            "regain_seconds",
-            "accuracy_area_time",
-            "accuracy_area_gradients",
-            "target_seconds",
-            "target_gradients",
-            "loss_final",
-        ),
+SHOWN_ROLES = ("all", "server", "replica", "store", "worker")
+COMPARED: Mapping[str, Sequence[str]] = {
+    "Accuracy": (
+        "accuracy_final",
+        "accuracy_best",
+        "accuracy_before",
+        "accuracy_after",
+        "accuracy_drop",
+        "regain_seconds",
+        "accuracy_area_time",
+        "accuracy_area_gradients",
+        "target_seconds",
+        "target_gradients",
+        "loss_final",
     ),
-    (
-        "Recovery",
-        (
-            "detect_seconds",
-            "restore_seconds",
-            "wait_capacity_seconds",
-            "first_applied_seconds",
-            "rto_seconds",
-        ),
+    "Recovery": (
+        "detect_seconds",
+        "restore_seconds",
+        "wait_capacity_seconds",
+        "first_applied_seconds",
+        "rto_seconds",
     ),
-    (
-        "Updates, each on one shard",
-        (
-            "updates_attempted",
-            "updates_acked",
-            "updates_applied",
-            "updates_lost",
-            "updates_lost_per_fault",
-            "updates_buffered",
-            "updates_replayed",
-            "updates_dropped",
-            "updates_duplicates",
-            "updates_applied_twice",
-        ),
+    "Updates, each on one shard": (
+        "updates_attempted",
+        "updates_acked",
+        "updates_applied",
+        "updates_lost",
+        "updates_lost_per_fault",
+        "updates_buffered",
+        "updates_replayed",
+        "updates_dropped",
+        "updates_duplicates",
+        "updates_applied_twice",
     ),
-    (
-        "Staleness",
-        (
-            "staleness_median",
-            "staleness_p99",
-            "staleness_max",
-            "staleness_p99_seconds",
-            "staleness_before_p99",
-            "staleness_during_p99",
-            "staleness_after_p99",
-        ),
+    "Staleness": (
+        "staleness_median",
+        "staleness_p99",
+        "staleness_max",
+        "staleness_p99_seconds",
+        "staleness_before_p99",
+        "staleness_during_p99",
+        "staleness_after_p99",
     ),
-    (
-        "Time and resources",
-        (
-            "training_seconds",
-            "gradients_per_second",
-            "gradients_together",
-            "goodput",
-            "idle_share",
-            "cpu_seconds_all",
-            "cpu_seconds_server",
-            "cpu_seconds_replica",
-            "cpu_seconds_store",
-            "cpu_seconds_worker",
-            "peak_bytes_all",
-            "peak_bytes_server",
-            "peak_bytes_replica",
-            "peak_bytes_store",
-            "peak_bytes_worker",
-            "sent_bytes_all",
-            "sent_bytes_server",
-            "sent_bytes_replica",
-            "sent_bytes_store",
-            "sent_bytes_worker",
-            "received_bytes_all",
-            "checkpoint_written_bytes",
-            "stored_bytes",
+    "Time and resources": (
+        "training_seconds",
+        "gradients_per_second",
+        "gradients_together",
+        "goodput",
+        "idle_share",
+        *(
+            f"{used}_{role}"
+            for used in ("cpu_seconds", "peak_bytes", "sent_bytes")
+            for role in SHOWN_ROLES
         ),
+        "received_bytes_all",
+        "checkpoint_written_bytes",
+        "stored_bytes",
     ),
-    (
-        "Money",
-        (
-            "cost_nodes_usd",
-            "cost_moved_usd",
-            "cost_stored_usd",
-            "cost_usd",
-            "cost_spot_usd",
-            "cost_fixed_usd",
-            "cost_per_point_usd",
-        ),
+    "Money": (
+        "cost_nodes_usd",
+        "cost_moved_usd",
+        "cost_stored_usd",
+        "cost_usd",
+        "cost_spot_usd",
+        "cost_fixed_usd",
+        "cost_per_point_usd",
     ),
-)
+}
 
 PER_TRIAL = (
     "seed",
@@ -310,7 +283,7 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     members = [group for group in groups if group.condition == condition]
     sections = [
         (title, tuple(line for key in keys if (line := _line(BY_KEY[key], members))))
-        for title, keys in COMPARED
+        for title, keys in COMPARED.items()
     ]
     return FigureTable(
         condition,
@@ -353,7 +326,7 @@ def in_reading_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def definitions() -> list[Metric]:
     """Return the figures that the tables show, to be explained."""
-    shown = {key for _, keys in COMPARED for key in keys} | {
+    shown = {key for keys in COMPARED.values() for key in keys} | {
         *PER_TRIAL,
         *words.MUST_BE_ZERO,
         "status",

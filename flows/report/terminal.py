@@ -64,8 +64,8 @@ def _table(rows: Sequence[Compared]) -> Table:
         ("", "left"),
     ):
         table.add_column(Text(heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
-    shown = ""
-    for row in sorted(rows, key=lambda row: _metrics(rows).index(row.metric)):
+    shown, order = "", list(dict.fromkeys(row.metric for row in rows))
+    for row in sorted(rows, key=lambda row: order.index(row.metric)):
         column = BY_KEY[row.metric]
         name = "" if row.metric == shown else figure_name(column)
         shown = row.metric
@@ -78,10 +78,6 @@ def _table(rows: Sequence[Compared]) -> Table:
         said = Text(row.said, style=STYLES.get(row.verdict or "", ""))
         table.add_row(*map(Text, (name, row.strategy, *figures)), said)
     return table
-
-
-def _metrics(rows: Sequence[Compared]) -> list[str]:
-    return list(dict.fromkeys(row.metric for row in rows))
 
 
 def _mean(row: Compared, column: Metric) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dps.errors import StoreUnavailable
@@ -25,10 +24,7 @@ from flows.tracking.tracker import Tracker
 REST = 9
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    done: Finished
-    dataset_digest: str
+Entry = tuple[Finished, str]  # a trial, and the digest of its data set
 
 
 class Delivery:
@@ -64,8 +60,8 @@ class Delivery:
         self._say = say
         self._now = now
         self._tracker: Tracker | None = connect()
-        self._known: dict[str, _Entry] = {}
-        self._lacking: dict[str, _Entry] = {}
+        self._known: dict[str, Entry] = {}
+        self._lacking: dict[str, Entry] = {}
         self.refused: list[str] = []
         self._out = False
         self._rests_until = now()
@@ -73,7 +69,7 @@ class Delivery:
     def trial(self, done: Finished, dataset_digest: str) -> None:
         """Deliver a trial, and what was not delivered before; or later, if the store is out."""
         name = done.outcome.identity.trial
-        self._known[name] = self._lacking[name] = _Entry(done, dataset_digest)
+        self._known[name] = self._lacking[name] = done, dataset_digest
         if self._now() >= self._rests_until:
             self._attempt(lambda tracker: None)
 
@@ -131,10 +127,10 @@ class Delivery:
             del self._lacking[name]
         finish(self._tracker)
 
-    def _enter(self, tracker: Tracker, name: str, entry: _Entry) -> None:
-        done = entry.done
+    def _enter(self, tracker: Tracker, name: str, entry: Entry) -> None:
+        done, dataset_digest = entry
         try:
-            tracker.track_trial(done.record, done.outcome, done.events_file, entry.dataset_digest)
+            tracker.track_trial(done.record, done.outcome, done.events_file, dataset_digest)
         except Refused as error:
             self._leave_out(name, error)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flows.analysis.outcome import Identity, Outcome
-from flows.analysis.series import Point, series
+from flows.analysis.series import series
 from flows.analysis.steps import Steps
 from flows.analysis.system_metrics import system_metrics
 from flows.config.trials import flat
@@ -299,7 +299,8 @@ class Tracker:
         finals = {c.metric: row[c.key] for c in COLUMNS if c.metric and row[c.key] is not None}
         points = [
             (point.name, point.value, _milliseconds(point.t), steps.at(point.t))
-            for point in _points(record)
+            # What processes used goes by the names of MLflow's system metrics.
+            for point in (*series(record), *system_metrics(record))
         ]
         points += [(name, float(value), end, 0) for name, value in finals.items()]
         dropped = self._log_points(run_id, points)
@@ -352,11 +353,6 @@ def tracked_experiments(uri: str) -> dict[str, str]:
             filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
         )
         return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
-
-
-def _points(record: Record) -> list[Point]:
-    """All series; what processes used goes by the names of MLflow's system metrics."""
-    return [*series(record), *system_metrics(record)]
 
 
 def _artifacts(folder: Path) -> str:

@@ -26,7 +26,6 @@ from dps.core.names import role_of
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.events import Acked, Detected, FaultMissed, Restored, WorkerJoined
-from dps.protocol.messages import Table
 from dps.protocol.recovery import with_checkpoint_path
 from flows.analysis.faults import fault_times
 from flows.analysis.ledger import ledger
@@ -91,7 +90,7 @@ class Round:
             while len(self._struck) < self._faults and time.monotonic() < until:
                 self._trouble()
             self._finish()
-            lost = sum(self._check(view.shard) for view in self._table().views)
+            lost = sum(self._check(view.shard) for view in self._ps.table().views)
         notes, record = self._notes(), self.watch.record
         check_events(record)
         return Result(
@@ -170,7 +169,7 @@ class Round:
             self._strike()
         self._mend()
         self._advances()
-        eventually(lambda: self._table().complete, "all replicas", PATIENCE)
+        eventually(lambda: self._ps.table().complete, "all replicas", PATIENCE)
         self._hurt.clear()
 
     def _detection_after(self, before: int) -> None:
@@ -206,7 +205,7 @@ class Round:
 
     def _options(self) -> list[tuple[str, str]]:
         """What may be hit now: pairs of what a node is to the group, and its name."""
-        table, names = self._table(), {node.address: node for node in self._ps.nodes}
+        table, names = self._ps.table(), {node.address: node for node in self._ps.nodes}
         chains = [[names[m.address].name for m in view.chain] for view in table.views]
         sound = [node for node in names.values() if node.name in set(self._pool.alive())]
         sound = [node for node in sound if node.name not in self._hurt]
@@ -270,9 +269,6 @@ class Round:
 
     # -- what must hold ----------------------------------------------------------------------------
 
-    def _table(self) -> Table:
-        return self._ps.table()
-
     def _advances(self) -> None:
         """Every shard must apply updates again, within a bound."""
 
@@ -321,7 +317,7 @@ class Round:
 
     def _at_rest(self, shard: int) -> list[ShardState] | None:
         """The states of all replicas, from head to tail, once they hold the same operations."""
-        table = self._table()
+        table = self._ps.table()
         if not table.complete:
             return None
         addresses = [member.address for member in table.views[shard].chain]

@@ -19,6 +19,12 @@ Arrays = dict[str, Array]
 DTYPES = ("float32", "float64")
 
 
+def check_dtype(workload: str, dtype: str) -> None:
+    """Refuse a dtype that parameters cannot have."""
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"{workload}: dtype={dtype}, expected {' or '.join(DTYPES)}")
+
+
 class Workload(Protocol):
     """A model with its loss, as pure functions of named arrays.
 

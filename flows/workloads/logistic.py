@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from dps.errors import ConfigurationError
-from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.base import Array, Arrays, DatasetShape, check_dtype
 
 WEIGHT, BIAS = "weight", "bias"
 
@@ -24,22 +24,13 @@ class ParityRegression:
         Of the parameters and of all arithmetic: float32 or float64.
     """
 
+    name: ClassVar[str] = "logistic"
+    parameters: ClassVar[tuple[str, ...]] = (WEIGHT, BIAS)
     shape: DatasetShape
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigurationError(
-                f"logistic: dtype={self.dtype}, expected {' or '.join(DTYPES)}"
-            )
-
-    @property
-    def name(self) -> str:
-        return "logistic"
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return WEIGHT, BIAS
+        check_dtype(self.name, self.dtype)
 
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Return zeros: the problem is convex, so there is no symmetry to break."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.base import Array, Arrays, DatasetShape, check_dtype
 from flows.workloads.losses import cross_entropy_gradient, evaluate
 
 
@@ -27,6 +28,7 @@ class MLP:
         Of the parameters and of all arithmetic: float32 or float64.
     """
 
+    name: ClassVar[str] = "mlp"
     shape: DatasetShape
     hidden: Sequence[int] = (32,)
     dtype: str = "float32"
@@ -35,12 +37,7 @@ class MLP:
         object.__setattr__(self, "hidden", tuple(self.hidden))
         if any(width < 1 for width in self.hidden):
             raise ConfigurationError(f"mlp: hidden={list(self.hidden)}, expected widths above 0")
-        if self.dtype not in DTYPES:
-            raise ConfigurationError(f"mlp: dtype={self.dtype}, expected {' or '.join(DTYPES)}")
-
-    @property
-    def name(self) -> str:
-        return "mlp"
+        check_dtype(self.name, self.dtype)
 
     @property
     def parameters(self) -> tuple[str, ...]:

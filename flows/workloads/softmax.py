@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.base import Array, Arrays, DatasetShape, check_dtype
 from flows.workloads.losses import cross_entropy_gradient, evaluate
 
 WEIGHT, BIAS = "layer0.weight", "layer0.bias"
@@ -27,6 +28,8 @@ class SoftmaxRegression:
         Of the parameters and of all arithmetic: float32 or float64.
     """
 
+    name: ClassVar[str] = "softmax"
+    parameters: ClassVar[tuple[str, ...]] = (WEIGHT, BIAS)
     shape: DatasetShape
     l2: float = 0.0
     dtype: str = "float32"
@@ -34,16 +37,7 @@ class SoftmaxRegression:
     def __post_init__(self) -> None:
         if not 0 <= self.l2 < float("inf"):
             raise ConfigurationError(f"softmax: l2={self.l2}, expected 0 or more")
-        if self.dtype not in DTYPES:
-            raise ConfigurationError(f"softmax: dtype={self.dtype}, expected {' or '.join(DTYPES)}")
-
-    @property
-    def name(self) -> str:
-        return "softmax"
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return WEIGHT, BIAS
+        check_dtype(self.name, self.dtype)
 
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Return zeros: the problem is convex, so there is no symmetry to break."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ class TorchWorkload:
     (`batch_seed`): the same batch is treated in the same way under every strategy.
     """
 
+    name: ClassVar[str] = "torch"
     shape: DatasetShape
     module: Factory
     loss: Loss = nn.functional.cross_entropy
@@ -61,10 +62,6 @@ class TorchWorkload:
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the module behind: another process makes its own."""
         return TorchWorkload, (self.shape, self.module, self.loss)
-
-    @property
-    def name(self) -> str:
-        return "torch"
 
     @property
     def parameters(self) -> tuple[str, ...]:

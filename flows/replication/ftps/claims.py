@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 
 from flows.replication.charts import Chart, Dot
@@ -227,12 +227,17 @@ class Losses:
     @cached_property
     def drops(self) -> dict[int, BySeed]:
         """Points of accuracy lost at once, less what the same moment costs without a loss."""
-        return {at: _extra_drop(trials, self.quiet, at) for at, trials in self.lost.items()}
+        lost = self.each(Measured.drop)
+        return {
+            at: _points_above(lost[at], _of(self.quiet, partial(Measured.drop, at=at)))
+            for at in lost
+        }
 
     @cached_property
     def finals(self) -> dict[int, BySeed]:
         """Final accuracy minus that without a loss, in points."""
-        return {at: _final_difference(trials, self.quiet) for at, trials in self.lost.items()}
+        quiet = _of(self.quiet, _final)
+        return {at: _points_above(lost, quiet) for at, lost in self.each(_final).items()}
 
     def each(self, measure: Callable[[Measured], float | None]) -> dict[int, BySeed]:
         """Return a measure of the trials that lost a server."""
@@ -315,13 +320,9 @@ def _failure_table(found: Losses) -> Table:
     return Table("The loss of one of five servers", headings, rows)
 
 
-def _extra_drop(lost: Mapping[int, Measured], quiet: Mapping[int, Measured], at: int) -> BySeed:
-    found = {}
-    for seed in lost.keys() & quiet.keys():
-        drop, normal = lost[seed].drop(), quiet[seed].drop(at)
-        if drop is not None and normal is not None:
-            found[seed] = 100 * (drop - normal)
-    return found
+def _points_above(lost: BySeed, quiet: BySeed) -> BySeed:
+    """By how many percentage points each value is above that of the same seed without a loss."""
+    return {seed: 100 * (lost[seed] - quiet[seed]) for seed in lost.keys() & quiet.keys()}
 
 
 def _first_minus_last(drops: Mapping[int, BySeed]) -> BySeed:
@@ -332,13 +333,8 @@ def _first_minus_last(drops: Mapping[int, BySeed]) -> BySeed:
     return {seed: first[seed] - last[seed] for seed in first.keys() & last.keys()}
 
 
-def _final_difference(lost: Mapping[int, Measured], quiet: Mapping[int, Measured]) -> BySeed:
-    found = {}
-    for seed in lost.keys() & quiet.keys():
-        final, normal = (t.outcome.accuracy.final for t in (lost[seed], quiet[seed]))
-        if final is not None and normal is not None:
-            found[seed] = 100 * (final - normal)
-    return found
+def _final(trial: Measured) -> float | None:
+    return trial.outcome.accuracy.final
 
 
 def _regain(trial: Measured) -> float | None:

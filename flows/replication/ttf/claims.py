@@ -114,8 +114,8 @@ class Statement:
     claim: int
     text: str
     of: Callable[[Sequence[Measured]], Cells]
-    margin: float
-    unit: Literal["points", "%"]
+    margin: float = POINT
+    unit: Literal["points", "%"] = "points"
     same: bool = False
     judged: bool = True
     reach: Callable[[Sequence[Measured]], Reach] | None = None
@@ -260,61 +260,45 @@ STATEMENTS = (
         "stateless, as published: first accuracy after a kill minus mean of the last 3 before, "
         "ordinary learning included",
         lambda trials: _change(trials, "stateless"),
-        POINT,
-        "points",
         judged=False,
     ),
     Statement(
         1,
         "as published, minus that of checkpoint and chain, each over its own time",
         lambda trials: _minus(_change(trials, "stateless"), _change(trials, *BASES)),
-        POINT,
-        "points",
         judged=False,
     ),
     Statement(
         1,
         "stateless: change across the first kill minus the control's over the same seconds",
         lambda trials: _effect(trials, "stateless"),
-        POINT,
-        "points",
     ),
     Statement(
         1,
         "the same, minus that of checkpoint and chain",
         lambda trials: _minus(_effect(trials, "stateless"), _effect(trials, *BASES)),
-        POINT,
-        "points",
     ),
     Statement(
         2,
         "checkpoint, as published: accuracy lost across a kill, ordinary learning included",
         lambda trials: _lost(_change(trials, "checkpoint")),
-        POINT,
-        "points",
         judged=False,
     ),
     Statement(
         2,
         "chain, as published: accuracy lost across a kill, ordinary learning included",
         lambda trials: _lost(_change(trials, "chain")),
-        POINT,
-        "points",
         judged=False,
     ),
     Statement(
         2,
         "checkpoint: lost across the first kill against the control over the same seconds",
         lambda trials: _lost(_effect(trials, "checkpoint")),
-        POINT,
-        "points",
     ),
     Statement(
         2,
         "chain: lost across the first kill against the control over the same seconds",
         lambda trials: _lost(_effect(trials, "chain")),
-        POINT,
-        "points",
     ),
     Statement(
         3,

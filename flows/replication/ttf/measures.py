@@ -114,7 +114,7 @@ def measure(record: Record, outcome: Outcome, control: Record | None = None) -> 
 
     `control` is the same training without a fault, if there is one (see `twin`).
     """
-    seconds, label = outcome.training_seconds, outcome.identity.strategy
+    seconds, label = outcome.pace.seconds, outcome.identity.strategy
     if why_not(outcome) or not seconds or outcome.accuracy.final is None:
         return None
     reached = outcome.target.seconds
@@ -147,9 +147,7 @@ def why_not(outcome: Outcome) -> str:
         return f"{outcome.status}: {outcome.reason}"
     if not outcome.whole:
         return "resumed: its record begins in the middle"
-    return (
-        "" if outcome.training_seconds and outcome.accuracy.final is not None else "not evaluated"
-    )
+    return "" if outcome.pace.seconds and outcome.accuracy.final is not None else "not evaluated"
 
 
 def planned_kills(config: Mapping[str, Any]) -> int:

@@ -66,9 +66,9 @@ class Measure:
 def against(subject: Subject, axis: NumericAxis) -> Iterator[Drawing | None]:
     """Draw every measure against an axis; None where no trial has a value but 0."""
     workers = _counts_workers(subject, axis)
-    longer = len({_updates(record.config) for record, _ in subject.trials}) > 1
+    updates = {record.config.get("training", {}).get("updates") for record, _ in subject.trials}
     for measure in MEASURES:
-        if measure is ACCURACY and longer:
+        if measure is ACCURACY and len(updates) > 1:
             continue  # it would show that more gradients help, and not what the axis does
         points = _points(subject, axis, measure)
         if measure is RATE and workers:
@@ -97,11 +97,6 @@ def _counts_workers(subject: Subject, axis: NumericAxis) -> bool:
         == axis.values[outcome.identity.labels[axis.key]]
         for record, outcome in subject.trials
     )
-
-
-def _updates(config: Mapping[str, Any]) -> int | None:
-    found: int | None = config.get("training", {}).get("updates")
-    return found
 
 
 def _linear(points: Points, axis: NumericAxis) -> dict[str, float]:

@@ -12,7 +12,7 @@ from flows.analysis.statistics import FEWEST_SEEDS, interval
 from flows.metrics import BY_KEY
 from flows.report.figures.dataset import Subject, titled
 from flows.report.figures.figure import Drawing, Table
-from flows.report.figures.style import INK, REFERENCE, legend_above, line_key, panel, strategy_keys
+from flows.report.figures.style import INK, REFERENCE, legend_above, line_key, panel
 
 COST, ACCURACY = "cost_usd", "accuracy_final"
 
@@ -27,8 +27,9 @@ def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     means = {group.strategy: _means(group) for group in groups}
     best = front(list(means.values()))
     if len(best) > 1:
-        x, y = _steps(best)
-        axes.plot([scale * value for value in x], y, color=REFERENCE, linewidth=1.4)
+        # A staircase: more accuracy is had only at the next one's cost.
+        x, y = [scale * cost for cost, _ in best], [accuracy for _, accuracy in best]
+        axes.plot(x, y, color=REFERENCE, linewidth=1.4, drawstyle="steps-post")
     for group in groups:
         _draw(axes, group, scale, subject)
     axes.set_xlabel(f"money for the training, {_unit(scale)}")
@@ -37,10 +38,8 @@ def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     from matplotlib.ticker import PercentFormatter
 
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-    names = [group.strategy for group in groups]
-    keys = [
-        key._replace(handle=_marker_only(key.handle)) for key in strategy_keys(names, subject.looks)
-    ]
+    own = ((group.strategy, subject.looks[group.strategy]) for group in groups)
+    keys = [line_key(name, look.colour, look.marker, "none") for name, look in own]
     if len(best) > 1:
         keys.append(line_key("not beaten in both", REFERENCE))
     legend_above(axes, keys)
@@ -62,15 +61,6 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         if not kept or accuracy > kept[-1][1]:
             kept.append((cost, accuracy))
     return kept
-
-
-def _steps(best: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the front as a staircase: more accuracy is had only at the next one's cost."""
-    x, y = [best[0][0]], [best[0][1]]
-    for cost, accuracy in best[1:]:
-        x += [cost, cost]
-        y += [y[-1], accuracy]
-    return x, y
 
 
 def _draw(axes: Any, group: Group, scale: float, subject: Subject) -> None:
@@ -135,11 +125,6 @@ def _scale(costs: Sequence[float]) -> float:
 
 def _unit(scale: float) -> str:
     return {1.0: "USD", 100.0: "US cents", 1e6: "millionths of a USD"}[scale]
-
-
-def _marker_only(handle: Any) -> Any:
-    handle.set_linestyle("none")
-    return handle
 
 
 def _table(groups: Sequence[Group], best: Sequence[tuple[float, float]]) -> Table:

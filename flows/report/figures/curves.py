@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -244,19 +245,11 @@ def _staleness(record: Record) -> Points:
     return points
 
 
-def _sampled(value: Callable[[ResourceSampled], float], gone: bool) -> Callable[[Record], Points]:
-    """Return how to sum samples up over all processes; `gone`: killed ones count no more."""
-
-    def points(record: Record) -> Points:
-        return list(_totals(record, value, gone))
-
-    return points
-
-
 def _totals(
-    record: Record, value: Callable[[ResourceSampled], float], gone: bool
-) -> Iterator[tuple[float, float]]:
-    origin = start(record)
+    value: Callable[[ResourceSampled], float], record: Record, gone: bool = False
+) -> Points:
+    """Sum samples up over all processes; `gone`: killed ones count no more."""
+    origin, points = start(record), list[tuple[float, float]]()
     killed = {event.pid: event.t for event in record.of(Killed)} if gone else {}
     latest: defaultdict[tuple[str, int], float] = defaultdict(float)
     samples = record.of(ResourceSampled)
@@ -265,7 +258,8 @@ def _totals(
         for place in [place for place in latest if killed.get(place[1], sample.t) < sample.t]:
             del latest[place]
         if sample.t >= origin:
-            yield sample.t - origin, sum(latest.values())
+            points.append((sample.t - origin, sum(latest.values())))
+    return points
 
 
 ACCURACY_BY_TIME = Measure(
@@ -322,7 +316,7 @@ CPU_BY_TIME = Measure(
     "Of all processes together, from their start on.",
     SECONDS,
     "CPU seconds",
-    _sampled(lambda sample: sample.cpu_seconds, gone=False),
+    partial(_totals, lambda sample: sample.cpu_seconds),
 )
 MEMORY_BY_TIME = Measure(
     "memory-time",
@@ -330,7 +324,7 @@ MEMORY_BY_TIME = Measure(
     "Largest resident set so far of each living process, summed up.",
     SECONDS,
     "MB",
-    _sampled(lambda sample: sample.peak_bytes / 1e6, gone=True),
+    partial(_totals, lambda sample: sample.peak_bytes / 1e6, gone=True),
 )
 BYTES_BY_TIME = Measure(
     "bytes-time",
@@ -338,5 +332,5 @@ BYTES_BY_TIME = Measure(
     "Messages of dps, all processes together.",
     SECONDS,
     "MB sent",
-    _sampled(lambda sample: sum(sample.sent.values()) / 1e6, gone=False),
+    partial(_totals, lambda sample: sum(sample.sent.values()) / 1e6),
 )

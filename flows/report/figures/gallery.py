@@ -42,12 +42,13 @@ def _chapters(subject: Subject) -> Iterator[Chapter]:
         "timeline",
         "One trial from beginning to end",
         "A lane for each shard, with the parts of every recovery, and for each node.",
-        _stories(subject),
+        (story.story(subject, group) for group in subject.groups if group.faulty),
     )
     yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
     yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
     yield _chapter("resources", "Resources by role and link", "", _by_part(subject))
-    yield _chapter("money", "Cost against accuracy", "", _money(subject))
+    money = (tradeoff.cost_accuracy(subject, condition) for condition in _faulty_first(subject))
+    yield _chapter("money", "Cost against accuracy", "", money)
 
 
 def _chapter(name: str, title: str, note: str, found: Iterable[Drawing | None]) -> Chapter:
@@ -67,12 +68,6 @@ def _through(subject: Subject) -> Iterator[Drawing | None]:
     for group in subject.groups:
         if group.faulty:
             yield through.through_fault(subject, group, reference)
-
-
-def _stories(subject: Subject) -> Iterator[Drawing | None]:
-    for group in subject.groups:
-        if group.faulty:
-            yield story.story(subject, group)
 
 
 def _recovery(subject: Subject) -> Iterator[Drawing | None]:
@@ -100,11 +95,6 @@ def _by_part(subject: Subject) -> Iterator[Drawing | None]:
         yield bars.serving_cpu(subject, condition)
         yield bars.serving_memory(subject, condition)
         yield bars.bytes_sent(subject, condition)
-
-
-def _money(subject: Subject) -> Iterator[Drawing | None]:
-    for condition in _faulty_first(subject):
-        yield tradeoff.cost_accuracy(subject, condition)
 
 
 def _faulty_first(subject: Subject) -> list[str]:
