@@ -45,6 +45,8 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         What is in each file.
     on_write
         Called when a process begins to write a file, with its path.
+    is_spare
+        Whether the checkpoint that a file belongs to may be damaged, by the file's path.
     """
 
     protocol = SCHEME
@@ -61,6 +63,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         self._unsynced: dict[str, str] = {}  # files whose bytes are in a machine's cache
         self._changes: list[_Change] = []
         self.on_write: Callable[[str], None] = _ignore
+        self.is_spare: Callable[[str], bool] = _always
         self.repair()
 
     def repair(self) -> None:
@@ -81,18 +84,19 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         self._stuck = part
 
     def tear(self, part: str) -> None:
-        """Keep only half of the next data file in paths with `part` in them, and say nothing."""
+        """Keep only half of a data file in paths with `part` in them, and say nothing.
+
+        It is the next one that may be damaged. "" ends it.
+        """
         self._torn = part
 
     def flip(self, part: str, which: float) -> bool:
         """Flip a bit of a published file; `which`, from 0 to 1, says where. False: there is none.
 
-        It is one of the newest checkpoint (names sort by age), if there is an older one of the same
-        group.
+        It is one of the newest checkpoint (names sort by age), if that may be damaged.
         """
-        found = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
-        published = [p for p in found if posixpath.dirname(p) == posixpath.dirname(found[-1])]
-        if len({posixpath.splitext(path)[0] for path in published}) < 2:
+        published = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
+        if not published or not self.is_spare(published[-1]):
             return False
         newest = posixpath.splitext(published[-1])[0]
         chosen = [path for path in published if path.startswith(newest)]
@@ -251,7 +255,8 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def append(self, path: str, data: bytes) -> None:
         """Take what a writer gives."""
         self._step(path)
-        if self._torn and self._torn in path and ".safetensors" in path:
+        torn = self._torn and self._torn in path and ".safetensors" in path
+        if torn and self.is_spare(path):
             self._torn, data = "", data[: len(data) // 2]
         if self._full and self._full in path:
             self.files[path] += data[: len(data) // 2]
@@ -298,6 +303,10 @@ def _machine() -> str:
 
 def _ignore(path: str) -> None:
     pass
+
+
+def _always(path: str) -> bool:
+    return True
 
 
 def disk(name: str) -> SimDisk:

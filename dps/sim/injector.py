@@ -17,6 +17,7 @@ from dps.sim.disk import SimDisk
 from dps.sim.network import Weather
 from dps.sim.process import Process
 from dps.sim.schedules.schedule import Fault, Kind, Schedule, Trigger, Whom
+from dps.sim.spare import is_spare
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
@@ -100,6 +101,7 @@ class Injector:
         self._outside = copy_context()
         self._network.watchers.append(self._watch)
         disk.on_write = self._note_write
+        disk.is_spare = self._is_spare
 
     def touched(self, process: Process) -> bool:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
@@ -392,6 +394,9 @@ class Injector:
             case "bit flip":
                 return self._disk.flip(part, fault.which)
         return True
+
+    def _is_spare(self, path: str) -> bool:
+        return is_spare(path, len(self._world.group.layout.shards), self._world.cuts)
 
     def _at_the_end(self, fault: Fault, undo: Callable[[], None]) -> None:
         if fault.lasts is not None:

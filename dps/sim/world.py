@@ -241,6 +241,12 @@ class World:
         return self._coordinator.losses
 
     @property
+    def cuts(self) -> Sequence[int] | None:
+        """The cuts that shards may go back to together; None: each goes back by itself."""
+        cuts = self._coordinator.cuts
+        return cuts._complete if cuts is not None else None
+
+    @property
     def table(self) -> Table:
         """The routing table that the coordinator would give now."""
         return self._coordinator._table()

@@ -176,6 +176,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # All shards go back while a worker that has joined them catches up on one alone.
         "checkpoint, all:8800110606000566",
         "checkpoint, all:8800110606000566:2,3,4,5",
+        # Both cuts that are kept would be damaged, so that no shard has anything to go back to.
+        "checkpoint, all, BSP:8800111010000399:wide",
+        "checkpoint, all, BSP:8800111010000399:0,1,2,10,11:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
