@@ -35,10 +35,10 @@ from tests.protocol.server import test_consistency as consistency
 
 async def round_in_order_of_arrival(self: Batching, complete: bool = False) -> None:
     """Apply a round's updates in the order in which they came."""
-    if self._state().clocks.keys() <= self._held.keys():
+    if self._replica.state.clocks.keys() <= self._held.keys():
         complete_round, self._held = self._held, {}
         for held in complete_round.values():
-            held.step.set_result(await self._apply(held.operation))
+            held.step.set_result(await self._replica.apply_now(held.operation))
 
 
 def test_rounds_in_order_of_arrival_are_noticed() -> None:

@@ -64,7 +64,7 @@ def test_a_replica_never_goes_back_to_an_earlier_epoch() -> None:
         member = s.world.hosts[head.address].replica(0)
         first = Configure(0, view.epoch + 1, view.chain, head)
         second = Configure(0, view.epoch + 2, view.chain, head)
-        async with member._lock:
+        async with member.lock:
             later = asyncio.create_task(s.ask(head, second))
             await asyncio.sleep(0.1)
             earlier = asyncio.create_task(s.ask(head, first))
@@ -413,7 +413,7 @@ def test_who_is_out_of_the_chain_commits_nothing_more() -> None:
         pushing = process.run(client.push(ONES))
         await asyncio.sleep(0.05)
         out = Configure(0, view.epoch + 1, (tail,), head)
-        async with member._lock:
+        async with member.lock:
             leaving = asyncio.create_task(s.ask(head, out))
             await asyncio.sleep(0.05)  # it passes on what is not acknowledged once more
         await leaving
