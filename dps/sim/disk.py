@@ -45,7 +45,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         What is in each file.
     on_write
         Called when a process begins to write a file, with its path.
-    is_spare
+    may_be_damaged
         Whether the checkpoint that a file belongs to may be damaged, by the file's path.
     """
 
@@ -63,7 +63,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         self._unsynced: dict[str, str] = {}  # files whose bytes are in a machine's cache
         self._changes: list[_Change] = []
         self.on_write: Callable[[str], None] = _ignore
-        self.is_spare: Callable[[str], bool] = _always
+        self.may_be_damaged: Callable[[str], bool] = _always
         self.repair()
 
     def repair(self) -> None:
@@ -96,7 +96,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         It is one of the newest checkpoint (names sort by age), if that may be damaged.
         """
         published = sorted(p for p in self.files if part in p and not p.endswith(".tmp"))
-        if not published or not self.is_spare(published[-1]):
+        if not published or not self.may_be_damaged(published[-1]):
             return False
         newest = posixpath.splitext(published[-1])[0]
         chosen = [path for path in published if path.startswith(newest)]
@@ -256,7 +256,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
         """Take what a writer gives."""
         self._step(path)
         torn = self._torn and self._torn in path and ".safetensors" in path
-        if torn and self.is_spare(path):
+        if torn and self.may_be_damaged(path):
             self._torn, data = "", data[: len(data) // 2]
         if self._full and self._full in path:
             self.files[path] += data[: len(data) // 2]

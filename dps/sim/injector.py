@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from dps.core.names import role_of
 from dps.protocol.messages import Dismiss, Scale
 from dps.protocol.transport import Endpoint
+from dps.sim.damage import may_be_damaged
 from dps.sim.disk import SimDisk
 from dps.sim.network import Weather
 from dps.sim.process import Process
 from dps.sim.schedules.schedule import Fault, Kind, Schedule, Trigger, Whom
-from dps.sim.spare import is_spare
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
@@ -101,7 +101,7 @@ class Injector:
         self._outside = copy_context()
         self._network.watchers.append(self._watch)
         disk.on_write = self._note_write
-        disk.is_spare = self._is_spare
+        disk.may_be_damaged = self._may_be_damaged
 
     def touched(self, process: Process) -> bool:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
@@ -395,8 +395,8 @@ class Injector:
                 return self._disk.flip(part, fault.which)
         return True
 
-    def _is_spare(self, path: str) -> bool:
-        return is_spare(path, len(self._world.group.layout.shards), self._world.cuts)
+    def _may_be_damaged(self, path: str) -> bool:
+        return may_be_damaged(path, len(self._world.group.layout.shards), self._world.cuts)
 
     def _at_the_end(self, fault: Fault, undo: Callable[[], None]) -> None:
         if fault.lasts is not None:

@@ -7,8 +7,8 @@ import pytest
 
 from dps.core.shard import ShardState
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.sim.damage import may_be_damaged
 from dps.sim.disk import SimDisk, disk
-from dps.sim.spare import is_spare
 
 SHARDS = 2
 
@@ -30,7 +30,7 @@ def there() -> SimDisk:
 
 
 def going_back_to(there: SimDisk, *cuts: int) -> None:
-    there.is_spare = lambda path: is_spare(path, SHARDS, cuts)
+    there.may_be_damaged = lambda path: may_be_damaged(path, SHARDS, cuts)
 
 
 @pytest.mark.parametrize("which", [0.2, 0.7])  # its manifest, its data
@@ -78,7 +78,7 @@ def _is_data(path: str) -> bool:
 
 def test_shards_that_go_back_alone_count_their_own_only() -> None:
     there = disk("d")
-    there.is_spare = lambda path: is_spare(path, SHARDS, None)
+    there.may_be_damaged = lambda path: may_be_damaged(path, SHARDS, None)
     write(1, None, 0, 1)
     assert not there.flip("shard-0/", 0.7)
     write(2, None, 0, 1)

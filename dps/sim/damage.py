@@ -12,8 +12,8 @@ from dps.sim.disk import SCHEME
 Place = tuple[int, ...]
 
 
-def is_spare(path: str, shards: int, cuts: Collection[int] | None) -> bool:
-    """Whether a group can do without the checkpoint that a file belongs to.
+def may_be_damaged(path: str, shards: int, cuts: Collection[int] | None) -> bool:
+    """Whether a group can go on without the checkpoint that a file belongs to.
 
     The one before it has to be whole: no more than two may be kept. Those of all shards make one,
     if shards go back together; and what there is of later ones has to be whole then, as one of
