@@ -36,19 +36,24 @@ fashion-data:
 	@test -d /usr/share/datasets/fashion-mnist || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
-# Those that start clusters watch the clock: more than two at once disturb each other.
+# Those that start clusters wait most of the time, and watch the clock: more than two at once would
+# disturb each other. The others take what the processors have left.
+define run_tests
+@mkdir -p build; failed=0; \
+$(BIN)/python -m pytest -m "cluster and not deployment$(1)" -n 2 --dist loadfile >build/cluster-tests.log 2>&1 & cluster=$$!; \
+nice -n 19 $(BIN)/python -m pytest -m "not cluster$(1)" -n 2 --dist worksteal || failed=1; \
+echo "Those that start clusters, which have begun at the same time:"; \
+wait $$cluster || failed=1; \
+cat build/cluster-tests.log; \
+exit $$failed
+endef
+
 test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
-	@failed=0; \
-	$(BIN)/python -m pytest -m "not cluster and not slow" -n 2 --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -m "cluster and not slow and not deployment" -n 2 --dist loadfile || failed=1; \
-	$(MAKE) --no-print-directory simulate-fresh || failed=1; \
-	exit $$failed
+	$(call run_tests, and not slow)
+	@$(MAKE) --no-print-directory simulate-fresh
 
 test-all: setup ## run every test of this machine alone, those of `make test` among them
-	@failed=0; \
-	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -m "cluster and not deployment" -n 2 --dist loadfile || failed=1; \
-	exit $$failed
+	$(call run_tests)
 
 deployment-test: setup ## run trials on Dask deployments, beside tracking servers that end, and for longer than their nodes may live
 	$(BIN)/python -m pytest -m deployment
