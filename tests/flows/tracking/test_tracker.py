@@ -32,6 +32,10 @@ from tests.support.synthetic import (
     write_experiment,
 )
 
+pytestmark = (
+    pytest.mark.slow
+)  # `make test` tracks trials in tests/flows/execution/test_experiment.py
+
 TRIALS = 16
 
 
@@ -115,7 +119,6 @@ def test_the_experiments_of_a_store_are_known_by_name(tracked: Tracked) -> None:
     assert tracked_experiments(default_uri(tracked.here))["demo"] == experiment.experiment_id
 
 
-@pytest.mark.slow
 def test_tracking_again_changes_nothing(tracked: Tracked) -> None:
     before = {run.info.run_id for run in tracked.runs()}
     again = Tracker("demo", tracked.here)
@@ -124,7 +127,6 @@ def test_tracking_again_changes_nothing(tracked: Tracked) -> None:
     assert {run.info.run_id for run in tracked.runs()} == before
 
 
-@pytest.mark.slow
 def test_a_trial_that_ran_again_replaces_its_child(tracked: Tracked, tmp_path: Path) -> None:
     old = tracked.child("none.no-fault.seed-1")
     events = toy_events("none", "no fault", 1)
@@ -246,7 +248,6 @@ def test_an_invalid_trial_is_a_failed_run(tracked: Tracked, tmp_path: Path) -> N
     assert run.data.tags["dps.reason"] == "the training ended first"
 
 
-@pytest.mark.slow
 def test_values_that_are_not_finite_are_dropped_and_counted(
     tracked: Tracked, tmp_path: Path
 ) -> None:
@@ -264,7 +265,6 @@ def test_values_that_are_not_finite_are_dropped_and_counted(
     assert len(tracked.client.get_metric_history(run_id, "train/loss")) == UPDATES + 1
 
 
-@pytest.mark.slow
 def test_long_series_and_long_settings_fit(tracked: Tracked, tmp_path: Path) -> None:
     started, *rest = toy_events("none", "no fault")
     settings = {**started.settings, "digest": "long", "config": {"note": "x" * 20_000}}  # type: ignore[attr-defined]
@@ -316,7 +316,6 @@ def test_a_store_of_an_unknown_kind(tmp_path: Path) -> None:
 # -- manners -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_mlflow_neither_talks_nor_reports_home(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path; from flows.tracking.tracker import Tracker\n"

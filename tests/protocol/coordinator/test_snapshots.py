@@ -115,7 +115,14 @@ async def restorations(s: Setting, before: int) -> list[Restored]:
     return events(s, Restored)[before:]
 
 
-@pytest.mark.parametrize("consistency", [ASP(), SSP(2), BSP()])
+@pytest.mark.parametrize(
+    "consistency",
+    [
+        ASP(),
+        pytest.param(SSP(2), marks=pytest.mark.slow),
+        pytest.param(BSP(), marks=pytest.mark.slow),
+    ],
+)
 def test_after_a_loss_all_shards_go_back_to_the_same_updates(
     record: Record, consistency: Consistency
 ) -> None:
