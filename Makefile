@@ -37,11 +37,11 @@ fashion-data:
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
 # Those that start clusters wait most of the time, and watch the clock: more than two at once would
-# disturb each other. The others take what the processors have left.
+# disturb each other. The others take what the processors have left, so their limit of time is wide.
 define run_tests
 @mkdir -p build; failed=0; \
 $(BIN)/python -m pytest -m "cluster and not deployment$(1)" -n 2 --dist loadfile >build/cluster-tests.log 2>&1 & cluster=$$!; \
-nice -n 19 $(BIN)/python -m pytest -m "not cluster$(1)" -n 2 --dist worksteal || failed=1; \
+nice -n 19 $(BIN)/python -m pytest -m "not cluster$(1)" -n 2 --dist worksteal --timeout 600 || failed=1; \
 echo "Those that start clusters, which have begun at the same time:"; \
 wait $$cluster || failed=1; \
 cat build/cluster-tests.log; \
