@@ -38,22 +38,22 @@ fashion-data:
 
 # Those that start clusters wait most of the time, and watch the clock: more than two at once would
 # disturb each other. The others take what the processors have left, so their limit of time is wide.
-define run_tests
-@mkdir -p build; failed=0; \
-$(BIN)/python -m pytest -m "cluster and not deployment$(1)" -n 2 --dist loadfile >build/cluster-tests.log 2>&1 & cluster=$$!; \
-nice -n 19 $(BIN)/python -m pytest -m "not cluster$(1)" -n 2 --dist worksteal --timeout 600 || failed=1; \
-echo "Those that start clusters, which have begun at the same time:"; \
-wait $$cluster || failed=1; \
-cat build/cluster-tests.log; \
-exit $$failed
-endef
-
 test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
-	$(call run_tests, and not slow)
+	@mkdir -p build; failed=0; \
+	$(BIN)/python -m pytest -m "cluster and not slow and not deployment" -n 2 --dist loadfile >build/cluster-tests.log 2>&1 & cluster=$$!; \
+	nice -n 19 $(BIN)/python -m pytest -m "not cluster and not slow" -n 2 --dist worksteal --timeout 600 || failed=1; \
+	echo "Those that start clusters, which have begun at the same time:"; \
+	wait $$cluster || failed=1; \
+	cat build/cluster-tests.log; \
+	exit $$failed
 	@$(MAKE) --no-print-directory simulate-fresh
 
+# The slow ones of both kinds need the processors for themselves: together they take as long.
 test-all: setup ## run every test of this machine alone, those of `make test` among them
-	$(call run_tests)
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
+	$(BIN)/python -m pytest -m "cluster and not deployment" -n 2 --dist loadfile || failed=1; \
+	exit $$failed
 
 deployment-test: setup ## run trials on Dask deployments, beside tracking servers that end, and for longer than their nodes may live
 	$(BIN)/python -m pytest -m deployment
