@@ -45,6 +45,7 @@ def shown(outcomes: list[Outcome], width: int) -> list[str]:
     return console.export_text().splitlines()
 
 
+@pytest.mark.slow
 def test_json_is_one_object_per_trial_with_every_figure(outcomes: list[Outcome]) -> None:
     rows = json.loads(to_json(outcomes))
     assert len(rows) == 16

@@ -253,6 +253,7 @@ def test_an_unwritable_results_folder_is_refused(
     assert "cannot be written" in refused(dps("run", str(config)))
 
 
+@pytest.mark.slow
 def test_results_in_every_format(dps: Command, tmp_path: Path) -> None:
     write_experiment(tmp_path / "results" / "demo")
     rows = json.loads(dps("results", "demo", "--format", "json").out)

@@ -155,6 +155,7 @@ def rows(drawing: Drawing) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(drawing.csv)))
 
 
+@pytest.mark.slow
 def test_each_trial_and_the_means_are_drawn(drawn: dict[str, Drawing], trials: list[Trial]) -> None:
     pace = drawn["gradients-together"]
     rates = {
@@ -189,6 +190,7 @@ def test_workers_are_compared_with_what_grows_in_proportion(drawn: dict[str, Dra
         assert float(shares["none", "4", seed]) == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_a_mean_is_not_drawn_where_a_trial_has_no_value(trials: list[Trial]) -> None:
     """The toy trials have no target; here two of three reach one."""
     reached = [

@@ -58,6 +58,7 @@ def test_a_schedule_that_does_not_exist_is_refused(name: str) -> None:
         named(name)
 
 
+@pytest.mark.slow
 def test_a_violation_is_shrunk_to_what_it_takes_and_replays() -> None:
     with in_place(VARIANTS["mailbox left"]):
         record = simulate(named("stateless:1"))

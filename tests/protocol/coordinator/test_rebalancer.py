@@ -182,6 +182,7 @@ def test_the_loss_of_the_newcomer_before_it_serves_costs_nothing() -> None:
     in_world(scenario, params=PARAMS, shards=2, servers=1, extra=("server-1", "server-2"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_move_goes_on_without_who_has_stopped() -> None:
     """The others may have committed what it lacks, and could pass nothing on to it."""
 
