@@ -99,7 +99,8 @@ class Batching:
         neither waits nor is waited for, and an update that was sent again while it was applied
         must not be taken for the worker's next.
         """
-        state, clocks = self._replica.state, self._replica.state.clocks
+        state = self._replica.state
+        clocks = state.clocks
         here = {name for name, held in self._held.items() if self._replica.admits(held.operation)}
         done = {name for name in here if is_duplicate(state, self._held[name].operation.id)}
         done |= here - clocks.keys()
@@ -113,10 +114,8 @@ class Batching:
 
     def _refused(self, held: _Held) -> bool:
         """Refuse the update of a worker that was evicted while it waited."""
-        update = held.operation.id
-        if not is_evicted(self._replica.state, update) and not is_superseded(
-            self._replica.state, update
-        ):
+        state, update = self._replica.state, held.operation.id
+        if not is_evicted(state, update) and not is_superseded(state, update):
             return False
         self._refuse(held, evicted(update))
         return True

@@ -23,7 +23,7 @@ from dps.protocol.messages import EndCut, Evict, HoldCut, Pull, Push, TakeCut, W
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.sim.network import Weather
-from dps.testing.worlds import TIMINGS, Setting, in_world
+from dps.testing.worlds import TIMINGS, Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 SHARDS = 3
@@ -323,7 +323,7 @@ def test_a_worker_that_came_to_one_shard_during_a_cut_is_not_in_it(record: Recor
         await asyncio.sleep(0.3)
         s.network.heal()
         await s.all_of(pushing, entering, within=5.0)
-        await asyncio.sleep(3.0)
+        await until(lambda: events(s, CutTaken))
         for cut in (event.cut for event in events(s, CutTaken)):
             one, other = record.written[cut].values()
             assert one.clocks.keys() == other.clocks.keys()
