@@ -25,6 +25,7 @@ Story = Callable[["Draw"], list[Fault]]
 
 ON_MACHINES = 0.4  # how many of the schedules have several nodes on one machine
 SHAPED = 0.4
+WITH_KEEPERS = 0.15
 
 
 def surroundings(case: Case, random: Random, extra: tuple[str, ...]) -> dict[str, Any]:
@@ -44,6 +45,16 @@ def widened(d: Draw, drawn: Schedule) -> tuple[Fault, ...]:
     if d.random.random() < 0.3:
         faults += d.random.choice(stories)(d)
     return tuple(faults if d.random.random() < 0.5 else [*faults, *drawn.faults])
+
+
+def of_keepers(d: Draw) -> tuple[Fault, ...] | None:
+    """For some, a story of what the store and the mailbox keep, in place of all others."""
+    stories = [moved_from_a_slow_store] if d.case.recovery.durability.needs_store else []
+    if isinstance(d.case.recovery.outage, Continue) and d.case.recovery.outage.buffer == "mailbox":
+        stories += [mail_taken_twice]
+    if not stories or d.random.random() >= WITH_KEEPERS:
+        return None
+    return tuple(d.random.choice(stories)(d))
 
 
 def _stories(d: Draw) -> list[Story]:
@@ -201,6 +212,26 @@ def restored_twice(d: Draw) -> list[Fault]:
         other=Whom("scheduler"),
     )
     return [slow, d.crash(Whom("head", shard), 0.4), cut]
+
+
+def mail_taken_twice(d: Draw) -> list[Fault]:
+    """Lose a shard, and cut off who applies its mail, so that another one begins anew."""
+    shard = d.shard()
+    slow = Fault("slow disk", Whom("disk", shard), 0.0, lasts=3.0, which=_which(d))
+    lost = Fault("crash", Whom("head", shard), 0.1 + d.seconds(0.3), lasts=0.3 + d.seconds(0.5))
+    whom, scheduler, lasts = Whom("restorer"), Whom("scheduler"), 0.5 + d.seconds(0.5)
+    cut = Fault("partition", whom, d.seconds(0.005), "mail taken", lasts, other=scheduler)
+    return [slow, lost, cut]
+
+
+def moved_from_a_slow_store(d: Draw) -> list[Fault]:
+    """Move a shard while its newest updates are not stored yet, and lose who got it."""
+    shard = d.shard()
+    ends = Whom("head", shard), Whom("store", shard)
+    slow = Fault("slow link", ends[0], d.seconds(0.2), lasts=1.0, other=ends[1])
+    moved = Fault("drain", Whom("head", shard), d.seconds(0.1))
+    moments: list[Trigger] = ["extending", "configuring", "moved"]
+    return [slow, moved, d.crash(Whom("newcomer"), 0.1, d.random.choice(moments))]
 
 
 def moved_and_lost(d: Draw) -> list[Fault]:
