@@ -37,6 +37,7 @@ class ArraySpec:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -61,6 +62,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
+        """Size of the block in bytes."""
         return (self.stop - self.start) * np.dtype(self.dtype).itemsize
 
     @property
@@ -78,6 +80,7 @@ class Piece:
 
     @property
     def end(self) -> int:
+        """The byte after its last one in the shard's buffer."""
         return self.offset + self.block.nbytes
 
     def view(self, buffer: np.ndarray) -> np.ndarray:
@@ -97,6 +100,7 @@ class ShardLayout:
 
     @cached_property
     def nbytes(self) -> int:
+        """Size of the shard's buffer in bytes, without tables."""
         return sum(piece.block.nbytes for piece in self.pieces)
 
     @cached_property
@@ -200,6 +204,7 @@ class Layout:
 
     @cached_property
     def names(self) -> dict[str, ArraySpec]:
+        """The specification of each array, by its name."""
         return {spec.name: spec for spec in self.arrays}
 
     @cached_property

@@ -76,6 +76,7 @@ class ShardState:
 
     @property
     def nbytes(self) -> int:
+        """Size of all arrays and tables in bytes, without the dedupe table."""
         arrays = (self.values, *self.slots.values(), *self.results.values())
         dense = sum(array.nbytes for array in arrays)
         return dense + sum(table.nbytes for table in self.tables.values())

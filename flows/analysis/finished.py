@@ -34,10 +34,14 @@ class Identified(Protocol):
     """What a record is found by: the trial's name, and the digest of all that it depends on."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The trial's name."""
+        ...
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Digest of all that the trial's results depend on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,14 @@ class Source(Protocol):
     """
 
     @property
-    def features(self) -> int: ...
+    def features(self) -> int:
+        """Number of columns, the intercept's among them."""
+        ...
 
     @property
-    def examples(self) -> int: ...
+    def examples(self) -> int:
+        """Number of examples of all workers together."""
+        ...
 
     def share(self, index: int, workers: int) -> Iterator[csr_array]:
         """Yield the pieces of one of `workers` shares: float64, examples × features."""
@@ -50,10 +54,12 @@ class Digits:
 
     @property
     def features(self) -> int:
+        """Number of columns, the intercept's among them."""
         return 62  # three of the 64 pixels are the same in all images; the intercept
 
     @property
     def examples(self) -> int:
+        """Number of examples of all workers together."""
         return 1797
 
     def share(self, index: int, workers: int) -> Iterator[csr_array]:

@@ -107,6 +107,7 @@ class EventWriter:
             raise self._unwritable(error) from error
 
     def __call__(self, event: Event) -> None:
+        """Record an event, unless the record has ended. Thread-safe."""
         with self._lock:
             # A late event from another thread: the record has its end already.
             if not self._file.closed and self.failure is None:

@@ -33,7 +33,9 @@ class Workload(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The workload's name, as in a configuration."""
+        ...
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -80,6 +82,7 @@ class Dataset:
 
     @property
     def shape(self) -> DatasetShape:
+        """Features and classes."""
         return DatasetShape(self.x_train.shape[1], self.classes)
 
     @cached_property

@@ -41,10 +41,12 @@ class MLP:
 
     @property
     def parameters(self) -> tuple[str, ...]:
+        """The names of weights and biases, layer by layer."""
         return tuple(f(layer) for layer in range(self.layers) for f in (_weight, _bias))
 
     @property
     def layers(self) -> int:
+        """Number of layers with weights."""
         return len(self.hidden) + 1
 
     def initial(self, rng: np.random.Generator) -> Arrays:

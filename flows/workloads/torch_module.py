@@ -65,6 +65,7 @@ class TorchWorkload:
 
     @property
     def parameters(self) -> tuple[str, ...]:
+        """The names of the module's parameters, in its own order."""
         return tuple(self.initial(np.random.default_rng(0)))
 
     def initial(self, rng: np.random.Generator) -> Arrays:

@@ -63,7 +63,9 @@ class Selection(Protocol):
     """
 
     @property
-    def feedback(self) -> bool: ...
+    def feedback(self) -> bool:
+        """Whether what is withheld is added to the worker's next gradient of the array."""
+        ...
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return a mask of the entries to be sent.

@@ -23,7 +23,9 @@ class Penalty(Protocol):
     """
 
     @property
-    def by_rows(self) -> bool: ...
+    def by_rows(self) -> bool:
+        """Whether `shrink` needs whole rows, as 2-D arrays."""
+        ...
 
     def shrink(self, values: Array, step: float) -> None:
         """Put the proximal operator's value into the place of its argument.

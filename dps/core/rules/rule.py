@@ -35,7 +35,9 @@ class UpdateRule(Protocol):
     """
 
     @property
-    def slots(self) -> tuple[str, ...]: ...
+    def slots(self) -> tuple[str, ...]:
+        """The names of the optimizer's slots: arrays of the shape and dtype of the weights."""
+        ...
 
     def step(
         self,

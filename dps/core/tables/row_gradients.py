@@ -37,6 +37,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
+        """Size of keys and gradient in bytes."""
         return self.keys.nbytes + self.gradient.nbytes
 
 

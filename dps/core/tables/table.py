@@ -42,6 +42,7 @@ class Level:
 
     @property
     def nbytes(self) -> int:
+        """Size of keys, values and slots in bytes."""
         return self.keys.nbytes + self.values.nbytes + sum(s.nbytes for s in self.slots.values())
 
     def between(self, start: int, stop: int) -> Level:
@@ -71,6 +72,7 @@ class SparseTable:
 
     @property
     def nbytes(self) -> int:
+        """Size of all levels in bytes."""
         return sum(level.nbytes for level in self.levels)
 
     def values(self, spec: SparseSpec, keys: np.ndarray) -> np.ndarray:

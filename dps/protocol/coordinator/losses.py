@@ -75,6 +75,7 @@ class Losses:
 
     @property
     def found(self) -> tuple[Loss, ...]:
+        """The losses found so far, one for each restoration that cost anything."""
         return tuple(self._found.values())
 
     @property

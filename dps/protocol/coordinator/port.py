@@ -16,7 +16,9 @@ class CoordinatorPort(Protocol):
     """What a shard's controller needs to know, and to have done: the coordinator."""
 
     @property
-    def members(self) -> Membership: ...
+    def members(self) -> Membership:
+        """The hosts that the coordinator knows, and their leases."""
+        ...
 
     @property
     def store(self) -> Endpoint | None:

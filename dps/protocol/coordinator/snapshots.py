@@ -58,6 +58,7 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
+        """The number of the newest cut that is complete."""
         return self._complete[-1]
 
     async def close(self) -> None:

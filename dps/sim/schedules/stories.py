@@ -50,16 +50,20 @@ class Draw:
     # -- what stories are made of ------------------------------------------------------------------
 
     def shard(self) -> int:
+        """Any shard."""
         return self.random.randrange(self.case.shards)
 
     def seconds(self, longest: float) -> float:
+        """A time between 0 and `longest` seconds."""
         return round(self.random.uniform(0, longest), 3)
 
     def replica(self, shard: int) -> Whom:
+        """Any replica of a shard, by its role."""
         roles: list[Role] = ["head", "middle", "tail"]
         return Whom(self.random.choice(roles[: self.replicas]), shard)
 
     def worker(self) -> Whom:
+        """Any worker."""
         return Whom("worker", self.random.randrange(self.case.workers))
 
     def host(self, shard: int) -> Whom:
@@ -70,6 +74,7 @@ class Draw:
         return self.replica(shard)
 
     def crash(self, whom: Whom, within: float, after: Trigger = "before") -> Fault:
+        """Have a process crash; in 1 of 20 it stays down."""
         back = 0.02 + self.seconds(0.6)
         lasts = None if self.random.random() < 0.05 else back
         return Fault("crash", whom, self.seconds(within), after, lasts)
@@ -85,6 +90,7 @@ class Draw:
         return Fault("dismiss", self.worker(), within, after)
 
     def pause(self, whom: Whom, within: float, after: Trigger = "before") -> Fault:
+        """Pause a process for up to 0.51 s, or, as often, for up to 3.01 s."""
         longest = 0.5 if self.random.random() < 0.5 else 3.0
         return Fault("pause", whom, self.seconds(within), after, 0.01 + self.seconds(longest))
 
