@@ -30,6 +30,7 @@ FLAGS = (
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(
         CHROMIUM is None or DRIVER is None,
         reason="there is no chromium or no chromedriver (`make browser-test` installs both)",

@@ -38,6 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_all_that_a_parameter_server_and_a_worker_do_is_on_the_site(site: Path) -> None:
     reference = (site / "api/parameter-server.html").read_text()
     for owner in (dps.ParameterServer, dps.Worker):
@@ -47,6 +48,7 @@ def test_all_that_a_parameter_server_and_a_worker_do_is_on_the_site(site: Path) 
         assert missing == set()
 
 
+@pytest.mark.slow
 def test_nothing_on_the_site_is_fetched_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert _FETCHED.findall(page.read_text()) == [], page

@@ -104,6 +104,7 @@ def children(here: Path) -> list[str]:
     return sorted(run.data.tags["dps.trial"] for run in runs)
 
 
+@pytest.mark.slow
 def test_runs_tracks_and_reports_every_trial_once(
     experiment: ExperimentConfig, tmp_path: Path
 ) -> None:
@@ -259,6 +260,7 @@ def test_missing_data_stop_it_first(experiment: ExperimentConfig, tmp_path: Path
     assert runner.ran == []
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Path) -> None:
     class Nested(ToyRunner):
         def write(self, attempt: Attempt) -> None:

@@ -214,6 +214,7 @@ def test_a_trial_is_the_same_however_often_it_is_repeated() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_short_version_is_a_part_of_the_full_one() -> None:
     pytest.importorskip("torch")
     full = {trial.digest for trial in published_trials(True)}
