@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test test-all deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools docs-test lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
+.PHONY: help setup demo fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools docs-test lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -36,24 +36,33 @@ fashion-data:
 	@test -d /usr/share/datasets/fashion-mnist || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
-# Those that start clusters wait most of the time, and watch the clock: more than two at once would
+# Tests that start clusters wait most of the time, and watch the clock: more than two at once would
 # disturb each other. The others take what the processors have left, so their limit of time is wide.
-test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
+CLUSTERS := $(BIN)/python -m pytest -n 2 --dist loadfile -m
+OTHERS := nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 600 -m
+
+define at-once
 	@mkdir -p build; failed=0; \
-	$(BIN)/python -m pytest -m "cluster and not slow and not deployment" -n 2 --dist loadfile >build/cluster-tests.log 2>&1 & cluster=$$!; \
-	nice -n 19 $(BIN)/python -m pytest -m "not cluster and not slow" -n 2 --dist worksteal --timeout 600 || failed=1; \
+	$(CLUSTERS) "$(1)" >build/cluster-tests.log 2>&1 & clusters=$$!; \
+	$(OTHERS) "$(2)" || failed=1; \
 	echo "Those that start clusters, which have begun at the same time:"; \
-	wait $$cluster || failed=1; \
+	wait $$clusters || failed=1; \
 	cat build/cluster-tests.log; \
 	exit $$failed
+endef
+
+test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
+	$(call at-once,cluster and not slow and not deployment,not cluster and not slow)
 	@$(MAKE) --no-print-directory simulate-fresh
 
-# The slow ones of both kinds need the processors for themselves: together they take as long.
 test-all: setup ## run every test of this machine alone, those of `make test` among them
-	@failed=0; \
-	$(BIN)/python -m pytest -m "not cluster" -n 2 --dist worksteal || failed=1; \
-	$(BIN)/python -m pytest -m "cluster and not deployment" -n 2 --dist loadfile || failed=1; \
-	exit $$failed
+	$(call at-once,cluster and not deployment,not cluster)
+
+test-clusters: setup ## the half of `make test-all` that starts clusters
+	$(CLUSTERS) "cluster and not deployment"
+
+test-others: setup ## the other half of `make test-all`
+	$(OTHERS) "not cluster"
 
 deployment-test: setup ## run trials on Dask deployments, beside tracking servers that end, and for longer than their nodes may live
 	$(BIN)/python -m pytest -m deployment
@@ -85,32 +94,44 @@ findings: replicate framework ## all of these, and bring the figures of docs/fin
 	cp results/scaling/figures/server-busy-against-training.svg docs/figures/framework/
 	cp results/elastic/figures/gradients-per-second-time.svg docs/figures/framework/
 
-torch: setup ## install torch as well, a CPU build of it where pip knows of one
+torch: $(VENV)/.torch ## install torch as well, a CPU build of it where pip knows of one
+
+$(VENV)/.torch: $(READY) requirements-torch.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
+	touch $@
 
 torch-test: torch ## run the tests that need torch
 	$(BIN)/python -m pytest -m torch
 
 # Slurm is taken from Debian, where that is what runs and apt-get may be used.
-slurm: setup ## install what the tests on Slurm need
+slurm: $(VENV)/.slurm ## install what the tests on Slurm need
+
+$(VENV)/.slurm: $(READY)
 	{ command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[jobqueue]'
+	touch $@
 
 slurm-test: slurm ## run clusters of jobs on a real Slurm of two partitions, started for it; as root
 	tests/slurm/run $(BIN)/python -m pytest -m slurm
 
 # Chromium and its driver are taken from Debian, where that is what runs and apt-get may be used.
-browser: setup ## install what the tests of the report in a browser need
+browser: $(VENV)/.browser ## install what the tests of the report in a browser need
+
+$(VENV)/.browser: $(READY)
 	{ command -v chromium && command -v chromedriver; } >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+	touch $@
 
 browser-test: browser ## open the report in a real browser, wide and narrow, light and dark
 	$(BIN)/python -m pytest -m browser
 
-docs-tools: setup ## install what the documentation is built with
+docs-tools: $(VENV)/.docs ## install what the documentation is built with
+
+$(VENV)/.docs: $(READY) requirements-docs.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	touch $@
 
 docs: docs-tools ## build the documentation into build/site; any warning fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
