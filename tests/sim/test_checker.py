@@ -265,6 +265,19 @@ def test_all_workers_of_a_group_end_with_it(leave_hosts: bool) -> None:
     in_world(scenario)
 
 
+def test_a_worker_takes_part_without_a_break_until_the_next_of_its_name_is_let_in() -> None:
+    tally = Tally(1, lambda: False)
+    tally.joined["worker-0"] = 1
+    tally.entered("worker-0", 1)
+    assert tally.has_part("worker-0", 1)
+    tally.joined["worker-0"] = 2
+    assert not tally.has_part("worker-0", 1)
+    tally.entered("worker-0", 2)
+    assert tally.has_part("worker-0", 2)
+    tally.left("worker-0", 2)
+    assert not tally.has_part("worker-0", 2)
+
+
 def test_an_earlier_process_of_a_name_does_not_outlast_the_later_one() -> None:
     tally = Tally(1, lambda: False)
     tally.entered("worker-0", 1)

@@ -179,6 +179,9 @@ def _digest_with_hash_seed(seed: str) -> str:
         # Both cuts that are kept would be damaged, so that no shard has anything to go back to.
         "checkpoint, all, BSP:8800111010000399:wide",
         "checkpoint, all, BSP:8800111010000399:0,1,2,10,11:wide:calm",
+        # The next process of a name is let in, and the one before does not know of it yet.
+        "chain(2), SSP(1):8800111212000299:wide",
+        "chain(2), SSP(1):8800111212000299:0,1:wide:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

@@ -148,6 +148,10 @@ class Tally:
         self.latest.clear()
         self.joined.clear()
 
+    def has_part(self, worker: str, incarnation: int) -> bool:
+        """Whether a worker has taken part since this incarnation of it entered, without a break."""
+        return worker in self.active and self.joined.get(worker) == incarnation
+
     def clock(self, worker: str, shard: int, cells: set[int]) -> int | None:
         """The clock of a worker in weights with these cells; None: it has none to go by.
 
@@ -169,7 +173,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The clocks that what was read of a shard shows of each worker that takes part since."""
+    """Which incarnation of each worker took part, and the clock that was read of it."""
 
     clocks: dict[str, tuple[int, int | None]]
 
@@ -367,7 +371,7 @@ class CountingWorker:
         together = self._world.group.restores_together
         set_back = together and tally.clock(self.name, shard, found) is None
         active = {} if set_back else tally.active
-        return _Reading({w: (since, tally.clock(w, shard, found)) for w, since in active.items()})
+        return _Reading({w: (tally.latest[w], tally.clock(w, shard, found)) for w in active})
 
     def _check_found(
         self, shard: int, kind: str, values: np.ndarray, version: int, known: set[int]
@@ -434,8 +438,8 @@ class CountingWorker:
         for shard, reading in computed_from:
             if cell not in self._tally.acked[shard] | self._tally.buffered[shard]:
                 continue  # it was dropped as too stale
-            for worker, (since, clock) in reading.clocks.items():
-                if self._tally.active.get(worker) == since and clock is not None:
+            for worker, (incarnation, clock) in reading.clocks.items():
+                if self._tally.has_part(worker, incarnation) and clock is not None:
                     require(
                         number - 1 - clock <= self._lead,
                         "too far ahead",
