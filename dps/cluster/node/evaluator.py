@@ -40,7 +40,8 @@ class EvaluatorActor:
     score
         Returns loss and accuracy of weights; called in a thread.
     every
-        Seconds from one evaluation to the next, and how long it tries to read a snapshot.
+        Seconds from one evaluation to the next, and how long it tries to read a snapshot; for the
+        last one, which cannot be made up for, it tries for the group's patience at least.
     """
 
     def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
@@ -94,7 +95,8 @@ class EvaluatorActor:
         loop = asyncio.get_running_loop()
         while True:
             last, due = self._last.is_set(), loop.time() + self._every
-            await self._evaluate()
+            patience = self._group.timings.patience if last else 0.0
+            await self._evaluate(max(self._every, patience))
             if last:
                 return
             try:
@@ -103,12 +105,13 @@ class EvaluatorActor:
             except TimeoutError:
                 continue
 
-    async def _evaluate(self) -> None:
+    async def _evaluate(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(self._every):
+            async with asyncio.timeout(seconds):
                 await self._client.pull()
         except (TimeoutError, DpsError):
-            self._recorder(EvaluationMissed(self._clock.now(), "a shard is down"))
+            reason = f"the shards could not be read within {seconds:g} s"
+            self._recorder(EvaluationMissed(self._clock.now(), reason))
             return
         finally:
             self._has_read.set()
