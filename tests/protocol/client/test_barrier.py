@@ -43,3 +43,36 @@ def test_what_a_shard_acknowledges_after_another_one_has_refused_it_counts() -> 
 
     saved = Recovery(Checkpoint(every=5, scope="all", path="memory://counts-after-a-refusal"))
     in_world(scenario, recovery=saved)
+
+
+def test_what_one_shard_has_refused_is_sent_again_to_none() -> None:
+    """Though one that has acknowledged it goes back before the last one has answered."""
+
+    async def scenario(s: Setting) -> None:
+        _, a = await s.enter("a")
+        is_refused, asked = asyncio.Event(), [0, 0, 0]
+
+        async def refused() -> None:
+            asked[0] += 1
+            await asyncio.sleep(0.1)
+            is_refused.set()
+
+        async def applied() -> None:
+            asked[1] += 1
+
+        async def waits() -> None:
+            asked[2] += 1
+            await asyncio.sleep(5.0)
+
+        await together(
+            {0: refused, 1: applied, 2: waits},
+            lacking=(0, 1, 2),
+            router=a.router,
+            acked_in=lambda shard: 0 if is_refused.is_set() and asked[1] == 1 else 99,
+            refused=is_refused.is_set,
+            complete=lambda: None,
+        )
+        assert asked == [1, 1, 1]
+
+    saved = Recovery(Checkpoint(every=5, scope="all", path="memory://not-after-a-refusal"))
+    in_world(scenario, recovery=saved)

@@ -116,6 +116,32 @@ def test_the_last_update_is_applied_once_though_its_worker_is_given_up(
     in_world(scenario, params=PARAMS, consistency=BSP(), filters=FEW)
 
 
+def test_the_last_update_is_sent_again_where_it_was_held_back_and_is_refused() -> None:
+    """The worker is given up before the shard is back."""
+    told: dict[int, list[Outcome]] = {0: [], 1: []}
+
+    async def scenario(s: Setting) -> None:
+        of = gradients(np.random.default_rng(0))
+        process, client = await s.enter("a", lambda shard, *ack: told[shard].append(ack[-1]))
+        await process.run(client.push(of))
+        s.world.crash("server-0", back_after=3 * TIMINGS.lease)
+        await asyncio.sleep(0.1)
+        leaving = process.run(client.leave("finished"))
+        await asyncio.sleep(0.1)
+        s.network.slow("a", "server-0", 0.1)  # the shard hears of it before what was held back
+        await given_up(s, process)
+        await s.all_of(leaving, within=20)
+        found = await weights(s)
+        found = await weights(s)
+        for name in PARAMS:
+            assert (found[name] == -of[name]).all()
+        assert told[0] == ["applied", "buffered", "dropped", "applied"]
+        assert told[1] == ["applied", "applied"]
+
+    recovery = Recovery(SharedStore(), Continue(buffer="worker"))
+    in_world(scenario, params=PARAMS, consistency=SSP(1), recovery=recovery, filters=FEW)
+
+
 def test_rounds_of_filtered_gradients_do_not_depend_on_timing() -> None:
     def found(seed: int) -> list[bytes]:
         async def train(s: Setting, index: int) -> None:

@@ -20,7 +20,15 @@ from dps.core.outage import Continue
 from dps.core.shard import Step
 from dps.core.updates import Operation, UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
-from dps.events import Decided, Detected, Event, Restored, WorkerJoined, WorkerLeft
+from dps.events import (
+    Decided,
+    Detected,
+    Event,
+    LossReported,
+    Restored,
+    WorkerJoined,
+    WorkerLeft,
+)
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import Outcome
@@ -320,7 +328,7 @@ def test_a_newcomer_that_starts_over_while_it_is_added_is_not_counted_on() -> No
     """It can be made use of again at once, but has nothing of the shard."""
 
     async def scenario(s: Setting) -> None:
-        await s.enter("worker-0")
+        process, client = await s.enter("worker-0")
         view = await view_of(s)
         s.world.crash(s.world.name_of(view.chain[1]))
         await s.world.bring_up(["spare-0"])
@@ -329,9 +337,12 @@ def test_a_newcomer_that_starts_over_while_it_is_added_is_not_counted_on() -> No
         await until(lambda: s.world.hosts[newcomer.address].states())
         await asyncio.sleep(0.1)
         assert s.world.view(0).chain == view.chain[:1]
+        await s.world.hosts[newcomer.address]._start_over()
         await s.ask(COORDINATOR, RenewLease(newcomer, 1))
         held.set()
-        await s.all_of(s.world.complete(), within=5.0)
+        await s.all_of(process.run(client.push(ONES)), within=5.0)
+        after = await view_of(s)
+        assert [state.version for state in s.world.states(after)] == [1, 1]
 
     in_world(scenario, recovery=CHAIN, shards=1)
 
@@ -723,6 +734,35 @@ def test_a_store_lost_in_the_moment_before_a_shard_is_served_is_not_written_to_a
     in_world(scenario, recovery=Recovery(SharedStore()), shards=1, extra=("store-1",))
 
 
+def test_a_shard_is_not_served_without_the_store_that_was_lost_in_the_moment_before() -> None:
+    """There is no other one with which its server would enter a new epoch."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        coordinator, lost = s.world._coordinator, s.world.endpoint("store-0")
+        (controller,) = coordinator._controllers
+        configure = controller._configure
+
+        async def configure_and_lose(view: View, kept: bool = False) -> None:
+            await configure(view, kept)
+            if lost in coordinator.members:
+                s.network.crash(s.world._nodes.pop("store-0"))
+                await coordinator.members._end(lost.address, "test")
+
+        with patch.object(controller, "_configure", configure_and_lose):
+            controller.unsettle()
+            controller.wake()
+            await until(lambda: lost not in coordinator.members, 1.0)
+            await asyncio.sleep(0.1)
+            assert not controller.view.serving
+        await s.world.bring_up(["store-1"])
+        await s.all_of(process.run(client.push(ONES)), within=2.0)
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, recovery=Recovery(SharedStore()), shards=1)
+
+
 def test_states_and_mail_can_be_on_different_nodes() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
@@ -802,6 +842,8 @@ def test_mail_is_there_for_the_next_host_until_the_shard_is_served(
         assert {state.version for state in await s.states()} == {1}
         assert happened(s, Restored)[-1].node in servers
         await until(lambda: not mailbox.stored_bytes, LEASE)
+        await asyncio.sleep(LEASE)  # what was restored may have had some of the mail
+        assert [(loss.updates, loss.exact) for loss in happened(s, LossReported)] == [(1, False)]
 
     async def bring_mailbox(s: Setting) -> None:
         await s.world.bring_up(["mailbox-0"])

@@ -421,3 +421,20 @@ def test_a_worker_that_is_dismissed_learns_of_it_within_a_lease() -> None:
         assert [client.leaving for client in clients] == [False, True]
 
     in_world(scenario)
+
+
+def test_who_comes_back_under_the_name_of_one_that_was_dismissed_is_not_asked_to_leave() -> None:
+    """The one that was has left."""
+
+    async def scenario(s: Setting) -> None:
+        lease = s.world.group.timings.lease
+        process, client = await s.enter("worker-0")
+        await s.scaled(Dismiss("worker-0"))
+        await asyncio.sleep(lease)
+        assert client.leaving
+        await process.run(client.leave("finished"))
+        _, again = await s.enter("worker-0")
+        await asyncio.sleep(lease)
+        assert not again.leaving
+
+    in_world(scenario)

@@ -34,6 +34,7 @@ from dps.protocol.messages import (
     Release,
     RenewLease,
     ReplayBuffered,
+    Replicate,
     ReportFailure,
     ReportLink,
     Restore,
@@ -273,6 +274,65 @@ def test_a_newcomer_shows_nothing_that_is_not_committed() -> None:
         s.network.resume(store)
         await s.all_of(pushing, within=3.0)
         assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 2, 0.1))).version == 2
+
+    recovery = Recovery(SharedStore(every=4))
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+def test_a_newcomer_shows_what_was_committed_while_it_was_given_the_state() -> None:
+    """Whoever has read that before is not to wait until the newcomer has it in the store again."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view, spare = await view_of(s), s.world.endpoint("spare-0")
+        (head,), newcomer = view.chain, s.world.hosts[spare.address]
+        copied = s.held_back(spare, lambda m: isinstance(m, Install))
+        keepers = Keepers(s.world.endpoint("store-0"))
+        extending = asyncio.create_task(s.ask(head, Extend(0, view.epoch, spare, keepers)))
+        await until(newcomer.states, 1.0)
+        await client.push(ONES)
+        store = s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        copied.set()
+        await extending
+        assert newcomer.replica(0).state.version == 3
+        assert (await s.ask(spare, Pull(0, view.epoch, "", 0, 0, 0.1))).version == 2
+        s.network.resume(store)
+        await s.all_of(pushing, within=3.0)
+
+    recovery = Recovery(SharedStore(every=4))
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+def test_what_is_under_way_to_the_store_is_not_committed_without_a_newcomer() -> None:
+    """From the moment on at which the newcomer is the successor."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.push(ONES)
+        view, spare = await view_of(s), s.world.endpoint("spare-0")
+        (head,) = view.chain
+        store = s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(0.1)
+        passed_on = s.held_back(spare, lambda m: isinstance(m, Replicate))
+        keepers = Keepers(s.world.endpoint("store-0"))
+        extending = asyncio.create_task(s.ask(head, Extend(0, view.epoch, spare, keepers)))
+        newcomer = s.world.hosts[spare.address]
+        await until(lambda: newcomer.states() and newcomer.replica(0).state.version == 2, 1.0)
+        s.network.resume(store)
+        await asyncio.sleep(0.1)
+        assert s.world.hosts[head.address].replica(0).uncommitted == 1
+        passed_on.set()
+        await extending
+        await s.all_of(pushing, within=3.0)
+        assert s.world.hosts[head.address].replica(0).uncommitted == 0
 
     recovery = Recovery(SharedStore(every=4))
     in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
