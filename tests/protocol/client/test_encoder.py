@@ -132,7 +132,6 @@ def test_the_last_update_is_sent_again_where_it_was_held_back_and_is_refused() -
         await given_up(s, process)
         await s.all_of(leaving, within=20)
         found = await weights(s)
-        found = await weights(s)
         for name in PARAMS:
             assert (found[name] == -of[name]).all()
         assert told[0] == ["applied", "buffered", "dropped", "applied"]
