@@ -26,7 +26,7 @@ from flows.config.base import ComparisonSection
 from flows.config.errors import suggest
 from flows.config.trials import flat
 from flows.metrics import COLUMNS, NOT_APPLICABLE
-from flows.quoting import quoted
+from flows.quoting import quoted, shown
 from flows.records.record import event_files
 from flows.report.terminal import figure_name, print_verdicts, signed
 
@@ -97,7 +97,7 @@ def settings_that_differ(first: Run, second: Run) -> list[Setting]:
     mine, theirs = _settings(first), _settings(second)
     keys = dict.fromkeys([*mine, *theirs])
     return [
-        Setting(key, _shown(mine.get(key, ())), _shown(theirs.get(key, ())))
+        Setting(shown(key), _shown(mine.get(key, ())), _shown(theirs.get(key, ())))
         for key in keys
         if mine.get(key, ()) != theirs.get(key, ())
     ]
@@ -200,7 +200,7 @@ def _nothing(texts: Iterable[str]) -> bool:
 
 def _shown(values: Iterable[str]) -> str:
     text = " | ".join(values) or NOT_APPLICABLE
-    return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 1]}…"
+    return shown(text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 1]}…")
 
 
 def _rows(run: Run) -> Rows:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from dps.errors import ConfigurationError
+from dps.events import TrialStarted
 from flows.analysis.comparison import (
     COMPARISON_FILE,
     Compared,
@@ -33,7 +34,13 @@ from flows.records.record import Record
 from flows.report import sentences as words
 from flows.report.compare import find_run, print_side_by_side, settings_that_differ
 from flows.report.terminal import print_verdicts
-from tests.support.synthetic import missed, toy_events, unsure_trials, write_experiment
+from tests.support.synthetic import (
+    missed,
+    toy_events,
+    unsure_trials,
+    write_events,
+    write_experiment,
+)
 
 PRICES = load_prices()
 
@@ -343,6 +350,19 @@ def test_trials_of_several_seeds_are_judged(here: Path) -> None:
 def test_seeds_and_names_are_no_settings(here: Path) -> None:
     one, other = (find_run(f"demo/chain.kill.seed-{seed}", here, PRICES) for seed in (0, 1))
     assert settings_that_differ(one, other) == []
+
+
+def test_a_setting_of_an_old_record_does_nothing_to_the_terminal(tmp_path: Path) -> None:
+    for strategy in ("none", "chain"):
+        events = toy_events(strategy)
+        started = events[0]
+        assert isinstance(started, TrialStarted)
+        config = {**started.settings["config"], f"\x1b[2J{strategy}": "\x1b[31m"}
+        events[0] = dataclasses.replace(started, settings={**started.settings, "config": config})
+        write_events(tmp_path / "results" / "demo" / f"{strategy}.kill.seed-0", events)
+    text = side_by_side(tmp_path, "demo/none.kill.seed-0", "demo/chain.kill.seed-0")
+    assert "\x1b" not in text
+    assert r"\x1b[2Jnone \x1b[31m –" in text
 
 
 @pytest.mark.slow
