@@ -254,7 +254,9 @@ def event_files(folder: Path) -> list[Path]:
     ConfigurationError
         What was noted by `write_grid` cannot be read.
     """
-    found = sorted(folder.glob(f"*/{EVENTS_FILE}"))
+    # Also a link that leads nowhere: it is a damaged record, not the lack of one.
+    each = (trial / EVENTS_FILE for trial in folder.glob("*"))
+    found = sorted(path for path in each if os.path.lexists(path))
     names = grid_of(folder)
     return found if names is None else [path for path in found if path.parent.name in names]
 

@@ -128,13 +128,16 @@ def test_one_flipped_bit_is_found_and_named(here: Path, before: bytes, after: by
     assert "1 done, 1 damaged" in status.out
 
 
-def test_a_record_that_is_a_link_to_itself_is_told_by_status(here: Path) -> None:
+def test_a_record_that_is_a_link_to_itself_is_damaged(here: Path) -> None:
     record(here).unlink()
     record(here).symlink_to(EVENTS_FILE)
     with working_in(here), noted(here / "results" / "small"):
-        status = dps("status", "small")
-    assert (status.code, status.trace) == (0, "")
+        status, results = dps("status", "small"), dps("results", "small")
+    for ended in (status, results):
+        assert (ended.code, ended.trace) == (0, "")
     assert f"{STRUCK}  damaged" in status.out
+    assert DAMAGED in results.err
+    assert OTHER in results.out
 
 
 def test_a_damaged_record_is_set_aside_and_its_trial_runs_again(here: Path) -> None:
