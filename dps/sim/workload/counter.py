@@ -244,7 +244,7 @@ class CountingWorker:
         except asyncio.CancelledError:
             self._tally.forgive_buffer(self._pushed)
             if self._world.group.restores_together:
-                self._tally.unfinished |= set(self._on_the_way.values())
+                self._tally.unfinished |= self._under_way()
             raise
 
     async def _train(self, random: Random, think: float, over: asyncio.Event) -> None:
@@ -474,6 +474,11 @@ class CountingWorker:
             self._brought[shard, update] = (self._kept[shard] | own) - kept
             self._kept[shard] = kept
         return self._brought[shard, update]
+
+    def _under_way(self) -> set[int]:
+        """The cells of the update that is not finished: its own, and those withheld before."""
+        brought = (c for (_, update), c in self._brought.items() if update.seq in self._on_the_way)
+        return set(self._on_the_way.values()).union(*brought)
 
     def _check_all_sent(self) -> None:
         """Who leaves in order has sent all that was withheld."""
