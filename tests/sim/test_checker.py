@@ -118,6 +118,27 @@ def test_what_was_acked_anew_is_reported_though_an_older_copy_has_it(
         auditor._check_told(0, there)
 
 
+@pytest.mark.parametrize(("acked_since", "most"), [({0, 1}, 3), ({0, 20}, 2)])
+def test_what_came_back_is_reported_again_if_its_worker_was_told_of_more(
+    acked_since: set[int], most: int
+) -> None:
+    """Update 0 is lost, and back with a copy of before; then the shard is lost once more."""
+    served = [Mock(shard=0, epoch=3), Mock(shard=0, epoch=5)]
+    tally, losses = Tally(1, lambda: False), Mock(restorations=served)
+    case = replace(CASES["worker cache"], shards=1)
+    auditor = Auditor(Mock(losses=losses), case, tally, Mock(spec=Injector))
+    for epoch, acked, there in [(3, {0}, set()), (5, {0}, {0}), (7, acked_since, {0})]:
+        tally.acked[0] = acked
+        event = Restored(0.0, 0, epoch, "server-0", len(there), "worker")
+        auditor._note_restoration(event, 1, there)
+
+    losses.found = [Loss(0, 0.0, most, True, "worker", 0, 7)]
+    auditor._check_told(0, {0})
+    losses.found.append(Loss(0, 0.0, 1, True, "worker", 0, 8))
+    with pytest.raises(Violation, match="were reported"):
+        auditor._check_told(0, {0})
+
+
 @pytest.mark.parametrize("came", ["nothing", "mail", "mail that is kept", "in use"])
 def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(came: str) -> None:
     """With server and store lost a shard starts anew; that is given up, and tried elsewhere."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ from dps.sim.injector import Injector
 from dps.sim.process import Process, here
 from dps.sim.schedules.strategies import Case
 from dps.sim.violation import Violation, require
-from dps.sim.workload.counter import Tally, cells_in, cells_of, check_counts
+from dps.sim.workload.counter import CELLS, Tally, cells_in, cells_of, check_counts
 from dps.sim.workload.counter_rows import RowKeys, digest
 from dps.sim.workload.filters import WITHHELD
 from dps.sim.workload.shapes import check_slots, counted
@@ -637,11 +637,16 @@ def _acked_anew(restorations: Mapping[int, _Restoration], epoch: int) -> set[int
     """What a restored state has of before an earlier restoration, and was acked only after it.
 
     The earlier one lacked such an update, and its worker had not been told of it, so it was applied
-    again. The count of a worker's updates in the copy does not tell it from those that were lost.
+    again; or one in between had brought it back, and was counted in what the worker was told next.
+    The count of a worker's updates in the copy does not tell it from those that were lost.
     """
     this = restorations[epoch]
-    passed = [r for e, r in restorations.items() if this.based_on < e < epoch]
+    passed = [r for e, r in sorted(restorations.items()) if this.based_on < e < epoch]
     anew = [(this.acked & this.there) - each.acked - each.there for each in passed]
+    for lost, later in combinations(passed, 2):
+        told = {cell // CELLS for cell in this.acked - later.acked}
+        back = (lost.acked - lost.there) & later.there & this.there
+        anew.append({cell for cell in back if cell // CELLS in told})
     return set[int]().union(*anew)
 
 
