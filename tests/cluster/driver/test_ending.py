@@ -96,9 +96,12 @@ def test_a_server_that_is_lost_just_before_the_end_is_in_the_last_checkpoint(
     plain: Client, tmp_path: Path
 ) -> None:
     recovery = Recovery(Checkpoint(every=100, path=str(tmp_path)))
+    timings = Timings(call=30.0)  # on a busy machine the node takes seconds to start again
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ps = ParameterServer(plain, params(), optimizer=COUNTING, recovery=recovery)
+        ps = ParameterServer(
+            plain, params(), optimizer=COUNTING, recovery=recovery, timings=timings
+        )
         with ps:
             results(ps.run(partial(count, 150)))
             head = ps.table().views[0].chain[0].address
