@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools docs-test lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
+.PHONY: help setup demo fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -136,9 +136,6 @@ $(VENV)/.docs: $(READY) requirements-docs.lock
 docs: docs-tools ## build the documentation into build/site; any warning fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site"
-
-docs-test: docs-tools ## check that the documentation's site is complete, and fetches nothing
-	$(BIN)/python -m pytest tests/docs/test_site.py
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .

@@ -127,7 +127,7 @@ def test_the_last_update_is_sent_again_where_it_was_held_back_and_is_refused() -
         s.world.crash("server-0", back_after=3 * TIMINGS.lease)
         await asyncio.sleep(0.1)
         leaving = process.run(client.leave("finished"))
-        await asyncio.sleep(0.1)
+        await until(lambda: "buffered" in told[0], 1.0)
         s.network.slow("a", "server-0", 0.1)  # the shard hears of it before what was held back
         await given_up(s, process)
         await s.all_of(leaving, within=20)

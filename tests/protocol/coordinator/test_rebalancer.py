@@ -430,8 +430,7 @@ def test_who_comes_back_under_the_name_of_one_that_was_dismissed_is_not_asked_to
         lease = s.world.group.timings.lease
         process, client = await s.enter("worker-0")
         await s.scaled(Dismiss("worker-0"))
-        await asyncio.sleep(lease)
-        assert client.leaving
+        await until(lambda: client.leaving, lease)
         await process.run(client.leave("finished"))
         _, again = await s.enter("worker-0")
         await asyncio.sleep(lease)

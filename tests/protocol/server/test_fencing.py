@@ -296,7 +296,7 @@ def test_a_newcomer_shows_what_was_committed_while_it_was_given_the_state() -> N
         assert store is not None
         s.network.pause(store)
         pushing = process.run(client.push(ONES))
-        await asyncio.sleep(0.1)
+        await until(lambda: s.world.hosts[head.address].replica(0).uncommitted == 1, 1.0)
         copied.set()
         await extending
         assert newcomer.replica(0).state.version == 3
@@ -320,7 +320,7 @@ def test_what_is_under_way_to_the_store_is_not_committed_without_a_newcomer() ->
         assert store is not None
         s.network.pause(store)
         pushing = process.run(client.push(ONES))
-        await asyncio.sleep(0.1)
+        await until(lambda: s.world.hosts[head.address].replica(0).uncommitted == 1, 1.0)
         passed_on = s.held_back(spare, lambda m: isinstance(m, Replicate))
         keepers = Keepers(s.world.endpoint("store-0"))
         extending = asyncio.create_task(s.ask(head, Extend(0, view.epoch, spare, keepers)))
