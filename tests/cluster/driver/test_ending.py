@@ -295,11 +295,13 @@ def test_a_push_that_waits_for_others_ends_as_well(plain: Client, tmp_path: Path
         futures = ps.run(partial(push_by_turns, str(flag)), workers=2)
         eventually(lambda: ps.audit()[0].applied.keys() == {"worker-0", "worker-1"}, SECONDS)  # type: ignore[union-attr]
         ps.stop()
+        there = versions(ps)
+        assert there[0] <= 1  # one, if worker-1 has left the round before worker-0
         flag.touch()
         for future in futures:
             with pytest.raises(TrainingStopped):
                 future.result(timeout=SECONDS)
-        assert versions(ps) == [0]
+        assert versions(ps) == there
 
 
 def test_a_worker_that_waits_for_others_to_come_ends_as_well(tmp_path: Path) -> None:
