@@ -161,7 +161,7 @@ def test_a_pause_without_effect_is_missed(tmp_path: Path) -> None:
 
 def test_a_node_may_be_killed_while_it_is_paused(tmp_path: Path) -> None:
     plan = (
-        Pause("evaluator-0", AtUpdates(20), seconds=0.5),
+        Pause("evaluator-0", AtUpdates(20), seconds=SECONDS),
         Pause("evaluator-0", AtUpdates(30)),
         Kill("evaluator-0", AtUpdates(40), back_after=None),
     )
