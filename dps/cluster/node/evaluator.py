@@ -41,7 +41,8 @@ class EvaluatorActor:
         Returns loss and accuracy of weights; called in a thread.
     every
         Seconds from one evaluation to the next, and how long it tries to read a snapshot; for the
-        last one, which cannot be made up for, it tries for the group's patience at least.
+        first and the last one, which cannot be made up for, it tries for the group's patience at
+        least.
     """
 
     def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
@@ -95,7 +96,8 @@ class EvaluatorActor:
         loop = asyncio.get_running_loop()
         while True:
             last, due = self._last.is_set(), loop.time() + self._every
-            patience = self._group.timings.patience if last else 0.0
+            only_chance = last or not self._has_read.is_set()
+            patience = self._group.timings.patience if only_chance else 0.0
             await self._evaluate(max(self._every, patience))
             if last:
                 return
