@@ -98,7 +98,7 @@ def table(turns: Mapping[str, Sequence[Turn]]) -> str:
     links = "".join(f"{link:>10}" for link in LINKS)
     lines = [
         f"without faults: one worker, {1e3 * COMPUTE_SECONDS:g} ms of emulated compute a gradient, "
-        f"3.25 MB of parameters, medians of {rounds} rounds in turn",
+        f"3.25 MB of parameters, connections over TLS, medians of {rounds} rounds in turn",
         "",
         f"{'':<11} {'updates':>8} {'of':>6} {'':<15} {'MB sent per update':>40}  {'peak MB':>8}",
         f"{'strategy':<11} {'per s':>8} {'none':>6}  {'target':<14}{links}  {'all nodes':>9}",

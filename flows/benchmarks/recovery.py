@@ -121,7 +121,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [
         f"from a fault to the first applied update, in ms: medians of {repeats} faults each under "
         f"the load of {WORKERS} workers,",
-        "3.25 MB of parameters, spare nodes warm"
+        "3.25 MB of parameters, spare nodes warm, connections over TLS"
         + ("" if repeats > 99 else "; p99 is the longest"),
         "",
         f"{'strategy':<11} {'fault':<8} {'detect':>7} {'decide':>7} {'restore':>8} {'first':>6} "
