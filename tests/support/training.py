@@ -22,7 +22,7 @@ from dps.protocol.messages import AuditReply
 from tests.support.waiting import eventually
 
 COUNTING = SGD(1.0)
-SECONDS = 30.0  # until something that happens for sure counts as not happening
+SECONDS = 60.0  # until something that happens for sure counts as not happening
 PRELOAD = ("dps.cluster.driver.parameter_server", "tests.support.training")
 
 E = TypeVar("E", bound=Event)
