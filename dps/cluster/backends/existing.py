@@ -111,18 +111,19 @@ class ExistingCluster(RemoteNodes):
         self.room = 0
         self._patience = patience
         self._tell = tell
-        self.seats = NodeAssignment()
+        self.seats: NodeAssignment = NodeAssignment()
         self._offers: dict[str, Offer] = {}
         self._processes: dict[str, Process] = {}
         self._open: list[NodeSpec] = []
         self._deaf: set[str] = set()
         self._filling = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             self.client = stack.enter_context(_connected(address, security))
             check_scheduler(self.client)
+            with contextlib.suppress(KeyError):  # the scheduler serves none
+                self.dashboard = self.client.dashboard_link
             self.client.subscribe_topic("all", self._note)
             stack.callback(self.client.unsubscribe_topic, "all")
             stack.callback(self._leave)
@@ -132,21 +133,6 @@ class ExistingCluster(RemoteNodes):
                 self._seat(node, taken[node.name])
             self._stack = stack.pop_all()
         self.notes = tuple(failing_together(self._named(taken)))
-
-    def __enter__(self) -> ExistingCluster:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    @property
-    def dashboard(self) -> str | None:
-        """The address of Dask's dashboard, where the scheduler serves one."""
-        try:
-            link: str | None = self.client.dashboard_link
-        except KeyError:
-            return None
-        return link
 
     def start(self, node: NodeSpec) -> None:
         """Have an idle Dask worker become this node, or else the next one that joins.
@@ -170,10 +156,6 @@ class ExistingCluster(RemoteNodes):
         else:
             self.client.run(_end_at_once, workers=[node.address], wait=False)
         return node.process.pid
-
-    def close(self) -> None:
-        """Leave the deployment as it was, but for what was killed."""
-        self._stack.close()
 
     # -- which Dask worker is which node ---------------------------------------------------------
 

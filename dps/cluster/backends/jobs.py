@@ -78,8 +78,6 @@ class JobCluster(RemoteNodes):
         Jobs were not started in time.
     """
 
-    seats: None = None
-
     def __init__(
         self,
         queue: Queue,
@@ -100,7 +98,6 @@ class JobCluster(RemoteNodes):
         self._unusable: list[str] = []
         self._specs: dict[str, NodeSpec] = {}
         self._welcoming: set[asyncio.Task[None]] = set()
-        self._stack = contextlib.ExitStack()
         host = address_on(self._interface)
         with contextlib.ExitStack() as stack:
             self._head = stack.enter_context(
@@ -124,17 +121,6 @@ class JobCluster(RemoteNodes):
             self._wait(patience, tell)
             self._stack = stack.pop_all()
         self.notes = tuple(failing_together(self._offers()))
-
-    def __enter__(self) -> JobCluster:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    @property
-    def dashboard(self) -> str | None:
-        """There is none."""
-        return None
 
     def spec(self, name: str) -> NodeSpec:
         """What the node of this name was submitted as."""
@@ -184,10 +170,6 @@ class JobCluster(RemoteNodes):
             told = getattr(error, "stderr", None) or error
             raise ConfigurationError(f"the job of {name} could not be killed: {told}") from error
         return node.process.pid
-
-    def close(self) -> None:
-        """Cancel every job, and end the scheduler."""
-        self._stack.close()
 
     # -- jobs that wait, start and end -----------------------------------------------------------
 

@@ -30,7 +30,7 @@ import psutil
 from distributed import Client
 from distributed.security import Security
 
-from dps.cluster.backends.base import Act, Unqueued
+from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.fork_server import fork_context
 from dps.cluster.backends.lifetime import end_with_parent
 from dps.cluster.backends.tls import (
@@ -61,7 +61,7 @@ DASK_SETTINGS = {
 }
 
 
-class LocalCluster(Unqueued):
+class LocalCluster(Cluster):
     """A Dask scheduler and nodes with roles, each in a process of its own, on this machine.
 
     Parameters
@@ -104,9 +104,6 @@ class LocalCluster(Unqueued):
     `pause`, `resume` and `start` may be called from another thread than the one that uses `client`.
     """
 
-    seats: None = None
-    notes: tuple[str, ...] = ()
-
     def __init__(
         self,
         nodes: Sequence[NodeSpec],
@@ -117,6 +114,7 @@ class LocalCluster(Unqueued):
         scratch: str | None = None,
         tell: Callable[[str], None] = warnings.warn,
     ) -> None:
+        super().__init__()
         known = or_temporary(security)
         if not known.require_encryption:
             tell(_open_to(host))
@@ -125,7 +123,6 @@ class LocalCluster(Unqueued):
         self._pids: dict[str, int] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._starting = threading.Lock()
-        self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="dps-", dir=scratch, ignore_cleanup_errors=True)
@@ -150,12 +147,6 @@ class LocalCluster(Unqueued):
             if nodes:
                 self._wait_for(len(nodes))
             self._stack = stack.pop_all()
-
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -198,26 +189,6 @@ class LocalCluster(Unqueued):
         """
         return self._signal(name, signal.SIGKILL)
 
-    def pause(self, name: str) -> int:
-        """Send SIGSTOP to a node's process; return its pid.
-
-        Raises
-        ------
-        ProcessLookupError
-            It is gone already.
-        """
-        return self._signal(name, signal.SIGSTOP)
-
-    def resume(self, name: str) -> int:
-        """Send SIGCONT to a node's process; return its pid.
-
-        Raises
-        ------
-        ProcessLookupError
-            It is gone already.
-        """
-        return self._signal(name, signal.SIGCONT)
-
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process ends within `deadline` seconds."""
         return is_gone(self._pids[name], deadline)
@@ -233,10 +204,6 @@ class LocalCluster(Unqueued):
     def obstacle(self, name: str, act: Act) -> str | None:
         """There is none to signals: the processes are all of this machine, and of this user."""
         return self.NO_QUEUE if act in ("requeue", "host") else None
-
-    def close(self) -> None:
-        """End every process of the cluster and wait until they are gone."""
-        self._stack.close()
 
     def _signal(self, name: str, number: int) -> int:
         pid = self.pids[name]

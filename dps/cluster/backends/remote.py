@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 import distributed
 
-from dps.cluster.backends.base import Act, Unqueued
+from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.local import is_gone, is_running, is_stopped
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
@@ -32,10 +31,11 @@ class Placed:
     process: Process
 
 
-class RemoteNodes(Unqueued):
+class RemoteNodes(Cluster):
     """The part of a cluster (`dps.cluster.backends.base`) that looks after its nodes' processes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._nodes: dict[str, Placed] = {}
         self._lost: set[str] = set()
         self._lock = threading.RLock()
@@ -49,14 +49,6 @@ class RemoteNodes(Unqueued):
     def spec(self, name: str) -> NodeSpec:
         """What the node of this name was asked for as."""
         return self._nodes[name].spec
-
-    def pause(self, name: str) -> int:
-        """Send SIGSTOP to a node's process, which must be one of this machine."""
-        return self._signal(name, signal.SIGSTOP)
-
-    def resume(self, name: str) -> int:
-        """Send SIGCONT to a node's process, which must be one of this machine."""
-        return self._signal(name, signal.SIGCONT)
 
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process ends in time; of another host, the scheduler tells."""
@@ -96,6 +88,7 @@ class RemoteNodes(Unqueued):
         return node
 
     def _signal(self, name: str, number: int) -> int:
+        """Send a signal to a node's process, which must be one of this machine."""
         pid = self.living(name).process.pid
         obstacle = self.obstacle(name, "pause")
         if obstacle is not None:
