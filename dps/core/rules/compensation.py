@@ -6,7 +6,7 @@ to remember what it gave to whom, so it survives every way to recover.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,15 +14,15 @@ import numpy as np
 from dps.core import ranges
 from dps.core.blocks import ShardLayout, all_finite
 from dps.core.rules import rule as rules
-from dps.core.rules.rule import UpdateRule
+from dps.core.rules.rule import OfAnother, UpdateRule
 from dps.core.updates import Operation
-from dps.errors import ConfigurationError, ShapeMismatch
+from dps.errors import ShapeMismatch
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
-class DelayCompensated:
+class DelayCompensated(OfAnother):
     """Another rule, with gradients that are corrected for what they have missed.
 
     g + λ·g⊙g⊙(w − w'), where w' are the weights that g was computed from and w the present ones: a
@@ -45,35 +45,16 @@ class DelayCompensated:
     correction is too large for their dtype.
     """
 
-    rule: UpdateRule
     strength: float
 
     def __post_init__(self) -> None:
-        rule = self.rule
-        if isinstance(rule, type | DelayCompensated) or not hasattr(rule, "step"):
-            raise ConfigurationError(
-                f"DelayCompensated: rule={rule!r}, expected another update rule such as SGD(0.1)"
-            )
+        OfAnother.__post_init__(self)
         ranges.not_negative(self, "strength")
 
     @property
     def needs_base(self) -> bool:
         """Gradients have to come with the weights that they were computed from."""
         return True
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The optimizer state of the rule."""
-        return self.rule.slots
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the rule has to see whole rows."""
-        return rules.by_rows(self.rule)
-
-    def factor(self, staleness: float) -> float:
-        """The rule's own factor on the learning rate."""
-        return rules.factor(self.rule, staleness)
 
     def compensated(self, values: Array, gradient: Array, base: Array) -> Array:
         """Return the corrected gradient; three 1-D arrays of equal shape and dtype."""
@@ -84,18 +65,6 @@ class DelayCompensated:
             new *= self.strength
             new += gradient
         return new if all_finite(new) else np.where(np.isfinite(new), new, gradient)
-
-    def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
-        """Return what the rule returns."""
-        return self.rule.step(values, gradient, slots, t, scale, out)
 
 
 def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operation) -> Operation:

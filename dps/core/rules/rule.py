@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from dps.core import ranges
+from dps.errors import ConfigurationError
 
 Array = np.ndarray
 
@@ -84,6 +85,46 @@ def factor(rule: UpdateRule, staleness: float) -> float:
 def needs_base(rule: UpdateRule) -> bool:
     """Whether gradients have to come with the weights that they were computed from."""
     return bool(getattr(rule, "needs_base", False))
+
+
+@dataclass(frozen=True, slots=True)
+class OfAnother:
+    """A rule that is another one but for something; whatever it does not say is as there."""
+
+    rule: UpdateRule
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, type | type(self)) or not hasattr(self.rule, "step"):
+            raise ConfigurationError(
+                f"{type(self).__name__}: rule={self.rule!r}, expected another update rule such as "
+                "SGD(0.1)"
+            )
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The optimizer state of the rule."""
+        return self.rule.slots
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the rule has to see whole rows."""
+        return by_rows(self.rule)
+
+    def factor(self, staleness: float) -> float:
+        """The rule's own factor on the learning rate."""
+        return factor(self.rule, staleness)
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return what the rule returns."""
+        return self.rule.step(values, gradient, slots, t, scale, out)
 
 
 @dataclass(frozen=True, slots=True)
