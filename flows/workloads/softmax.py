@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.workloads.base import Array, Arrays, DatasetShape, check_dtype
-from flows.workloads.losses import cross_entropy_gradient, evaluate
+from flows.workloads.mlp import MLP
 
 WEIGHT, BIAS = "layer0.weight", "layer0.bias"
 
@@ -48,27 +48,20 @@ class SoftmaxRegression:
 
     def gradient(self, params: Arrays, x: Array, y: Array) -> tuple[float, Arrays]:
         """Return the mean loss over the batch, and the gradients."""
-        x = x.astype(self.dtype, copy=False)
-        delta = _logits(params, x)
-        loss = cross_entropy_gradient(delta, y)
-        weight = x.T @ delta
+        loss, gradients = self._layer.gradient(params, x, y)
         if self.l2:
-            weight += self.l2 * params[WEIGHT]
-        return loss + self._penalty(params), {WEIGHT: weight, BIAS: delta.sum(axis=0)}
+            gradients[WEIGHT] += self.l2 * params[WEIGHT]
+        return loss + self._penalty(params), gradients
 
     def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
         """Return the mean loss, with its penalty, and the accuracy."""
-        loss, accuracy = evaluate(
-            lambda rows: _logits(params, rows.astype(self.dtype, copy=False)), x, y
-        )
+        loss, accuracy = self._layer.evaluate(params, x, y)
         return loss + self._penalty(params), accuracy
+
+    @property
+    def _layer(self) -> MLP:
+        return MLP(self.shape, (), self.dtype)
 
     def _penalty(self, params: Arrays) -> float:
         weight = params[WEIGHT].reshape(-1)
         return self.l2 / 2 * float(weight @ weight) if self.l2 else 0.0
-
-
-def _logits(params: Arrays, x: Array) -> Array:
-    logits: Array = x @ params[WEIGHT]
-    logits += params[BIAS]
-    return logits
