@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dps.core.names import role_of
-
-if TYPE_CHECKING:
-    pass
-
 
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")

@@ -25,9 +25,6 @@ from dps.events.faults import Paused as Paused
 from dps.events.faults import PhaseMet as PhaseMet
 from dps.events.faults import Resumed as Resumed
 from dps.events.faults import Undisturbed as Undisturbed
-from dps.events.leaving import NodeDrained as NodeDrained
-from dps.events.leaving import NodeLeaving as NodeLeaving
-from dps.events.leaving import NodeLeft as NodeLeft
 
 # -- updates ---------------------------------------------------------------------------------
 
@@ -169,6 +166,40 @@ class NodeJoined(Event):
     role: str
     pid: int
     host: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class NodeLeaving(Event):
+    """A node was told to leave, and serves on until what it has is moved away.
+
+    `why` is "signal" (SIGTERM) or "lifetime" (the time for which its process may run is nearly
+    over).
+    """
+
+    node: str
+    role: str
+    why: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class NodeDrained(Event):
+    """Whatever a leaving node held of shards, states and mail is on other nodes now.
+
+    `seconds` is how long that took, since the node said that it leaves.
+    """
+
+    node: str
+    seconds: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class NodeLeft(Event):
+    """A node that was told to leave ends its process, and nothing is lost by that."""
+
+    node: str
 
 
 @recorded

@@ -45,7 +45,6 @@ class HostActor:
         self._meter = Meter()
         self._recorder = recorder_of(group, dask_worker.log_event)
         self._links = links_of(dask_worker)
-        self._dask_worker = dask_worker
         self._group = group.name
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)

@@ -10,7 +10,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from distributed import get_worker
@@ -24,10 +23,6 @@ from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.group import Group
-
-if TYPE_CHECKING:
-    pass
-
 
 Score = Callable[[Mapping[str, np.ndarray]], tuple[float, float]]
 

@@ -1,147 +1,73 @@
 """The messages of the protocol: frozen dataclasses that may cross the wire, each with its reply."""
 
-from dps.protocol.messages.chain import (
-    Audit,
-    AuditReply,
-    Configure,
-    Extend,
-    Flush,
-    Install,
-    Keepers,
-    Release,
-    Replicate,
-    Restore,
-)
-from dps.protocol.messages.checkpoint import (
-    ClearMail,
-    Deposit,
-    EndCut,
-    GetState,
-    Held,
-    HoldCut,
-    Mail,
-    PutSince,
-    PutState,
-    Reach,
-    Save,
-    SavedAt,
-    TakeCut,
-    TakeMail,
-    Taken,
-    WantCut,
-)
-from dps.protocol.messages.losses import (
-    Account,
-    Brought,
-    GetLosses,
-    Loss,
-    LossList,
-    Restoration,
-    Statement,
-    brought,
-)
-from dps.protocol.messages.membership import (
-    AddHosts,
-    CloseGroup,
-    Durable,
-    Entered,
-    EnterWorker,
-    ExitWorker,
-    GetTable,
-    HostInfo,
-    Renewed,
-    RenewLease,
-    RenewWorker,
-    ReportFailure,
-    ReportLink,
-    Seeded,
-    donor_name,
-)
-from dps.protocol.messages.pull import (
-    Pull,
-    PullRange,
-    PullRows,
-    RowsAsked,
-    RowsRead,
-    ShardMetadata,
-    Waiting,
-    Weights,
-)
-from dps.protocol.messages.push import Evict, Push, Pushed, ReplayBuffered
-from dps.protocol.messages.scaling import Dismiss, Drain, Scale
-from dps.protocol.messages.stopping import STOPPED, Ending, StopTraining
-from dps.protocol.messages.table import Done, Seed, Table, View
-
-__all__ = [
-    "STOPPED",
-    "Account",
-    "AddHosts",
-    "Audit",
-    "AuditReply",
-    "Brought",
-    "ClearMail",
-    "CloseGroup",
-    "Configure",
-    "Deposit",
-    "Dismiss",
-    "Done",
-    "Drain",
-    "Durable",
-    "EndCut",
-    "Ending",
-    "EnterWorker",
-    "Entered",
-    "Evict",
-    "ExitWorker",
-    "Extend",
-    "Flush",
-    "GetLosses",
-    "GetState",
-    "GetTable",
-    "Held",
-    "HoldCut",
-    "HostInfo",
-    "Install",
-    "Keepers",
-    "Loss",
-    "LossList",
-    "Mail",
-    "Pull",
-    "PullRange",
-    "PullRows",
-    "Push",
-    "Pushed",
-    "PutSince",
-    "PutState",
-    "Reach",
-    "Release",
-    "RenewLease",
-    "RenewWorker",
-    "Renewed",
-    "ReplayBuffered",
-    "Replicate",
-    "ReportFailure",
-    "ReportLink",
-    "Restoration",
-    "Restore",
-    "RowsAsked",
-    "RowsRead",
-    "Save",
-    "SavedAt",
-    "Scale",
-    "Seed",
-    "Seeded",
-    "ShardMetadata",
-    "Statement",
-    "StopTraining",
-    "Table",
-    "TakeCut",
-    "TakeMail",
-    "Taken",
-    "View",
-    "Waiting",
-    "WantCut",
-    "Weights",
-    "brought",
-    "donor_name",
-]
+from dps.protocol.messages.chain import Audit as Audit
+from dps.protocol.messages.chain import AuditReply as AuditReply
+from dps.protocol.messages.chain import Configure as Configure
+from dps.protocol.messages.chain import Extend as Extend
+from dps.protocol.messages.chain import Flush as Flush
+from dps.protocol.messages.chain import Install as Install
+from dps.protocol.messages.chain import Keepers as Keepers
+from dps.protocol.messages.chain import Release as Release
+from dps.protocol.messages.chain import Replicate as Replicate
+from dps.protocol.messages.chain import Restore as Restore
+from dps.protocol.messages.checkpoint import ClearMail as ClearMail
+from dps.protocol.messages.checkpoint import Deposit as Deposit
+from dps.protocol.messages.checkpoint import EndCut as EndCut
+from dps.protocol.messages.checkpoint import GetState as GetState
+from dps.protocol.messages.checkpoint import Held as Held
+from dps.protocol.messages.checkpoint import HoldCut as HoldCut
+from dps.protocol.messages.checkpoint import Mail as Mail
+from dps.protocol.messages.checkpoint import PutSince as PutSince
+from dps.protocol.messages.checkpoint import PutState as PutState
+from dps.protocol.messages.checkpoint import Reach as Reach
+from dps.protocol.messages.checkpoint import Save as Save
+from dps.protocol.messages.checkpoint import SavedAt as SavedAt
+from dps.protocol.messages.checkpoint import TakeCut as TakeCut
+from dps.protocol.messages.checkpoint import TakeMail as TakeMail
+from dps.protocol.messages.checkpoint import Taken as Taken
+from dps.protocol.messages.checkpoint import WantCut as WantCut
+from dps.protocol.messages.losses import Account as Account
+from dps.protocol.messages.losses import Brought as Brought
+from dps.protocol.messages.losses import GetLosses as GetLosses
+from dps.protocol.messages.losses import Loss as Loss
+from dps.protocol.messages.losses import LossList as LossList
+from dps.protocol.messages.losses import Restoration as Restoration
+from dps.protocol.messages.losses import Statement as Statement
+from dps.protocol.messages.losses import brought as brought
+from dps.protocol.messages.membership import STOPPED as STOPPED
+from dps.protocol.messages.membership import AddHosts as AddHosts
+from dps.protocol.messages.membership import CloseGroup as CloseGroup
+from dps.protocol.messages.membership import Dismiss as Dismiss
+from dps.protocol.messages.membership import Drain as Drain
+from dps.protocol.messages.membership import Durable as Durable
+from dps.protocol.messages.membership import Ending as Ending
+from dps.protocol.messages.membership import Entered as Entered
+from dps.protocol.messages.membership import EnterWorker as EnterWorker
+from dps.protocol.messages.membership import ExitWorker as ExitWorker
+from dps.protocol.messages.membership import GetTable as GetTable
+from dps.protocol.messages.membership import HostInfo as HostInfo
+from dps.protocol.messages.membership import Renewed as Renewed
+from dps.protocol.messages.membership import RenewLease as RenewLease
+from dps.protocol.messages.membership import RenewWorker as RenewWorker
+from dps.protocol.messages.membership import ReportFailure as ReportFailure
+from dps.protocol.messages.membership import ReportLink as ReportLink
+from dps.protocol.messages.membership import Scale as Scale
+from dps.protocol.messages.membership import Seeded as Seeded
+from dps.protocol.messages.membership import StopTraining as StopTraining
+from dps.protocol.messages.membership import donor_name as donor_name
+from dps.protocol.messages.pull import Pull as Pull
+from dps.protocol.messages.pull import PullRange as PullRange
+from dps.protocol.messages.pull import PullRows as PullRows
+from dps.protocol.messages.pull import RowsAsked as RowsAsked
+from dps.protocol.messages.pull import RowsRead as RowsRead
+from dps.protocol.messages.pull import ShardMetadata as ShardMetadata
+from dps.protocol.messages.pull import Waiting as Waiting
+from dps.protocol.messages.pull import Weights as Weights
+from dps.protocol.messages.push import Evict as Evict
+from dps.protocol.messages.push import Push as Push
+from dps.protocol.messages.push import Pushed as Pushed
+from dps.protocol.messages.push import ReplayBuffered as ReplayBuffered
+from dps.protocol.messages.table import Done as Done
+from dps.protocol.messages.table import Seed as Seed
+from dps.protocol.messages.table import Table as Table
+from dps.protocol.messages.table import View as View

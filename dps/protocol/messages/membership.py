@@ -1,4 +1,7 @@
-"""Messages between the coordinator and those who come, stay and leave: hosts and workers."""
+"""Messages between the coordinator and those who come, stay and leave: hosts and workers.
+
+The last of them are the driver's, which scales a group and ends a training.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from dataclasses import dataclass
 from dps.protocol.messages.losses import Brought, Statement
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
+
+STOPPED = "the training was stopped by ParameterServer.stop()"
 
 # -- to the coordinator ------------------------------------------------------------------------
 
@@ -155,3 +160,50 @@ class Durable:
 def donor_name(worker: str, incarnation: int) -> str:
     """What a worker is called as the holder of a copy."""
     return f"{worker}/{incarnation}"
+
+
+# -- to the coordinator, from the driver ------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """To the coordinator: keep the shards on this many hosts from now on. Reply: Done, at once."""
+
+    servers: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """To the coordinator: empty a host, and make no more use of it. Reply: Done, at once."""
+
+    host: Endpoint
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """To the coordinator: have a worker asked to leave. Reply: Done, at once."""
+
+    worker: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StopTraining:
+    """To the coordinator: all workers are to end that were started before this, the `number`-th.
+
+    It replies when none of them takes part any more, or after `patience` seconds. Reply: Ending.
+    """
+
+    number: int
+    patience: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The workers that still take part, though they are to end."""
+
+    left: tuple[str, ...]
