@@ -39,8 +39,6 @@ from dps.protocol.storage.manifest import Saved
 from dps.protocol.transport import Clock, Endpoint
 from dps.sim.broken import variant as broken
 from dps.sim.broken.variant import (
-    VARIANTS,
-    Patch,
     any_case,
     caches,
     chains,
@@ -72,14 +70,10 @@ def _lease_on_the_calendar(self: Lease, timings: Any, clock: Clock) -> None:
     _lease(self, timings, _WallClock(clock))
 
 
+@instead_of(Leases, "__init__", "leases on the wall clock", any_case)
 def _leases_on_the_calendar(self: Leases[Any], timings: Any, clock: Clock) -> None:
+    """Count leases on clocks that are set, on both sides."""
     _leases(self, timings, _WallClock(clock))
-
-
-VARIANTS["leases on the wall clock"] = replace(
-    VARIANTS["leases on the wall clock"],
-    also=(Patch(Leases, "__init__", _leases_on_the_calendar),),
-)
 
 
 @instead_of(Leases, "watch", "no grace after standing still", any_case)
@@ -243,13 +237,6 @@ def _of_the_last_shard(self: Saved) -> dict[str, int]:
             if not name.endswith(CALLS):
                 known[name] = progress.incarnation
     return known
-
-
-for _name, _by in (
-    ("incarnations begin again", _none_known),
-    ("incarnations of the last shard", _of_the_last_shard),
-):
-    VARIANTS[_name] = replace(VARIANTS[_name], by=property(_by, doc=_by.__doc__))
 
 
 @instead_of(runs, "_states", "newest cut of each shard", cuts)

@@ -50,7 +50,6 @@ from dps.protocol.storage.checkpoints import Checkpoints
 from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.transport import Endpoint
 from dps.sim.broken.variant import (
-    VARIANTS,
     alone,
     any_case,
     buffers,
@@ -201,11 +200,6 @@ def _any_epoch(self: Replica, epoch: int) -> None:
 def _always_held(self: Lease) -> bool:
     """Serve on when the lease is over."""
     return True
-
-
-VARIANTS["zombie not fenced"] = replace(
-    VARIANTS["zombie not fenced"], by=property(_always_held, doc=_always_held.__doc__)
-)
 
 
 @instead_of(ShardServer, "_must_hold_lease", "lease not checked on reads", any_case)

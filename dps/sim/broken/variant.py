@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any, TypeVar
 
 from dps.core.consistency import ASP, BSP
@@ -25,29 +26,17 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One thing that is done wrong: `by` instead of the `attribute` of `target`.
+    """One thing that is done wrong, by what is in another's place.
 
-    `concerns` tells whether a strategy has the part at all; `also` is done wrong with it. It may
-    take a `wide` schedule to find it out.
+    `about` says what, in a sentence; `concerns` tells whether a strategy has the part at all. It
+    may take a `wide` schedule to find it out.
     """
 
     name: str
-    target: Any
-    attribute: str
-    by: Any
+    about: str
+    patches: tuple[Patch, ...]
     concerns: Callable[[Case], bool]
-    also: tuple[Patch, ...] = ()
     wide: bool = False
-
-    @property
-    def patches(self) -> tuple[Patch, ...]:
-        """All that is in another's place."""
-        return (Patch(self.target, self.attribute, self.by), *self.also)
-
-    @property
-    def about(self) -> str:
-        """What is wrong, in a sentence."""
-        return (self.by.__doc__ or "").strip().splitlines()[0]
 
 
 VARIANTS: dict[str, Variant] = {}
@@ -56,10 +45,14 @@ VARIANTS: dict[str, Variant] = {}
 def instead_of(
     target: Any, attribute: str, name: str, concerns: Callable[[Case], bool], wide: bool = False
 ) -> Callable[[Broken], Broken]:
-    """Enter a function in the table of variants."""
+    """Enter a function in the table of variants; several make one if they have one name."""
 
     def enter(by: Broken) -> Broken:
-        VARIANTS[name] = Variant(name, target, attribute, by, concerns, wide=wide)
+        is_property = isinstance(getattr_static(target, attribute), property)
+        patch = Patch(target, attribute, property(by) if is_property else by)
+        about = (by.__doc__ or "").strip().splitlines()[0]
+        known = VARIANTS.get(name, Variant(name, about, (), concerns, wide))
+        VARIANTS[name] = replace(known, patches=(*known.patches, patch))
         return by
 
     return enter

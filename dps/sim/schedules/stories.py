@@ -89,6 +89,11 @@ class Draw:
             return Fault("drain", self.host(self.shard()), within, after)
         return Fault("dismiss", self.worker(), within, after)
 
+    def deaf(self, lasts: float, within: float = 0.2) -> Fault:
+        """A worker does not hear of what changes."""
+        whom, other = Whom("scheduler"), Whom("worker", 1)
+        return Fault("one-way cut", whom, self.seconds(within), lasts=lasts, other=other)
+
     def pause(self, whom: Whom, within: float, after: Trigger = "before") -> Fault:
         """Pause a process for up to 0.51 s, or, as often, for up to 3.01 s."""
         longest = 0.5 if self.random.random() < 0.5 else 3.0
@@ -109,9 +114,7 @@ def changed(d: Draw, faults: list[Fault]) -> list[Fault]:
 
 def lost_in_a_move(d: Draw) -> list[Fault]:
     """Change who holds shards, and hit who takes part in it; a worker may not hear of it."""
-    deaf = Fault(
-        "one-way cut", Whom("scheduler"), d.seconds(0.2), lasts=1.5, other=Whom("worker", 1)
-    )
+    deaf = d.deaf(1.5)
     moments: list[Trigger] = ["copying", "extending", "configuring", "moved"]
     roles: list[Role] = ["source", "newcomer", "head", "tail"]
     whom, moment = Whom(d.random.choice(roles), d.shard()), d.random.choice(moments)
@@ -139,7 +142,7 @@ def zombie(d: Draw) -> list[Fault]:
     head, scheduler = Whom("head", d.shard()), Whom("scheduler")
     lasts = 0.8 + d.seconds(0.8)
     return [
-        Fault("one-way cut", scheduler, d.seconds(0.3), lasts=lasts, other=Whom("worker", 1)),
+        d.deaf(lasts, 0.3),
         Fault("partition", head, 0.0, lasts=lasts, other=scheduler),
         d.crash(head, 1.5),
     ]
@@ -154,9 +157,7 @@ def suspected(d: Draw) -> list[Fault]:
 def frozen(d: Draw) -> list[Fault]:
     """Pause a replica for longer than its lease; a worker still counts on it when it comes back."""
     whom = d.replica(d.shard())
-    deaf = Fault(
-        "one-way cut", Whom("scheduler"), d.seconds(0.3), lasts=3.0, other=Whom("worker", 1)
-    )
+    deaf = d.deaf(3.0, 0.3)
     paused = Fault("pause", whom, d.seconds(0.1), lasts=0.8 + d.seconds(1.0))
     return [paused] if d.random.random() < 0.5 else [deaf, paused]
 
@@ -167,7 +168,7 @@ def late_replies(d: Draw) -> list[Fault]:
     A worker that does not hear of its replacement goes on to ask it.
     """
     holder, scheduler = Whom("tail", d.shard()), Whom("scheduler")
-    deaf = Fault("one-way cut", scheduler, d.seconds(0.2), lasts=2.5, other=Whom("worker", 1))
+    deaf = d.deaf(2.5)
     late = Fault("slow link", scheduler, 0.0, lasts=1.5, other=holder, which=0.5)
     unheard = Fault("one-way cut", holder, 0.3 + d.seconds(0.2), lasts=1.2, other=scheduler)
     return [deaf, late, unheard]

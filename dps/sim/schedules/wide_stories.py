@@ -93,17 +93,11 @@ def _which(d: Draw) -> float:
     return round(d.random.random(), 3)
 
 
-def _deaf(d: Draw, lasts: float) -> Fault:
-    """A worker does not hear of what changes."""
-    whom, other = Whom("scheduler"), Whom("worker", 1)
-    return Fault("one-way cut", whom, d.seconds(0.2), lasts=lasts, other=other)
-
-
 def zombie_of_a_stepped_clock(d: Draw) -> list[Fault]:
     """Set the clock of a head back, cut it off, and have a worker not hear of its successor."""
     head, lasts = Whom("head", d.shard()), 1.0 + d.seconds(1.0)
     cut = Fault("partition", head, 0.02 + d.seconds(0.1), lasts=lasts, other=Whom("scheduler"))
-    return [_deaf(d, lasts + 0.5), _step(d, head, back=True), cut]
+    return [d.deaf(lasts + 0.5), _step(d, head, back=True), cut]
 
 
 def stepped(d: Draw) -> list[Fault]:
@@ -261,7 +255,7 @@ def gone_back_twice(d: Draw) -> list[Fault]:
     damaged = d.shard()
     lost = (damaged + 1) % d.case.shards
     flip = Fault("bit flip", Whom("disk", damaged), 0.2 + d.seconds(0.4), which=_which(d))
-    return [_deaf(d, 3.0), flip, replace(d.crash(Whom("head", lost), 0.05), after="before")]
+    return [d.deaf(3.0), flip, replace(d.crash(Whom("head", lost), 0.05), after="before")]
 
 
 def held_too_long(d: Draw) -> list[Fault]:
