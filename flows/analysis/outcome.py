@@ -255,10 +255,8 @@ class Outcome:
         total = total_usage(self.usage)
         row: dict[str, Any] = {}
         for role, usage in [("all", total), *((role, self.usage[role]) for role in ROLES)]:
-            row[f"cpu_seconds_{role}"] = usage.cpu_seconds
-            row[f"peak_bytes_{role}"] = usage.peak_bytes
-            row[f"sent_bytes_{role}"] = usage.sent_bytes
-            row[f"received_bytes_{role}"] = usage.received_bytes
+            for name in ("cpu_seconds", "peak_bytes", "sent_bytes", "received_bytes"):
+                row[f"{name}_{role}"] = getattr(usage, name)
         for link in LINKS:
             row[f"sent_bytes_link_{link}"] = self.sent_by_link.get(link, 0)
         return {**row, **asdict(self.storage), "stored_bytes": self.storage.stored_bytes}

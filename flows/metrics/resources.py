@@ -5,46 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dps.core.names import ROLES
-from flows.metrics.metric import LINKS, Metric
+from flows.metrics.metric import LINKS, Metric, Unit
 
 _ROLE_NAMES = {"all": "all roles", **{role: role for role in ROLES}}
+# What is told of each role: the key, the label, the unit, and the definition.
+_OF_ROLES: tuple[tuple[str, str, Unit, str], ...] = (
+    ("cpu_seconds", "CPU", "s", "User and system processor time of {}, from process start on."),
+    (
+        "peak_bytes",
+        "memory",
+        "MB",
+        "Largest resident set of each process, summed over {}; a node that took the place of a "
+        "lost one is not counted again.",
+    ),
+    ("sent_bytes", "sent", "MB", "Bytes of dps messages sent by {}."),
+    ("received_bytes", "received", "MB", "Bytes of dps messages received by {}."),
+)
 
 
 def _usage() -> Iterator[Metric]:
     for role, name in _ROLE_NAMES.items():
-        yield Metric(
-            f"cpu_seconds_{role}",
-            f"CPU, {name}",
-            "s",
-            f"User and system processor time of {_whose(role)}, from process start on.",
-            f"usage/{role}/cpu_seconds",
-            better="lower",
-        )
-        yield Metric(
-            f"peak_bytes_{role}",
-            f"memory, {name}",
-            "MB",
-            f"Largest resident set of each process, summed over {_whose(role)}; a node that took "
-            "the place of a lost one is not counted again.",
-            f"usage/{role}/peak_bytes",
-            better="lower",
-        )
-        yield Metric(
-            f"sent_bytes_{role}",
-            f"sent, {name}",
-            "MB",
-            f"Bytes of dps messages sent by {_whose(role)}.",
-            f"usage/{role}/sent_bytes",
-            better="lower",
-        )
-        yield Metric(
-            f"received_bytes_{role}",
-            f"received, {name}",
-            "MB",
-            f"Bytes of dps messages received by {_whose(role)}.",
-            f"usage/{role}/received_bytes",
-            better="lower",
-        )
+        whose = "all nodes" if role == "all" else f"nodes brought up as {role}"
+        for key, label, unit, definition in _OF_ROLES:
+            yield Metric(
+                f"{key}_{role}",
+                f"{label}, {name}",
+                unit,
+                definition.format(whose),
+                f"usage/{role}/{key}",
+                better="lower",
+            )
     for link in LINKS:
         yield Metric(
             f"sent_bytes_link_{link}",
@@ -54,10 +44,6 @@ def _usage() -> Iterator[Metric]:
             f"usage/link_{link}/sent_bytes",
             better="lower",
         )
-
-
-def _whose(role: str) -> str:
-    return "all nodes" if role == "all" else f"nodes brought up as {role}"
 
 
 FILTERS = (

@@ -11,39 +11,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import Array, Arrays, Dataset, DatasetShape, Workload, batches
-from flows.workloads.datasets import (
-    SHAPES,
-    DatasetSource,
-    Part,
-    ensure_dataset,
-    find_dataset,
-    load_dataset,
-)
-from flows.workloads.logistic import ParityRegression
-from flows.workloads.mlp import MLP
-from flows.workloads.softmax import SoftmaxRegression
+from flows.workloads.base import Array as Array
+from flows.workloads.base import Arrays as Arrays
+from flows.workloads.base import Dataset as Dataset
+from flows.workloads.base import DatasetShape as DatasetShape
+from flows.workloads.base import Workload as Workload
+from flows.workloads.base import batches as batches
+from flows.workloads.datasets import SHAPES as SHAPES
+from flows.workloads.datasets import DatasetSource as DatasetSource
+from flows.workloads.datasets import Part as Part
+from flows.workloads.datasets import ensure_dataset as ensure_dataset
+from flows.workloads.datasets import find_dataset as find_dataset
+from flows.workloads.datasets import load_dataset as load_dataset
+from flows.workloads.logistic import ParityRegression as ParityRegression
+from flows.workloads.mlp import MLP as MLP
+from flows.workloads.softmax import SoftmaxRegression as SoftmaxRegression
 from flows.workloads.with_torch import cnn, torch_module
-
-__all__ = [
-    "MLP",
-    "SHAPES",
-    "WORKLOADS",
-    "Array",
-    "Arrays",
-    "Dataset",
-    "DatasetShape",
-    "DatasetSource",
-    "ParityRegression",
-    "Part",
-    "SoftmaxRegression",
-    "Workload",
-    "batches",
-    "build_workload",
-    "ensure_dataset",
-    "find_dataset",
-    "load_dataset",
-]
 
 WORKLOADS: Mapping[str, Callable[..., Workload]] = {
     "mlp": MLP,
