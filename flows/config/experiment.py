@@ -43,6 +43,7 @@ from flows.config.axes import (
 )
 from flows.config.base import (
     AspSection,
+    ChangeSection,
     ComparisonSection,
     ConsistencySection,
     EvaluationSection,
@@ -66,7 +67,6 @@ from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import OptimizerSection
 from flows.config.plugins import Registered
-from flows.config.scaling import ChangeSection
 from flows.config.workload import DatasetSection, WorkloadSection, workload_of
 from flows.config.yaml_document import (
     Document,

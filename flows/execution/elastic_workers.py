@@ -20,7 +20,7 @@ from dps.cluster.node.worker import Worker
 from dps.errors import CapacityError, DpsError
 from dps.events import Event, Rescaled, Sink
 from dps.protocol.transport import Clock
-from flows.config.scaling import ChangeSection
+from flows.config.base import ChangeSection
 from flows.execution.workers import Unwritten
 
 LOOK_SECONDS = 0.02

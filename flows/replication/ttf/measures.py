@@ -16,11 +16,10 @@ import numpy as np
 
 from flows.analysis.faults import fault_times, training_span
 from flows.analysis.learning import evaluations
-from flows.analysis.ledger import applied_rows
+from flows.analysis.ledger import acked_rows, applied_rows, truncations
 from flows.analysis.outcome import Outcome
 from flows.analysis.steps import Steps, pushed_times
 from flows.records.record import Record
-from flows.replication.ttf.emulation.losses import lost_gradients
 from flows.replication.ttf.emulation.settings import is_emulated
 
 LAST_BEFORE = 3
@@ -208,6 +207,29 @@ def _gained(control: Record, before: Sequence[int], killed: int, seconds: float)
     moments = [*when[:-1], when[-1] + seconds]
     *earlier, later = np.interp(moments, [s.t for s in scores], [s.accuracy for s in scores])
     return float(later - fmean(earlier))
+
+
+def lost_gradients(record: Record) -> int:
+    """Return how many gradients a server of the emulation was given that the end does not have.
+
+    Only a server of checkpoint or chain tells the worker that a gradient is applied; the stateless
+    one takes gradients out of the store that nobody has again if it is killed before it puts the
+    weights back. So what counts is not what was acknowledged. The one worker numbers its gradients,
+    and they arrive in that order: whatever came before the last one that a server had is either in
+    the weights or lost, and whatever came after it is still in the queue.
+
+    The version of the weights says how many are in them, also of those whose application a killed
+    server could not report any more.
+    """
+    rows = [row for row in applied_rows(record) if row.head]
+    given = [row.id.seq for row in rows]
+    given += [ack.id.seq for ack in acked_rows(record) if ack.outcome == "applied"]
+    starts = truncations(record)
+    if not given or not starts:
+        return 0
+    last = max(starts, key=lambda start: start.epoch)
+    held = max([last.version, *(row.version for row in rows if row.epoch == last.epoch)])
+    return max(given) + 1 - held
 
 
 def delivered(record: Record) -> tuple[list[float], list[int]]:

@@ -13,8 +13,8 @@ from dps.events import Applied, Moved, Rescaled, WorkerLeft
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.benchmarks.elastic import Row, table
+from flows.config.base import ChangeSection
 from flows.config.experiment import TrialConfig, load_experiment
-from flows.config.scaling import ChangeSection
 from flows.config.trials import expand
 from flows.execution.resume import can_go_on
 from flows.execution.trial import run_trial

@@ -17,7 +17,6 @@ from flows.analysis.prices import load_prices
 from flows.records.record import EVENTS_FILE, Record, read_record
 from flows.replication.ttf.emulation import drive, nodes
 from flows.replication.ttf.emulation.drive import run_published
-from flows.replication.ttf.emulation.losses import lost_gradients
 from flows.replication.ttf.emulation.settings import (
     PublishedConfig,
     PublishedTrial,
@@ -25,7 +24,7 @@ from flows.replication.ttf.emulation.settings import (
     load_published,
 )
 from flows.replication.ttf.findings import AS_PUBLISHED, study, write
-from flows.replication.ttf.measures import measure
+from flows.replication.ttf.measures import lost_gradients, measure
 from flows.replication.ttf.run import (
     JUDGED,
     PUBLISHED,
