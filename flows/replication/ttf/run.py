@@ -13,25 +13,16 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from dps.errors import RecordDamaged
-from flows.analysis.finished import (
-    RESULTS,
-    Finished,
-    Identified,
-    damaged,
-    finished,
-    is_recorded,
-    read_finished,
-)
+from flows.analysis.finished import RESULTS, Identified, is_recorded, read_finished, read_whole
 from flows.analysis.outcome import Outcome
-from flows.analysis.prices import Prices, load_prices
+from flows.analysis.prices import load_prices
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand
 from flows.execution.attempt import failures, set_aside, start_again, take_back
 from flows.execution.drivers import Drivers
 from flows.execution.experiment import exclusive, run_experiment
 from flows.monitor.progress import PlainView
-from flows.records.record import EVENTS_FILE, Record, read_trial, write_grid
+from flows.records.record import EVENTS_FILE, write_grid
 from flows.replication.ttf.emulation.drive import run_published
 from flows.replication.ttf.emulation.settings import PublishedTrial, cells, load_published
 from flows.replication.ttf.figures import read_published
@@ -187,25 +178,12 @@ def _study(title: str, name: str, full: bool, here: Path, warn: Callable[[str], 
     planned: Sequence[Identified] = (
         published_trials(full) if name == PUBLISHED else expand(experiment(name, full))
     )
-    prices, place = load_prices(), here / RESULTS / name
-    in_order = sorted(planned, key=lambda trial: trial.name)
-    found = (_finished(trial, place, prices, warn) for trial in in_order)
-    return study(title, (done for done in found if done is not None), len(planned))
-
-
-def _finished(
-    trial: Identified, place: Path, prices: Prices, warn: Callable[[str], None]
-) -> Finished | None:
-    """What is recorded of this very trial, be it one that failed."""
-    path = place / trial.name / EVENTS_FILE
-    try:
-        record = read_trial(path) if path.exists() else Record(())
-    except RecordDamaged as error:
-        warn(damaged(path, error))
-        return None
-    if record.started is None or record.started.settings.get("digest") != trial.digest:
-        return None
-    return finished(path, record, prices)
+    place = here / RESULTS / name
+    digests = {place / trial.name / EVENTS_FILE: trial.digest for trial in planned}
+    recorded = read_whole(filter(Path.exists, sorted(digests)), load_prices(), warn)
+    # What is recorded of these very trials, be it of one that failed.
+    found = (d for d in recorded if d.outcome.identity.digest == digests[d.events_file])
+    return study(title, found, len(planned))
 
 
 def _file(name: str) -> Path:
