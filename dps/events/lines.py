@@ -52,7 +52,8 @@ def line_of(event: Event, labels: Mapping[str, str]) -> logging.LogRecord:
     The message is the whole line. All of it is in the record's `fields` as well, and `trial`,
     `shard` and `epoch` are attributes of their own, for formatters that want them.
     """
-    said = {key: value for key, value in asdict(event).items() if _is_short(value)}
+    values = asdict(event).items()
+    said = {key: value for key, value in values if not isinstance(value, dict | list | tuple)}
     del said["t"]
     fields: dict[str, Any] = {"event": type(event).__name__, **labels, **said}
     level = level_of(event)
@@ -86,10 +87,6 @@ def _logger_of(event: Event) -> str:
     found = (name for name in _SUBJECTS if hasattr(event, name))
     subject = next(found, "group")
     return f"{ROOT}.{'node' if subject == 'target' else subject}"
-
-
-def _is_short(value: Any) -> bool:
-    return not isinstance(value, dict | list | tuple)
 
 
 def _text(value: Any) -> str:

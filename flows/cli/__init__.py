@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -463,11 +464,11 @@ def ui(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 5000,
 ) -> None:
     """Show every tracked run in the MLflow UI, to you alone on this machine, until Ctrl-C."""
-    from flows.tracking.server import TRAINING_VIEW, child, new_token, page, trials_view, ui_command
+    from flows.tracking.server import TRAINING_VIEW, child, page, trials_view, ui_command
     from flows.tracking.store import default_uri
     from flows.tracking.tracker import tracked_experiments
 
-    token = new_token()
+    token = secrets.token_urlsafe(24)  # which nobody can guess
     command, environment = ui_command(Path.cwd(), _store(), port, token)
     print(f"MLflow UI: {page(TRAINING_VIEW, port, token)} (Ctrl-C ends it)", flush=True)
     with child(command, environment) as process:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -71,11 +70,6 @@ def _require_store(path: Path, uri: str) -> None:
             "or go to the directory in which an experiment ran"
         )
     require_database(path)
-
-
-def new_token() -> str:
-    """Return a token that nobody can guess."""
-    return secrets.token_urlsafe(24)
 
 
 def page(view: str, port: int, token: str) -> str:

@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 from dps.cluster.names import _SHARD_OF_NAME, SERVING, Node, resource_in, shard_of
 
 
-def is_assigned(workers: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether any of these nodes (as Dask's scheduler describes them) carries a role."""
-    return any(resource_in(info) for info in workers.values())
-
-
 def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
-    """The nodes that carry a role as a Dask resource."""
+    """The nodes that carry a role as a Dask resource; `workers` as the scheduler describes them."""
     return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
 
 

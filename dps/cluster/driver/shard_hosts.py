@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dps.cluster.driver import roles
 from dps.cluster.driver.evaluators import Evaluators
 from dps.cluster.driver.hosted import Hosted
-from dps.cluster.names import HOSTING, Node
+from dps.cluster.names import HOSTING, Node, resource_in
 from dps.cluster.node.actor import HostActor
 from dps.cluster.node.evaluator import Score
 from dps.protocol.client.routing_table import Router
@@ -55,7 +55,7 @@ class ShardHosts:
         """
         self._router = router
         workers = await self._workers()
-        self._assigned = roles.is_assigned(workers)
+        self._assigned = any(resource_in(info) for info in workers.values())
         if self._seats is not None:
             self.nodes = roles.by_seats(workers, self._seats)
             self._seats.listen(self._seated)

@@ -63,7 +63,8 @@ class Measured:
     @property
     def iteration_seconds(self) -> float:
         """How long an iteration takes: the median over iterations, the mean over workers."""
-        return fmean(median(gaps) for gaps in self._gaps().values())
+        each = self._spans().values()
+        return fmean(median(end - start for start, end in spans) for spans in each)
 
     @property
     def samples_per_second(self) -> float:
@@ -147,9 +148,6 @@ class Measured:
             if event.name == "loss":
                 times[event.worker].extend(event.times)
         return {worker: list(pairwise(sorted(ts))) for worker, ts in times.items()}
-
-    def _gaps(self) -> dict[str, list[float]]:
-        return {worker: [b - a for a, b in spans] for worker, spans in self._spans().items()}
 
 
 def _meet(start: float, end: float, fault: FaultTimes) -> bool:
