@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flows.analysis.groups import Group
 from flows.metrics.metric import LINKS
@@ -41,44 +41,40 @@ def recovery_time(subject: Subject) -> Drawing | None:
     )
 
 
-def serving_cpu(subject: Subject, condition: str) -> Drawing:
-    """Draw processor time of the nodes that serve, stacked by role."""
-    called = "cpu-roles", "Processor time of the serving nodes"
-    note = "Mean over trials; from process start on."
-    shown = "CPU seconds", SERVING_ROLES, _means("cpu_seconds_", SERVING_ROLES), 2
-    return _under(subject, condition, called, note, shown)
-
-
-def serving_memory(subject: Subject, condition: str) -> Drawing:
-    """Draw the memory of the nodes that serve, stacked by role."""
-    called = "memory-roles", "Memory of the serving nodes"
-    note = (
-        "Largest resident set of each process, summed up; mean over trials. A node in the place "
-        "of a lost one is not counted again."
-    )
-    shown = "MB", SERVING_ROLES, _means("peak_bytes_", SERVING_ROLES, 1e6), 0
-    return _under(subject, condition, called, note, shown)
-
-
-def bytes_sent(subject: Subject, condition: str) -> Drawing:
-    """Draw bytes sent, stacked by kind of link."""
-    called = "bytes-links", "Bytes sent, by kind of link"
-    note = "All nodes together; mean over trials."
-    shown = "MB sent", LINKS, _means("sent_bytes_link_", LINKS, 1e6), 1
-    return _under(subject, condition, called, note, shown)
-
-
 def _means(prefix: str, names: Sequence[str], unit: float = 1) -> Parts:
     """Return how to find the means of a group's figures of these names, in a unit."""
     return lambda group: [mean_of(group, f"{prefix}{name}") / unit for name in names]
 
 
-def _under(
-    subject: Subject, condition: str, called: tuple[str, str], note: str, shown: Shown
-) -> Drawing:
-    kind, title = called
-    named = subject.name(kind, condition), titled(title, condition)
-    return _stacked(subject, subject.groups_under(condition), named, note, shown)
+# What is drawn for each condition: the name, the title and the note of a figure, and what it shows.
+_BY_PART: tuple[tuple[str, str, str, Shown], ...] = (
+    (
+        "cpu-roles",
+        "Processor time of the serving nodes",
+        "Mean over trials; from process start on.",
+        ("CPU seconds", SERVING_ROLES, _means("cpu_seconds_", SERVING_ROLES), 2),
+    ),
+    (
+        "memory-roles",
+        "Memory of the serving nodes",
+        "Largest resident set of each process, summed up; mean over trials. A node in the place "
+        "of a lost one is not counted again.",
+        ("MB", SERVING_ROLES, _means("peak_bytes_", SERVING_ROLES, 1e6), 0),
+    ),
+    (
+        "bytes-links",
+        "Bytes sent, by kind of link",
+        "All nodes together; mean over trials.",
+        ("MB sent", LINKS, _means("sent_bytes_link_", LINKS, 1e6), 1),
+    ),
+)
+
+
+def by_part(subject: Subject, condition: str) -> Iterator[Drawing]:
+    """Draw what the serving nodes use, stacked by role, and bytes, stacked by kind of link."""
+    for kind, title, note, shown in _BY_PART:
+        called = subject.name(kind, condition), titled(title, condition)
+        yield _stacked(subject, subject.groups_under(condition), called, note, shown)
 
 
 def _stacked(

@@ -92,9 +92,7 @@ def _over_time(subject: Subject) -> Iterator[Drawing | None]:
 
 def _by_part(subject: Subject) -> Iterator[Drawing | None]:
     for condition in subject.conditions:
-        yield bars.serving_cpu(subject, condition)
-        yield bars.serving_memory(subject, condition)
-        yield bars.bytes_sent(subject, condition)
+        yield from bars.by_part(subject, condition)
 
 
 def _faulty_first(subject: Subject) -> list[str]:
