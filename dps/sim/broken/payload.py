@@ -106,7 +106,7 @@ def _leave_lists_out(self: KeyLists, op: Operation) -> Operation:
     return op
 
 
-@instead_of(Replica, "summable", "encoded gradients summed", filters_buffered)
+@instead_of(Replica, "summable", "encoded gradients summed", filters_buffered, raises=True)
 def _sum_encoded(self: Replica, op: Operation) -> Operation:
     """Sum buffered gradients as they travel, without decoding them."""
     return op

@@ -327,9 +327,11 @@ def _deposit_late(self: Mailboxes, m: Deposit) -> Done:
 
 
 @instead_of(replica, "plan", "replay out of order", buffers)
-def _plan_backwards(policy: Any, layout: Any, version: int, buffered: Sequence[Operation]) -> Any:
+def _plan_backwards(
+    policy: Any, layout: Any, version: int, buffered: Sequence[Operation], summable: Any
+) -> Any:
     """Apply buffered gradients with the newest first."""
-    return _plan(policy, layout, version, tuple(reversed(buffered)))
+    return _plan(policy, layout, version, tuple(reversed(buffered)), summable)
 
 
 @instead_of(ShardClient, "_flush_held", "buffer of the worker dropped", buffers)
@@ -377,9 +379,10 @@ def _one_too_many(model: Consistency, clocks: Any, worker: str) -> int | None:
     return None if left is None else left + 1
 
 
-@instead_of(Replica, "evict", "dead workers waited for", gated)
-async def _keep_the_dead(self: Replica, epoch: int, workers: Sequence[UpdateId]) -> None:
+@instead_of(Replica, "_apply", "dead workers waited for", gated)
+async def _keep_the_dead(self: Replica, op: Operation, epoch: int) -> Step | None:
     """Leave lost workers in the clock table."""
+    return None if op.kind == "leave" else await _apply(self, op, epoch)
 
 
 @instead_of(Coordinator, "admit_present", "workers forgotten after a loss", gated)
@@ -408,7 +411,7 @@ def _wait_for_the_dead(self: Losses, worker: str, incarnation: int) -> list[Loss
     return []
 
 
-_install, _configure = ShardServer._install, Replica.configure
+_install, _configure, _apply = ShardServer._install, Replica.configure, Replica._apply
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, CommitLog.pass_on
 _must_hold_lease, _unsettle, _get = (
     ShardServer._must_hold_lease,

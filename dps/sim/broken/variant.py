@@ -29,7 +29,7 @@ class Variant:
     """One thing that is done wrong, by what is in another's place.
 
     `about` says what, in a sentence; `concerns` tells whether a strategy has the part at all. It
-    may take a `wide` schedule to find it out.
+    may take a `wide` schedule to find it out. One that `raises` shows in an error that it leads to.
     """
 
     name: str
@@ -37,13 +37,19 @@ class Variant:
     patches: tuple[Patch, ...]
     concerns: Callable[[Case], bool]
     wide: bool = False
+    raises: bool = False
 
 
 VARIANTS: dict[str, Variant] = {}
 
 
 def instead_of(
-    target: Any, attribute: str, name: str, concerns: Callable[[Case], bool], wide: bool = False
+    target: Any,
+    attribute: str,
+    name: str,
+    concerns: Callable[[Case], bool],
+    wide: bool = False,
+    raises: bool = False,
 ) -> Callable[[Broken], Broken]:
     """Enter a function in the table of variants; several make one if they have one name."""
 
@@ -51,7 +57,7 @@ def instead_of(
         is_property = isinstance(getattr_static(target, attribute), property)
         patch = Patch(target, attribute, property(by) if is_property else by)
         about = (by.__doc__ or "").strip().splitlines()[0]
-        known = VARIANTS.get(name, Variant(name, about, (), concerns, wide))
+        known = VARIANTS.get(name, Variant(name, about, (), concerns, wide, raises))
         VARIANTS[name] = replace(known, patches=(*known.patches, patch))
         return by
 
