@@ -180,7 +180,7 @@ def create_database(path: Path) -> None:
     from mlflow import MlflowClient
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    scratch = _scratch(path)
     try:
         with _without_waiting_for_the_disk():
             MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments(max_results=1)
@@ -278,14 +278,28 @@ def _is_by_proxy(kind: str, host: str, port: int) -> bool:
 
 
 def _require_writable_sqlite(path: Path) -> None:
+    """Make sure that a database can be written, and leave none where none was.
+
+    SQLite would leave an empty file, which `create_database` would take for a database.
+    """
+    tried = path if path.exists() else _scratch(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("CREATE TABLE dps_probe (x)")
-            connection.rollback()
+        try:
+            with closing(sqlite3.connect(tried)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("CREATE TABLE dps_probe (x)")
+                connection.rollback()
+        finally:
+            if tried != path:
+                tried.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
         raise unavailable(f"sqlite:///{path}", error) from error
+
+
+def _scratch(path: Path) -> Path:
+    """Where a database is made that is not whole yet."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _status(error: Exception) -> object:

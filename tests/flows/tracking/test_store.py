@@ -1,4 +1,4 @@
-"""Databases of other versions of MLflow: refused with what to do, and left as they are."""
+"""The tracking store as a file: made whole, refused if damaged or of another version of MLflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import StoreUnavailable
-from flows.tracking.store import refuse_other_schema
+from flows.tracking.store import default_uri, refuse_other_schema, require_reachable
 from flows.tracking.tracker import Tracker
 from tests.support.stores import with_store
 
@@ -34,6 +34,11 @@ def test_one_of_this_version_and_a_new_one_are_fine(made_here: Path, tmp_path: P
     refuse_other_schema(tmp_path / "none.db")
     sqlite3.connect(tmp_path / "empty.db").close()
     refuse_other_schema(tmp_path / "empty.db")
+
+
+def test_whether_a_new_one_can_be_written_is_tried_without_making_it(tmp_path: Path) -> None:
+    require_reachable(default_uri(tmp_path))
+    assert not list((tmp_path / "mlruns").iterdir())
 
 
 @pytest.mark.parametrize(
