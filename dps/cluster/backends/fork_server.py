@@ -25,8 +25,18 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
 }
 
-# Dask's processes import the last one if it is installed, and the server leaves out what is not.
-OF_EVERY_NODE = ("distributed", "dps.cluster.backends.local", "prometheus_client")
+# The server leaves out what is not installed, and Dask's processes import prometheus_client if it
+# is; those after it are what they import late, when they start or send the first array.
+OF_EVERY_NODE = (
+    "dps.cluster.backends.uncollected",  # first, so that it holds for the others
+    "distributed",
+    "dps.cluster.backends.local",
+    "prometheus_client",
+    "distributed.http.prometheus",
+    "distributed.protocol.numpy",
+    "email.policy",
+    "tornado.platform.asyncio",
+)
 
 
 def fork_context(preload: Sequence[str]) -> ForkServerContext:

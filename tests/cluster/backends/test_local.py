@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -56,6 +57,11 @@ def test_every_node_is_a_process_of_its_own(cluster: LocalCluster) -> None:
     assert len({os.getpid(), *cluster.pids.values()}) == 6
     in_nodes = cluster.client.run(os.getpid).values()
     assert sorted([*in_nodes, cluster.pids["scheduler"]]) == sorted(cluster.pids.values())
+
+
+def test_nodes_collect_garbage_but_of_what_they_were_forked_with(cluster: LocalCluster) -> None:
+    assert set(cluster.client.run(gc.isenabled).values()) == {True}
+    assert min(cluster.client.run(gc.get_freeze_count).values()) > 10_000
 
 
 def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
