@@ -7,6 +7,7 @@ process does, however that ends, and what they started ends with them.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -234,8 +235,11 @@ def _start_fork_server(config: TrialConfig) -> None:
 
 
 def _run_attempts(connection: Connection) -> NoReturn:
+    gc.disable()  # modules last as long as the process: there is nothing to find in them
     from flows.execution.trial import run_trial
 
+    gc.freeze()
+    gc.enable()
     lock = threading.Lock()
 
     def send(message: LogLine | Progress | Finished) -> None:
