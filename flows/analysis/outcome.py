@@ -33,6 +33,7 @@ from flows.analysis.staleness import Staleness, by_period, staleness
 from flows.analysis.throughput import Pace, pace
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.metrics.metric import LINKS, Period
+from flows.metrics.resources import OF_ROLES
 from flows.records.record import Record
 
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.
@@ -255,7 +256,7 @@ class Outcome:
         total = total_usage(self.usage)
         row: dict[str, Any] = {}
         for role, usage in [("all", total), *((role, self.usage[role]) for role in ROLES)]:
-            for name in ("cpu_seconds", "peak_bytes", "sent_bytes", "received_bytes"):
+            for name in OF_ROLES:
                 row[f"{name}_{role}"] = getattr(usage, name)
         for link in LINKS:
             row[f"sent_bytes_link_{link}"] = self.sent_by_link.get(link, 0)

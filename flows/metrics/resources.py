@@ -21,6 +21,7 @@ _OF_ROLES: tuple[tuple[str, str, Unit, str], ...] = (
     ("sent_bytes", "sent", "MB", "Bytes of dps messages sent by {}."),
     ("received_bytes", "received", "MB", "Bytes of dps messages received by {}."),
 )
+OF_ROLES = tuple(key for key, *_ in _OF_ROLES)  # figures of one role: "cpu_seconds", …
 
 
 def _usage() -> Iterator[Metric]:

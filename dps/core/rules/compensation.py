@@ -48,7 +48,7 @@ class DelayCompensated(OfAnother):
     strength: float
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)
+        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
         ranges.not_negative(self, "strength")
 
     @property

@@ -29,7 +29,7 @@ class StalenessAware(OfAnother):
     """
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)
+        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
         if needs_base(self.rule):
             raise ConfigurationError(
                 "StalenessAware: delay compensation comes first; write DelayCompensated("
