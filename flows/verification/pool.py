@@ -7,23 +7,24 @@ those that have lived for long must not have grown.
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
 
 import psutil
 
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
 from dps.cluster.names import NodeSpec, resource_of
 from dps.core.names import role_of
-from flows.records.live import eventually
 from flows.verification.counting import require
 
 NODES = {"spare": 8, "store": 2, "mailbox": 2, "worker": 3}
 PRELOAD = ("dps.cluster.driver.parameter_server", "flows.verification.counting")
 START_SECONDS = 60.0
+LOOK_SECONDS = 0.02
 FEWEST_SAMPLES = 9
 MEBIBYTE = 1 << 20
 # What caches and the allocator may still take after a third of the time.
@@ -63,17 +64,31 @@ class Pool:
 
     def alive(self) -> list[str]:
         """The names of the nodes whose processes are there."""
-        pids = self.cluster.pids.items()
-        return [name for name, pid in pids if name != "scheduler" and not is_gone(pid, 0.0)]
+        nodes = (name for name in self.cluster.pids if name != "scheduler")
+        return [name for name in nodes if not self.cluster.gone(name, 0.0)]
 
     def fill(self) -> None:
-        """Have as many nodes of each kind as at the start, all known to the scheduler."""
+        """Have as many nodes of each kind as at the start, all known to the scheduler.
+
+        Raises
+        ------
+        Violation
+            Nodes that run are still unknown after a time, or some that have ended are still known.
+        """
+        until = time.monotonic() + START_SECONDS
+        while (known := self._known()) != (running := self._replenished()):
+            require(time.monotonic() < until, _difference(running, known))
+            time.sleep(LOOK_SECONDS)
+
+    def _replenished(self) -> set[str]:
+        """Start what is missing of each kind; return the names of all nodes that run."""
         alive = self.alive()
-        for kind, number in NODES.items():
-            for _ in range(number - sum(role_of(name) == kind for name in alive)):
-                self.replace(kind)
-        wanted = set(self.alive())
-        eventually(lambda: self._known() == wanted, "start of all nodes", START_SECONDS)
+        missing = (
+            kind
+            for kind, number in NODES.items()
+            for _ in range(number - sum(role_of(name) == kind for name in alive))
+        )
+        return {*alive, *(self.replace(kind) for kind in missing)}
 
     def measure(self) -> None:
         """Note what every process holds now."""
@@ -111,6 +126,14 @@ class Pool:
         client = self.cluster.client
         workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
         return {str(info["name"]) for info in workers.values()}
+
+
+def _difference(running: Set[str], known: Set[str]) -> str:
+    missing, ended = sorted(running - known), sorted(known - running)
+    return (
+        f"start of all nodes: after {START_SECONDS:g} s the scheduler does not know of "
+        f"{missing}, which run, and knows of {ended}, which have ended"
+    )
 
 
 def lives_long(name: str) -> bool:

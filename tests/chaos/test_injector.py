@@ -11,7 +11,8 @@ import pytest
 
 from dps import Chain, ParameterServer, Recovery
 from dps.chaos.injector import Injector
-from dps.cluster.backends.local import LocalCluster, is_running, is_stopped
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_running, is_stopped
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.transport import SystemClock
 from dps.core.faults.plan import AtUpdates, FaultPlan, Kill, Pause

@@ -8,7 +8,7 @@ import pytest
 
 from dps import Checkpoint, Recovery
 from dps.chaos.targets import Targets
-from dps.cluster.backends.local import is_gone
+from dps.cluster.backends.processes import is_gone
 from dps.core.faults.plan import (
     After,
     Among,

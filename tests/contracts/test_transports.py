@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from distributed.core import ConnectionPool
 
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.transport import DaskTransport, Meter

@@ -34,6 +34,7 @@ from dps.cluster.backends.assignment import (
     seated,
 )
 from dps.cluster.backends.local import DASK_SETTINGS
+from dps.cluster.backends.processes import send
 from dps.cluster.backends.remote import (
     ANSWER_SECONDS,
     Placed,
@@ -152,7 +153,7 @@ class ExistingCluster(RemoteNodes):
         """Have SIGKILL sent to a node's process, by itself if it is on another host."""
         node = self.living(name)
         if node.process.here:
-            os.kill(node.process.pid, signal.SIGKILL)
+            send(node.process.own, name, signal.SIGKILL)
         else:
             self.client.run(_end_at_once, workers=[node.address], wait=False)
         return node.process.pid

@@ -17,7 +17,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from importlib.util import find_spec
@@ -33,6 +32,7 @@ from distributed.security import Security
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.fork_server import fork_context
 from dps.cluster.backends.lifetime import end_with_parent
+from dps.cluster.backends.processes import is_gone, is_running, is_stopped, process_of, send
 from dps.cluster.backends.tls import (
     DASHBOARD,
     LOOPBACK,
@@ -121,6 +121,7 @@ class LocalCluster(Cluster):
         self._context = fork_context(preload)
         self._processes: dict[str, ForkServerProcess] = {}
         self._pids: dict[str, int] = {}
+        self._found: dict[str, psutil.Process | None] = {}
         self._specs: dict[str, NodeSpec] = {}
         self._starting = threading.Lock()
         with contextlib.ExitStack() as stack:
@@ -191,26 +192,22 @@ class LocalCluster(Cluster):
 
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process ends within `deadline` seconds."""
-        return is_gone(self._pids[name], deadline)
+        return is_gone(self._found[name], deadline)
 
     def stopped(self, name: str, deadline: float) -> bool:
         """Whether a node's process is stopped by a signal within `deadline` seconds."""
-        return is_stopped(self._pids[name], deadline)
+        return is_stopped(self._found[name], deadline)
 
     def running(self, name: str, deadline: float) -> bool:
         """Whether a node's process is there and not stopped within `deadline` seconds."""
-        return is_running(self._pids[name], deadline)
+        return is_running(self._found[name], deadline)
 
     def obstacle(self, name: str, act: Act) -> str | None:
         """There is none to signals: the processes are all of this machine, and of this user."""
         return self.NO_QUEUE if act in ("requeue", "host") else None
 
     def _signal(self, name: str, number: int) -> int:
-        pid = self.pids[name]
-        if is_gone(pid, 0.0):  # the system may know it still, until its parent has taken note
-            raise ProcessLookupError(f"process {pid} of {name} is gone already")
-        os.kill(pid, number)
-        return pid
+        return send(self._found[name], name, number)
 
     def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
@@ -228,6 +225,7 @@ class LocalCluster(Cluster):
         self._forget_ended()
         self._processes[name] = process
         self._pids[name] = process.pid or 0
+        self._found[name] = process_of(self._pids[name])
 
     def _forget_ended(self) -> None:
         """Let go of what is held for processes that are gone: each costs two open files."""
@@ -251,39 +249,6 @@ class LocalCluster(Cluster):
             process.kill()
         for process in self._processes.values():
             process.join(STOP_SECONDS)
-
-
-def is_gone(pid: int, deadline: float) -> bool:
-    """Whether the process ends (or is a zombie) within `deadline` seconds."""
-    return _becomes(pid, lambda status: status in (None, psutil.STATUS_ZOMBIE), deadline)
-
-
-def is_stopped(pid: int, deadline: float) -> bool:
-    """Whether the process is stopped by a signal within `deadline` seconds."""
-    return _becomes(pid, lambda status: status == psutil.STATUS_STOPPED, deadline)
-
-
-def is_running(pid: int, deadline: float) -> bool:
-    """Whether the process is there and not stopped within `deadline` seconds."""
-    halted = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
-    return _becomes(pid, lambda status: status not in halted, deadline)
-
-
-def _becomes(pid: int, wanted: Callable[[str | None], bool], deadline: float) -> bool:
-    until = time.monotonic() + deadline
-    while not wanted(_status(pid)):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
-
-
-def _status(pid: int) -> str | None:
-    """What the system says of a process; None if it knows none of this number."""
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _open_to(host: str) -> str:

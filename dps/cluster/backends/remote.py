@@ -7,7 +7,6 @@ it. Of one on another machine only its loss is known, by the scheduler.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import distributed
+import psutil
 
 from dps.cluster.backends.base import Act, Cluster
-from dps.cluster.backends.local import is_gone, is_running, is_stopped
+from dps.cluster.backends.processes import is_gone, is_running, is_stopped, process_of, send
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 
@@ -54,18 +54,18 @@ class RemoteNodes(Cluster):
         """Whether a node's process ends in time; of another host, the scheduler tells."""
         process = self._nodes[name].process
         if process.here:
-            return is_gone(process.pid, deadline)
+            return is_gone(process.own, deadline)
         return _holds(lambda: name in self._lost, deadline)
 
     def stopped(self, name: str, deadline: float) -> bool:
         """Whether a node's process is stopped in time; one of another host never is."""
         process = self._nodes[name].process
-        return process.here and is_stopped(process.pid, deadline)
+        return process.here and is_stopped(process.own, deadline)
 
     def running(self, name: str, deadline: float) -> bool:
         """Whether a node's process is there and not stopped in time."""
         process = self._nodes[name].process
-        return is_running(process.pid, deadline) if process.here else name not in self._lost
+        return is_running(process.own, deadline) if process.here else name not in self._lost
 
     def obstacle(self, name: str, act: Act) -> str | None:
         """Why something cannot be done to a node's process; None: it can."""
@@ -89,12 +89,11 @@ class RemoteNodes(Cluster):
 
     def _signal(self, name: str, number: int) -> int:
         """Send a signal to a node's process, which must be one of this machine."""
-        pid = self.living(name).process.pid
+        process = self.living(name).process
         obstacle = self.obstacle(name, "pause")
         if obstacle is not None:
             raise ConfigurationError(obstacle)
-        os.kill(pid, number)
-        return pid
+        return send(process.own, name, number)
 
 
 def _holds(condition: Callable[[], bool], deadline: float) -> bool:
@@ -113,13 +112,18 @@ ANSWER_SECONDS = 15.0
 class Process:
     """Where a process runs: `host` as people call it, `machine` as it is known for sure.
 
-    `here` tells whether signals of this process reach it.
+    `own` is the process itself if signals of this process reach it.
     """
 
     pid: int
     host: str
     machine: str
-    here: bool
+    own: psutil.Process | None
+
+    @property
+    def here(self) -> bool:
+        """Whether signals of this process reach it."""
+        return self.own is not None
 
 
 async def look_at(client: distributed.Client, addresses: Sequence[str]) -> dict[str, Process]:
@@ -160,7 +164,7 @@ def _process(answer: Any, where: str) -> Process:
     if version != ours:
         raise ConfigurationError(f"the {where} has dps {version}, and here is {ours}; {advice}")
     here = (boot, namespace) == (our_boot, our_namespace) and our_uid in (0, uid)
-    return Process(pid, host, boot or host, here)
+    return Process(pid, host, boot or host, process_of(pid) if here else None)
 
 
 def _what_runs_there() -> Callable[[], tuple[str, int, int, str, str, str]]:

@@ -12,7 +12,7 @@ from distributed import Client
 
 from dps.cluster.backends import existing
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.backends.local import is_running
+from dps.cluster.backends.processes import is_running
 from dps.cluster.backends.tls import from_files, temporary
 from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, ConfigurationError

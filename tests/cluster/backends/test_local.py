@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,7 +19,8 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone, is_running
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from tests.support.training import PRELOAD, SECONDS, nodes
@@ -83,6 +85,39 @@ def test_a_killed_node_stays_gone_until_another_is_started() -> None:
             cluster.kill("server-0")
         cluster.start(NodeSpec("server-0-b", "server"))
         eventually(lambda: resources(cluster) == {"server-0-b": ["server"]}, SECONDS)
+
+
+def test_no_process_is_taken_for_a_node_that_has_ended_and_had_its_number() -> None:
+    with LocalCluster(nodes(1, replicas=1), PRELOAD) as cluster:
+        pid = cluster.kill("server-0")
+        assert cluster.gone("server-0", SECONDS)
+        with process_numbered(pid) as other:
+            assert cluster.gone("server-0", 0.0)
+            assert not cluster.running("server-0", 0.0)
+            for ask in (cluster.kill, cluster.pause):
+                with pytest.raises(ProcessLookupError, match="server-0 is gone"):
+                    ask("server-0")
+            assert other.poll() is None
+            assert is_running(other.pid, 0.0)
+
+
+@contextmanager
+def process_numbered(pid: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has been given this number, which is free."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not os.access(last, os.W_OK) or os.geteuid() != 0:
+        pytest.skip("only root can choose the number of the next process, and only on Linux")
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        last.write_text(str(pid - 1))
+        with subprocess.Popen(["sleep", "600"]) as process:
+            try:
+                if process.pid == pid:
+                    yield process
+                    return
+            finally:
+                process.kill()
+    raise AssertionError(f"no process was given the number {pid}")
 
 
 def test_nodes_that_ended_cost_no_open_files() -> None:

@@ -21,7 +21,8 @@ from distributed.security import Security
 from tornado.iostream import IOStream
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.cluster.backends.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
 from dps.cluster.node.transport import DaskTransport, Meter
 from dps.errors import ConfigurationError, Unreachable

@@ -14,7 +14,8 @@ import pytest
 from distributed import Client
 
 from dps import BSP, SGD, Changed, Checkpoint, ParameterServer, Part, Recovery, Worker
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError, FunctionFailed
 from tests.support.training import COUNTING, PRELOAD, SECONDS, audited, nodes, results
 from tests.support.waiting import eventually

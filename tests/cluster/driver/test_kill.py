@@ -28,7 +28,8 @@ from dps import (
     Recovery,
     SharedStore,
 )
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from dps.events import (

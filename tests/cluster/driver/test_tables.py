@@ -24,7 +24,8 @@ from dps import (
     Worker,
     WorkerCache,
 )
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 from tests.support.training import COUNTING, PRELOAD, SECONDS, audited, nodes, results, versions
 from tests.support.waiting import eventually

@@ -17,7 +17,7 @@ from distributed import Client
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends import existing
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.backends.local import is_running
+from dps.cluster.backends.processes import is_running
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.links import links_of
 from dps.cluster.scheduler import reservations

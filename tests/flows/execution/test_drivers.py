@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from dps.cluster.backends.local import is_gone
+from dps.cluster.backends.processes import is_gone
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
 from flows.execution.attempt import Attempt

@@ -15,7 +15,8 @@ from scipy.sparse import vstack
 from sklearn.datasets import dump_svmlight_file, load_digits
 
 from dps import SSP, ParameterServer
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError
 from flows.cli import main
 from flows.cli.examples import PAGE, solve_each, told, verdict, write_page

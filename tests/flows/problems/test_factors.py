@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dps import ParameterServer
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError
 from flows.cli.examples import told
 from flows.problems import factors, ratings

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dps.cluster.backends.local import LocalCluster, is_gone
+from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.transport import SystemClock
@@ -211,7 +211,7 @@ class _Run:
         """Kill a node, which holds this version, with SIGKILL and see that its process is gone."""
         began, number = self.clock.now(), self.kills
         pid = self.cluster.kill(place.node)
-        gone = is_gone(pid, PROOF_SECONDS)
+        gone = self.cluster.gone(place.node, PROOF_SECONDS)
         del self.actors[place.node]
         self.kills += 1
         self.record(Killed(began, number, place.node, pid, version, gone))

@@ -1,0 +1,83 @@
+"""Processes of this machine: what the system says of one, and when that changes.
+
+The system gives the number of an ended process to another one in time. So a process is looked up
+while it is known to run, and known from then on by its number and its start: another one of the
+same number is never taken for it, nor sent its signals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+def process_of(pid: int) -> psutil.Process | None:
+    """The process of this number, known by its start as well; None if there is none."""
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def is_gone(process: psutil.Process | int | None, deadline: float) -> bool:
+    """Whether a process ends (or is a zombie) within `deadline` seconds.
+
+    Parameters
+    ----------
+    process
+        None, one of which nothing was found, is gone. A number stands for the process that has it
+        now.
+    """
+    return _becomes(process, lambda status: status in (None, psutil.STATUS_ZOMBIE), deadline)
+
+
+def is_stopped(process: psutil.Process | int | None, deadline: float) -> bool:
+    """Whether a process is stopped by a signal within `deadline` seconds."""
+    return _becomes(process, lambda status: status == psutil.STATUS_STOPPED, deadline)
+
+
+def is_running(process: psutil.Process | int | None, deadline: float) -> bool:
+    """Whether a process is there and not stopped within `deadline` seconds."""
+    halted = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    return _becomes(process, lambda status: status not in halted, deadline)
+
+
+def send(process: psutil.Process | None, name: str, number: int) -> int:
+    """Send a signal to the process of a node; return its pid.
+
+    Raises
+    ------
+    ProcessLookupError
+        It is gone already.
+    """
+    # The system may know an ended process still, until its parent has taken note.
+    if process is None or is_gone(process, 0.0):
+        raise ProcessLookupError(f"the process of {name} is gone already")
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(f"the process of {name} is gone already") from error
+    return process.pid
+
+
+def _becomes(
+    process: psutil.Process | int | None, wanted: Callable[[str | None], bool], deadline: float
+) -> bool:
+    if isinstance(process, int):
+        process = process_of(process)
+    until = time.monotonic() + deadline
+    while not wanted(_status(process)):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _status(process: psutil.Process | None) -> str | None:
+    """What the system says of a process; None if there is no such process any more."""
+    try:
+        return str(process.status()) if process is not None and process.is_running() else None
+    except psutil.NoSuchProcess:
+        return None
