@@ -72,7 +72,7 @@ class FullDisk:
         self._began = self._clock.now()
         self._served = self._shards()
         try:
-            process = psutil.Process(self._pid)
+            process = self._process = psutil.Process(self._pid)
             self._before, hard = process.rlimit(psutil.RLIMIT_FSIZE)
             process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
             limit, _ = process.rlimit(psutil.RLIMIT_FSIZE)
@@ -83,9 +83,8 @@ class FullDisk:
     def end(self) -> Seen:
         """Set the limit to what it was; it had no effect if nothing was to be written."""
         try:
-            process = psutil.Process(self._pid)
-            _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
-            process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
+            _, hard = self._process.rlimit(psutil.RLIMIT_FSIZE)
+            self._process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
             state = "the limit is lifted"
         except psutil.NoSuchProcess:
             state = "the process has ended meanwhile"
