@@ -19,10 +19,13 @@ from dps import SGD, ParameterServer, Worker
 from dps.cluster.names import NodeSpec
 from dps.events import Acked, Applied, Event
 from dps.protocol.messages import AuditReply
+from dps.protocol.timings import Timings
 from tests.support.waiting import eventually
 
 COUNTING = SGD(1.0)
 SECONDS = 60.0  # until something that happens for sure counts as not happening
+# Whoever waited for a lease or the end of a call would wait longer than a test does.
+PATIENT = Timings(call=2 * SECONDS, lease=2 * SECONDS)
 PRELOAD = ("dps.cluster.driver.parameter_server", "tests.support.training")
 
 E = TypeVar("E", bound=Event)

@@ -32,6 +32,7 @@ from dps.protocol.storage.manifest import find_saved
 from dps.protocol.timings import Timings
 from tests.support.training import (
     COUNTING,
+    PATIENT,
     PRELOAD,
     SECONDS,
     count,
@@ -76,7 +77,7 @@ def test_a_checkpoint_can_be_asked_for_while_workers_push(
 ) -> None:
     durability = Checkpoint(every=100_000, path=str(tmp_path / "saved"), scope=scope)
     choices: dict[str, Any] = {"optimizer": COUNTING, "recovery": Recovery(durability)}
-    with ParameterServer(plain, params(), shards=2, **choices) as ps:
+    with ParameterServer(plain, params(), shards=2, timings=PATIENT, **choices) as ps:
         futures = ps.run(partial(count_until, str(tmp_path / "stop")), workers=2)
         for _ in range(3):
             before = eventually(lambda: min(versions(ps)), SECONDS) + 10

@@ -27,9 +27,9 @@ from dps.cluster.node.transport import DaskTransport, Meter
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Unreachable
 from dps.protocol.messages import Push
-from dps.protocol.timings import Timings
 from tests.support.training import (
     COUNTING,
+    PATIENT,
     PRELOAD,
     SECONDS,
     count,
@@ -59,10 +59,6 @@ def breakable() -> Iterator[LocalCluster]:
     """A cluster of its own for a test that kills."""
     with LocalCluster(nodes(1, replicas=1), PRELOAD) as found:
         yield found
-
-
-# Whoever waited for a lease or the end of a call would wait longer than a test does.
-PATIENT = Timings(call=2 * SECONDS, lease=2 * SECONDS)
 
 
 def large(megabytes: int) -> dict[str, np.ndarray]:
