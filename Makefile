@@ -40,11 +40,17 @@ fashion-data:
 # disturb each other. The others take what the processors have left, so their limit of time is wide.
 CLUSTERS := $(BIN)/python -m pytest -n 2 --dist loadfile -m
 OTHERS := nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 600 -m
+SIMULATE_FRESH := $(BIN)/dps simulate --schedules 320 --fresh $$(git rev-parse HEAD)
 
+# Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
+test test-all test-clusters test-others: export PYTHONDONTWRITEBYTECODE :=
+
+# The tests $(1) beside the tests $(2), and then $(3) while the first are still going on.
 define at-once
 	@mkdir -p build; failed=0; \
 	$(CLUSTERS) "$(1)" >build/cluster-tests.log 2>&1 & clusters=$$!; \
 	$(OTHERS) "$(2)" || failed=1; \
+	$(if $(3),$(3) || failed=1;) \
 	echo "Those that start clusters, which have begun at the same time:"; \
 	wait $$clusters || failed=1; \
 	cat build/cluster-tests.log; \
@@ -52,8 +58,7 @@ define at-once
 endef
 
 test: setup ## run what everybody runs, in minutes: all but the slow tests, and schedules of faults of the present commit's own
-	$(call at-once,cluster and not slow and not deployment,not cluster and not slow)
-	@$(MAKE) --no-print-directory simulate-fresh
+	$(call at-once,cluster and not slow and not deployment,not cluster and not slow,nice -n 19 $(SIMULATE_FRESH))
 
 test-all: setup ## run every test of this machine alone, those of `make test` among them
 	$(call at-once,cluster and not deployment,not cluster)
@@ -176,7 +181,7 @@ simulate: setup ## run 10,000 random schedules of faults on virtual time, and ca
 	$(BIN)/dps simulate --mutants
 
 simulate-fresh: setup ## run some hundred schedules of a series that is the present commit's, about a minute
-	$(BIN)/dps simulate --schedules 320 --fresh $$(git rev-parse HEAD)
+	$(SIMULATE_FRESH)
 
 soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
 	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
