@@ -7,9 +7,10 @@ operation yields the next state; the old one stays valid for whoever holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +23,16 @@ from dps.core.tables.table import SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 20
+
+# Does a piece of work for each of some items, which do not depend on one another, in any order.
+Each = Callable[[Callable[[Any], None], Sequence[Any]], None]
+
+
+def in_turn(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Do a piece of work for one item after the other."""
+    for item in items:
+        work(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +160,11 @@ def apply(
     state: ShardState,
     op: Operation,
     functions: Mapping[str, Function] | None = None,
+    each: Each = in_turn,
 ) -> Step:
     """Return the state after `op`; a duplicate leaves it as it is.
+
+    `each` runs the chunks of a step, which is the same bit by bit however it does that.
 
     Raises
     ------
@@ -172,14 +185,13 @@ def apply(
         return Step("applied", _entered(state, op.id, clock), op)
     if op.kind == "tick":
         return Step("applied", _entered(state, op.id, op.id.seq), op)
-    return _gradient(layout, rule, state, op)
+    return _gradient(layout, rule, state, op, each)
 
 
-def check_gradient(layout: ShardLayout, op: Operation) -> None:
+def check_gradient(layout: ShardLayout, op: Operation, each: Each = in_turn) -> None:
     """Refuse a gradient of the wrong size, or with NaN or infinity in it, naming the array."""
     check_base(op)
-    for stretch in _chunks(layout, op):
-        _check_chunk(layout, op, stretch)
+    each(partial(_check_chunk, layout, op), list(_chunks(layout, op)))
     check_rows(layout, op)
 
 
@@ -240,11 +252,13 @@ def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) 
     return replace(state, index=state.index + 1, version=version, workers=workers)
 
 
-def _gradient(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
+def _gradient(
+    layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation, each: Each
+) -> Step:
     op = compensated(layout, rule, state.values, op)
     scale = op.scale * factor(rule, _staleness(state, op))
     with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
-        values, slots = _stepped(layout, rule, state, op, scale)
+        values, slots = _stepped(layout, rule, state, op, scale, each)
         tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
     updates: list[AppliedUpdate] = []
     following = state
@@ -288,30 +302,55 @@ def _shaped(part: np.ndarray, dtype: str, row: int) -> np.ndarray:
 
 
 def _stepped(
-    layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation, scale: float
+    layout: ShardLayout,
+    rule: UpdateRule,
+    state: ShardState,
+    op: Operation,
+    scale: float,
+    each: Each,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Run the rule over what the gradient covers; return new buffers.
+    """Run the rule over what the gradient covers, copy the rest; return new buffers.
 
-    It goes in chunks that stay in the processor's cache from the check to the last operation.
+    It goes in chunks that stay in the processor's cache from the check to the last operation. One
+    that is not finite ends it: the new buffers are nobody's yet, so nothing was applied.
     """
     if op.gradient is None and op.rows:
         return state.values, state.slots
-    fresh = np.empty_like if not op.pieces else np.copy
-    values = fresh(state.values)
-    slots = {name: fresh(slot) for name, slot in state.slots.items()}
-    for chunk in _chunks(layout, op, by_rows(rule)):
+    chunks = list(_chunks(layout, op, by_rows(rule)))
+    values = np.empty_like(state.values)
+    slots = {name: np.empty_like(slot) for name, slot in state.slots.items()}
+
+    def step(chunk: _Chunk) -> None:
         _check_chunk(layout, op, chunk)
-        _, new_slots = rule.step(
-            chunk.of(state.values),
-            chunk.gradient,
-            {name: chunk.of(slot) for name, slot in state.slots.items()},
-            state.steps + 1,
-            scale,
-            out=chunk.of(values),
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # it is each thread's own
+            _, new_slots = rule.step(
+                chunk.of(state.values),
+                chunk.gradient,
+                {name: chunk.of(slot) for name, slot in state.slots.items()},
+                state.steps + 1,
+                scale,
+                out=chunk.of(values),
+            )
         for name, slot in new_slots.items():
             chunk.of(slots[name])[:] = slot
+
+    def copy(gap: slice) -> None:
+        values[gap] = state.values[gap]
+        for name, slot in state.slots.items():
+            slots[name][gap] = slot[gap]
+
+    each(step, chunks)
+    each(copy, list(_gaps(layout, chunks)))
     return values, slots
+
+
+def _gaps(layout: ShardLayout, chunks: Sequence[_Chunk]) -> Iterator[slice]:
+    """What no chunk covers, in parts of their size."""
+    bounds = [0, *sorted(edge for chunk in chunks for edge in (chunk.begin, chunk.end))]
+    bounds.append(layout.nbytes)
+    for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
+        for at in range(begin, end, CHUNK_BYTES):
+            yield slice(at, min(at + CHUNK_BYTES, end))
 
 
 def _staleness(state: ShardState, op: Operation) -> float:

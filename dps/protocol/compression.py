@@ -22,7 +22,7 @@ from dps.core.filters.encoding import (
 from dps.core.filters.filter import Filter
 from dps.core.rules.compensation import compensated
 from dps.core.rules.rule import UpdateRule
-from dps.core.shard import ShardState, Step, apply
+from dps.core.shard import Each, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol.group import Group
@@ -70,9 +70,11 @@ def dense(layout: ShardLayout, op: Operation) -> Operation:
     return decoded(layout, _unpacked(layout, op)) if op.codec else op
 
 
-def applied(layout: ShardLayout, group: Group, state: ShardState, op: Operation) -> Step:
+def applied(
+    layout: ShardLayout, group: Group, state: ShardState, op: Operation, each: Each = in_turn
+) -> Step:
     """Return what `dps.core.shard.apply` returns for an operation as it travels, and travels on."""
-    step = apply(layout, group.rule, state, dense(layout, op), group.functions)
+    step = apply(layout, group.rule, state, dense(layout, op), group.functions, each)
     return replace(step, operation=op) if op.codec else step
 
 

@@ -1,7 +1,7 @@
 """The Dask actor that hosts shards, or the state store, on one node.
 
 Its methods are coroutines, so Dask runs them on the node's event loop; steps of the update rule on
-large shards go to a thread (`dps.protocol.server.replica`), so that heartbeats are not held up.
+large shards go to threads (`dps.protocol.executor`), so that heartbeats are not held up.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dps.cluster.node.transport import DaskTransport, Meter, SystemClock, answer
 from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol import wire
+from dps.protocol.executor import Cores
 from dps.protocol.group import Group
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
@@ -48,7 +49,9 @@ class HostActor:
         self._group = group.name
         transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
-        self._host = ShardServer(group, node, me, transport, clock, self._recorder)
+        self._cores = Cores()
+        each = self._cores.each
+        self._host = ShardServer(group, node, me, transport, clock, self._recorder, each)
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
@@ -73,6 +76,7 @@ class HostActor:
         self._withdraw_metrics()
         self._recording.cancel()
         await self._host.close()
+        self._cores.close()
         self._recorder(self._sample())
         self._recorder.send()
         leave_of(self._dask_worker).exit(self._group)

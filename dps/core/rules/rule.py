@@ -33,6 +33,9 @@ class UpdateRule(Protocol):
     so many updates. ``needs_base = True``: gradients come with the weights that they were computed
     from, and go through the rule's ``compensated(values, gradient, base)`` before anything else is
     done with them.
+
+    Large parameters are stepped in chunks, on several threads at a time; a rule that changes
+    nothing of its own while it steps, as it must, need not care.
     """
 
     @property

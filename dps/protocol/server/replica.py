@@ -14,7 +14,15 @@ from functools import partial
 from dps.core.consistency import BSP, slack
 from dps.core.replay import plan
 from dps.core.rules.row_steps import written_bytes
-from dps.core.shard import ShardState, Step, check_gradient, is_duplicate, result_of
+from dps.core.shard import (
+    Each,
+    ShardState,
+    Step,
+    check_gradient,
+    in_turn,
+    is_duplicate,
+    result_of,
+)
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
@@ -66,6 +74,7 @@ class Replica:
         transport: Transport,
         clock: Clock,
         emit: Sink,
+        each: Each = in_turn,
     ) -> None:
         self.shard = shard
         self.node = node
@@ -81,6 +90,7 @@ class Replica:
         self._transport = transport
         self._clock = clock
         self._emit = emit
+        self._each = each
         self.lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._commits = CommitLog(
@@ -361,10 +371,10 @@ class Replica:
 
     async def _in_round(self, op: Operation, epoch: int, until: float) -> Step | None:
         """Hold an update until those are here that it is applied with; None if that takes long."""
-        if op.id.worker not in self.state.clocks or is_duplicate(self.state, op.id):
+        if op.kind == "gradient" and self._is_of_round(op):
+            await offload(partial(self._check, op), written_bytes(self._layout, {}, op))
+        if not self._is_of_round(op):
             return await self._apply(op, epoch)
-        if op.kind == "gradient":
-            check_gradient(self._layout, dense(self._layout, op))
         held = self._batching.hold(op)
         async with self.lock:
             self._must_be_head(epoch)
@@ -377,6 +387,12 @@ class Replica:
                 return await asyncio.shield(held)
         except TimeoutError:
             return None
+
+    def _is_of_round(self, op: Operation) -> bool:
+        return op.id.worker in self.state.clocks and not is_duplicate(self.state, op.id)
+
+    def _check(self, op: Operation) -> None:
+        check_gradient(self._layout, dense(self._layout, op), self._each)
 
     def _begin_to_linger(self) -> None:
         if self._lingering is None or self._lingering.done():
@@ -400,7 +416,7 @@ class Replica:
         return step
 
     async def _stepped(self, op: Operation) -> Step:
-        work = partial(applied, self._layout, self._group, self.state, op)
+        work = partial(applied, self._layout, self._group, self.state, op, self._each)
         if op.kind == "apply":  # a function may take any time
             return await asyncio.get_running_loop().run_in_executor(None, work)
         return await offload(work, written_bytes(self._layout, self.state.tables, op))

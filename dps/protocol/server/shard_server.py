@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dps.core.shard import ShardState
+from dps.core.shard import Each, ShardState, in_turn
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
 from dps.protocol.durability import Persistence, ServerContext
@@ -84,10 +84,23 @@ OF_REPLICAS = (
 
 
 class ShardServer:
-    """One server node. All calls come from one event loop."""
+    """One server node. All calls come from one event loop.
+
+    Parameters
+    ----------
+    each
+        Runs the chunks of a step of the update rule.
+    """
 
     def __init__(
-        self, group: Group, node: str, me: Endpoint, transport: Transport, clock: Clock, emit: Sink
+        self,
+        group: Group,
+        node: str,
+        me: Endpoint,
+        transport: Transport,
+        clock: Clock,
+        emit: Sink,
+        each: Each = in_turn,
     ) -> None:
         self._group = group
         self._node = node
@@ -95,6 +108,7 @@ class ShardServer:
         self._transport = transport
         self._clock = clock
         self._emit = emit
+        self._each = each
         self._replicas: dict[int, Replica] = {}
         self._states = StateStore()
         self._mailboxes = Mailboxes()
@@ -339,6 +353,7 @@ class ShardServer:
                 self._transport,
                 self._clock,
                 self._emit,
+                self._each,
             )
             if old is not None:
                 await old.close()

@@ -1,0 +1,175 @@
+"""Cores: work in parts on threads, which comes to the same as the parts in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import dps
+from dps.core import shard
+from dps.core.rules.rule import UpdateRule
+from dps.core.updates import Operation
+from dps.errors import NonFiniteGradient
+from dps.protocol.executor import Cores, available_cores
+from dps.testing.worlds import same_state
+from tests.support.builders import Model
+
+WAIT_SECONDS = 30.0
+RULES: list[UpdateRule] = [
+    dps.SGD(0.5),
+    dps.Momentum(0.1),
+    dps.AdaGrad(0.5),
+    dps.Adam(0.1),
+    dps.FTRL(0.5, beta=0.1, l1=0.2, l2=0.1),
+    dps.Proximal(0.1, dps.L1(0.3)),
+    dps.Proximal(0.1, dps.GroupL1(0.3)),
+    dps.StalenessAware(dps.Adam(0.1)),
+]
+
+
+@pytest.fixture(params=[1, 2, 5])
+def cores(request: pytest.FixtureRequest) -> Iterator[Cores]:
+    made = Cores(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two() -> Iterator[Cores]:
+    made = Cores(2)
+    yield made
+    made.close()
+
+
+def test_every_item_is_worked_on_once(cores: Cores) -> None:
+    done: list[int] = []
+    cores.each(done.append, range(100))
+    assert sorted(done) == list(range(100))
+    cores.each(done.append, [])
+    assert len(done) == 100
+
+
+def test_two_cores_are_at_work_at_the_same_time(two: Cores) -> None:
+    meeting = threading.Barrier(2)
+    cores_used: set[int] = set()
+
+    def meet(item: int) -> None:
+        meeting.wait(WAIT_SECONDS)
+        cores_used.add(threading.get_ident())
+
+    two.each(meet, [1, 2])
+    assert len(cores_used) == 2
+    assert threading.get_ident() in cores_used
+
+
+def test_one_core_starts_no_thread() -> None:
+    one, before = Cores(1), threading.active_count()
+    used: list[int] = []
+    one.each(lambda item: used.append(threading.get_ident()), range(9))
+    assert set(used) == {threading.get_ident()}
+    assert threading.active_count() == before
+
+
+def test_the_error_is_that_of_the_first_item_that_fails_and_nothing_is_at_work_then(
+    two: Cores,
+) -> None:
+    later_failed = threading.Event()
+    ended: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            assert later_failed.wait(WAIT_SECONDS)
+        else:
+            later_failed.set()
+        ended.append(item)
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 0"):
+        two.each(work, range(50))
+    assert sorted(ended) == [0, 1]
+
+
+def test_who_finds_all_helpers_busy_does_the_work_alone(two: Cores) -> None:
+    begun, enough = threading.Barrier(3), threading.Event()
+
+    def hold(item: int) -> None:
+        begun.wait(WAIT_SECONDS)
+        assert enough.wait(WAIT_SECONDS)
+
+    other = threading.Thread(target=two.each, args=(hold, [1, 2]))
+    other.start()
+    try:
+        begun.wait(WAIT_SECONDS)
+        done: list[int] = []
+        two.each(done.append, range(7))
+        assert done == list(range(7))
+    finally:
+        enough.set()
+        other.join()
+
+
+def test_it_may_use_the_cores_that_the_process_may_run_on() -> None:
+    made = Cores()
+    made.close()
+    assert 1 <= made.count <= available_cores()
+
+
+# -- steps of a shard ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 1 << 10)
+
+
+def _model() -> Model:
+    return Model.by_rows(w=np.zeros((300, 7), np.float32), b=np.zeros(1001), c=np.zeros(5))
+
+
+def _pushes(model: Model) -> list[Operation]:
+    random = np.random.default_rng(0)
+
+    def of(*names: str) -> dict[str, np.ndarray]:
+        specs = [spec for spec in model.layout.arrays if spec.name in names]
+        return {s.name: random.standard_normal(s.shape).astype(s.dtype) for s in specs}
+
+    covered = [("w", "b", "c"), ("w",), ("b", "c"), ("c",), ("w", "b", "c")]
+    return [model.gradient("a", seq, of=of(*names)) for seq, names in enumerate(covered, 1)]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_step_is_the_same_bit_by_bit_on_any_number_of_cores(
+    rule: UpdateRule, cores: Cores
+) -> None:
+    model = _model()
+    in_turn = on_cores = model.state(rule)
+    for op in _pushes(model):
+        in_turn = model.apply(rule, in_turn, op).state
+        layout = model.layout.shards[0]
+        on_cores = shard.apply(layout, rule, on_cores, op, None, cores.each).state
+        assert same_state(in_turn, on_cores)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_is_not_finite_is_refused_as_a_whole_and_named_as_in_turn(cores: Cores) -> None:
+    model, rule = _model(), dps.SGD(1.0)
+    state, layout = model.state(rule), model.layout.shards[0]
+    (op, *_) = _pushes(model)
+    assert op.gradient is not None
+    gradient = op.gradient.copy()
+    wrong = gradient.view(np.float64)
+    wrong[500] = wrong[900] = np.nan
+    broken = model.gradient("a", 1, of=model.arrays(gradient))
+    said = set()
+    for each in (shard.in_turn, cores.each):
+        with pytest.raises(NonFiniteGradient) as refused:
+            shard.apply(layout, rule, state, broken, None, each)
+        with pytest.raises(NonFiniteGradient) as checked:
+            shard.check_gradient(layout, broken, each)
+        said |= {str(refused.value), str(checked.value)}
+    assert len(said) == 1
+    assert not state.values.any()
