@@ -10,6 +10,11 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("dps", deadline=None)
+settings.load_profile("dps")
 
 
 def pytest_configure() -> None:

@@ -25,7 +25,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS, ids=lambda cls: cls.__name__)
 def test_every_kind_of_event_comes_back_from_one_line_of_json(kind: type[Event]) -> None:
     @given(records(kind))
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     def check(event: Event) -> None:
         line = to_json(event)
         assert "\n" not in line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,7 +32,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @given(models(), shard_counts, block_sizes)
-@settings(deadline=None)
 def test_arrays_come_back_from_the_shards_bit_by_bit(
     params: dict[str, np.ndarray], shards: int, block_bytes: int
 ) -> None:
@@ -45,7 +44,6 @@ def test_arrays_come_back_from_the_shards_bit_by_bit(
 
 
 @given(models(), shard_counts, block_sizes, st.data())
-@settings(deadline=None)
 def test_some_of_the_arrays_touch_their_own_pieces_only(
     params: dict[str, np.ndarray], shards: int, block_bytes: int, data: st.DataObject
 ) -> None:
@@ -67,7 +65,6 @@ def test_some_of_the_arrays_touch_their_own_pieces_only(
 
 
 @given(models(), shard_counts, block_sizes)
-@settings(deadline=None)
 def test_blocks_cover_every_element_once_and_lie_aligned(
     params: dict[str, np.ndarray], shards: int, block_bytes: int
 ) -> None:
@@ -198,7 +195,6 @@ def test_finite_numbers_whose_squares_overflow_are_finite(dtype: str) -> None:
 
 
 @given(models(), shard_counts, block_sizes)
-@settings(deadline=None)
 def test_no_row_is_cut_where_rows_are_to_stay_whole(
     params: dict[str, np.ndarray], shards: int, block_bytes: int
 ) -> None:

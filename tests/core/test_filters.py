@@ -90,7 +90,7 @@ numbers = st.integers(-40, 40).map(lambda n: n / 8)
 @pytest.mark.slow
 @every_chain
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]), size=st.integers(1, 90))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_what_was_sent_and_what_is_withheld_is_what_there_was(
     chain: list[Filter], data: st.DataObject, dtype: str, size: int
 ) -> None:
@@ -119,7 +119,6 @@ def test_what_was_sent_and_what_is_withheld_is_what_there_was(
 
 
 @given(size=st.integers(1, 70), share=st.floats(0, 1), seed=st.integers(0, 99))
-@settings(deadline=None)
 def test_raw_values_come_back_bit_by_bit(size: int, share: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     gradient = random.standard_normal(size).astype(np.float32)
@@ -166,7 +165,6 @@ def test_gradients_that_leave_a_weight_at_zero_are_left_out_for_good() -> None:
 
 
 @given(st.lists(st.floats(-3, 3), min_size=5, max_size=5), st.floats(0.01, 0.5))
-@settings(deadline=None)
 def test_what_kkt_leaves_out_would_have_changed_nothing(w: list[float], step: float) -> None:
     """A proximal step with the gradient and one without what is left out come to the same."""
     values = np.array([0.0, 0.0, 0.0, 1.0, -2.0])
@@ -384,7 +382,7 @@ def test_logistic_regression_comes_to_the_same_loss(filters: list[Filter], withi
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_damaged_payload_is_refused_or_read_as_numbers(data: st.DataObject) -> None:
     """Whatever comes, nothing but `ShapeMismatch` is raised, and sizes stay what they were."""
     model = Model.of(w=np.zeros(300, np.float32), b=np.zeros(3))

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
@@ -20,7 +20,6 @@ weights = st.dictionaries(st.text(max_size=4), st.integers(1, 1000), min_size=1,
 
 
 @given(models(largest=30), st.integers(1, 12), st.sampled_from([1, 6, 8, 100, 1 << 18]))
-@settings(deadline=None)
 def test_every_shard_is_within_a_tenth_of_the_mean(
     params: dict[str, np.ndarray], shards: int, block_bytes: int
 ) -> None:

@@ -176,7 +176,7 @@ def in_shards(rule: UpdateRule, layout: Layout, names: Iterable[str]) -> dict[st
 @pytest.mark.parametrize("names", [tuple(PARAMS), ("w",), ("deep", "b")])
 @pytest.mark.parametrize("chunk", [1, 100, 1 << 19])
 @given(shards=st.integers(1, 6), block_bytes=st.sampled_from([1, 40, 300, 1 << 18]))
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 def test_groups_are_the_same_however_the_parameters_are_placed(
     names: tuple[str, ...], chunk: int, shards: int, block_bytes: int
 ) -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.core.outage import Policy, Replay
@@ -154,7 +154,6 @@ def buffers(draw: st.DrawFn) -> list[Operation]:
 
 
 @given(st.sampled_from(POLICIES), buffers(), st.integers(0, 9))
-@settings(deadline=None)
 def test_every_update_keeps_its_identity_and_place(
     policy: str, ops: list[Operation], version: int
 ) -> None:
@@ -166,7 +165,6 @@ def test_every_update_keeps_its_identity_and_place(
 
 
 @given(buffers())
-@settings(deadline=None)
 def test_a_sum_comes_to_the_same_as_each_where_the_rule_is_linear(ops: list[Operation]) -> None:
     states = []
     for policy in ("sum", "each"):

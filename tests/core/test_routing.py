@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
@@ -24,7 +24,6 @@ def layout(shards: int) -> Layout:
 
 
 @given(some_keys, st.sampled_from([1, 2, 5]))
-@settings(deadline=None)
 def test_each_key_is_pushed_to_one_shard_and_repeated_ones_are_summed(
     keys: list[int], shards: int
 ) -> None:
@@ -44,7 +43,6 @@ def test_each_key_is_pushed_to_one_shard_and_repeated_ones_are_summed(
 
 
 @given(some_keys, st.sampled_from([1, 2, 5]))
-@settings(deadline=None)
 def test_rows_come_back_in_the_order_asked_for(keys: list[int], shards: int) -> None:
     question = asked(layout(shards), "bias", keys)
     rows = {s: wanted.astype(np.float64)[:, None] for s, wanted in question.keys.items()}
@@ -52,7 +50,6 @@ def test_rows_come_back_in_the_order_asked_for(keys: list[int], shards: int) -> 
 
 
 @given(some_keys)
-@settings(deadline=None)
 def test_a_key_is_asked_for_where_it_was_pushed_to(keys: list[int]) -> None:
     where = layout(3)
     pushed = dealt(where, {"bias": (np.array(keys, np.int64), np.ones((len(keys), 1)))})

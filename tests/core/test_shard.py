@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.core.rules.ftrl import FTRL
@@ -269,7 +269,6 @@ operations = st.lists(
 
 
 @given(operations)
-@settings(deadline=None)
 def test_counts_and_weights_are_those_of_the_updates_that_were_applied(
     ops: list[Operation],
 ) -> None:
@@ -310,7 +309,6 @@ def _whole(op: Operation) -> np.ndarray:
 
 
 @given(operations, st.sampled_from(RULES))
-@settings(deadline=None)
 def test_replicas_that_apply_the_same_operations_are_bitwise_equal(
     ops: list[Operation], rule: UpdateRule
 ) -> None:
@@ -326,7 +324,6 @@ def test_replicas_that_apply_the_same_operations_are_bitwise_equal(
 
 
 @given(operations, st.sampled_from(RULES))
-@settings(deadline=None)
 def test_a_state_that_somebody_holds_is_never_changed(
     ops: list[Operation], rule: UpdateRule
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.core.outage import Replay
@@ -71,7 +71,6 @@ def test_each_of_many_replayed_gradients_is_staler_than_the_one_before() -> None
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(-8, 8)), max_size=8))
-@settings(deadline=None)
 def test_steps_are_those_of_the_rule_at_the_learning_rate_of_each(
     pushes: list[tuple[int, int]],
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout, ShardLayout
@@ -68,7 +68,6 @@ class Dictionary:
 
 
 @given(st.lists(key_sets, max_size=12), st.lists(keys, max_size=10), st.sampled_from(RULES))
-@settings(deadline=None)
 def test_a_table_holds_what_a_dictionary_would(
     pushes: list[set[int]], asked: list[int], rule: UpdateRule
 ) -> None:
@@ -88,7 +87,6 @@ def test_a_table_holds_what_a_dictionary_would(
 
 
 @given(st.lists(key_sets, max_size=8), limits, limits)
-@settings(deadline=None)
 def test_a_range_is_what_exists_in_it(pushes: list[set[int]], a: int, b: int) -> None:
     table, (start, stop) = EMPTY, sorted((a, b))
     for wanted in pushes:

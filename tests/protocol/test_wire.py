@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("cls", [*CARRIED, *MESSAGES], ids=lambda cls: cls.__name__)
 def test_every_message_comes_back_as_it_was(cls: type) -> None:
     @given(records(cls))
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     def check(message: Any) -> None:
         assert plain(decode(delivered(encode(message)))) == plain(message)
 
@@ -76,7 +76,6 @@ def test_every_message_comes_back_as_it_was(cls: type) -> None:
 
 @pytest.mark.slow
 @given(values)
-@settings(deadline=None)
 def test_nested_values_come_back_as_they_were(value: Any) -> None:
     assert plain(decode(delivered(encode(value)))) == plain(value)
 

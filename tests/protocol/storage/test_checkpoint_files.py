@@ -96,7 +96,7 @@ def test_a_state_comes_back_bit_by_bit(place: Place) -> None:
 
 
 @given(records(ShardState))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_any_state_comes_back(drawn: ShardState) -> None:
     whole = replace(drawn, index=abs(drawn.index) % 10**12)
     place = Place(f"memory://{uuid.uuid4().hex}")
