@@ -43,7 +43,7 @@ OTHERS := nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 600
 SIMULATE_FRESH := $(BIN)/dps simulate --schedules 320 --fresh $$(git rev-parse HEAD)
 
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
-test test-all test-clusters test-others: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-clusters test-others deployment-test slurm-test torch-test browser-test: export PYTHONDONTWRITEBYTECODE :=
 
 # The tests $(1) beside the tests $(2), and then $(3) while the first are still going on.
 define at-once
