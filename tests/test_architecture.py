@@ -21,7 +21,8 @@ BASE = "dps.errors dps.events dps.core dps.protocol dps.protocol.messages"
 PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client"
 CLUSTER = (
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
-    "dps.cluster dps.cluster.node dps.cluster.scheduler dps.cluster.backends dps.cluster.driver"
+    "dps.cluster dps.cluster.transport dps.cluster.node dps.cluster.scheduler "
+    "dps.cluster.backends dps.cluster.driver"
 )
 ORDER = [
     BASE,

@@ -16,7 +16,7 @@ from dps.chaos.files import Failures, FullDisk
 from dps.chaos.network import FullStore, Interference, Remote
 from dps.chaos.slow import Slowdown
 from dps.cluster.names import Node
-from dps.cluster.node.links import BOTH, Closed, Late, Way
+from dps.cluster.transport.links import BOTH, Closed, Late, Way
 from dps.core.faults.plan import Cut, Delay, DiskFull, Lasting, Slow
 from dps.core.names import STORE_ROLES
 from dps.protocol.transport import Clock

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dps.chaos.effect import Seen
-from dps.cluster.node.links import Closed, Condition, Full, Late, links_of
-from dps.cluster.node.transport import DaskTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter
+from dps.cluster.transport.links import Closed, Condition, Full, Late, links_of
 from dps.errors import DeadlineExceeded, DpsError
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Endpoint
@@ -180,7 +180,7 @@ async def _affected(number: int, dask_worker: distributed.Worker) -> int:
 async def _probe(
     coordinator: Endpoint, deadline: float, dask_worker: distributed.Worker
 ) -> float | None:
-    transport = DaskTransport(dask_worker.rpc, Meter(), links_of(dask_worker))
+    transport = ClusterTransport(dask_worker.rpc, Meter(), links_of(dask_worker))
     began = time.monotonic()
     try:
         await transport.call(coordinator, GetTable(-1, deadline), deadline)

@@ -30,8 +30,8 @@ from dps.chaos.injector import Injector
 from dps.cluster.backends.base import Cluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
-from dps.cluster.node.transport import SystemClock
 from dps.cluster.node.worker import Worker
+from dps.cluster.transport.calls import SystemClock
 from dps.core.credentials import masked
 from dps.core.faults.plan import AtUpdates, FaultPlan
 from dps.errors import ConfigurationError, DpsError, StoreUnavailable

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.cluster.node.transport import Meter, answer
+from dps.cluster.transport.calls import Meter, answer
 from dps.errors import StaleEpoch
 from dps.protocol import wire
 from dps.protocol.messages import Audit, Flush, GetTable, Waiting

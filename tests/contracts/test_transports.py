@@ -17,7 +17,7 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
-from dps.cluster.node.transport import DaskTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
 from dps.protocol.messages import Audit, Flush, GetTable, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport
@@ -71,7 +71,7 @@ def on_dask(cluster: LocalCluster, check: Check) -> None:
         async def kill() -> None:
             assert await asyncio.to_thread(is_gone, cluster.kill("server-0"), SECONDS)
 
-        await check(Line(DaskTransport(client.rpc, Meter()), Endpoint(address, "echo"), kill))
+        await check(Line(ClusterTransport(client.rpc, Meter()), Endpoint(address, "echo"), kill))
 
     client.sync(main)
 
@@ -180,7 +180,7 @@ def test_silence_is_no_proof_that_a_process_has_ended() -> None:
 
         async def look() -> bool:
             async with ConnectionPool() as pool:
-                return await DaskTransport(pool, Meter()).gone(f"tcp://127.0.0.1:{port}")
+                return await ClusterTransport(pool, Meter()).gone(f"tcp://127.0.0.1:{port}")
 
         assert not asyncio.run(look())
         deaf.close()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import HOSTING
 from dps.cluster.node.shutdown import leaving_topic
-from dps.cluster.node.transport import SystemClock
 from dps.cluster.node.weak import weakly
+from dps.cluster.transport.calls import SystemClock
 from dps.errors import CapacityError, ConfigurationError, NotServing, ShardUnavailable
 from dps.events import Event, NodeDrained, NodeLeaving, NodeLeft, Sink
 from dps.events.lines import log

@@ -42,10 +42,10 @@ from dps.cluster.driver.setup import (
     from_path,
 )
 from dps.cluster.node.evaluator import Score
-from dps.cluster.node.transport import COORDINATOR_PREFIX, DaskTransport, Meter
 from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import run_worker
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
+from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
@@ -651,7 +651,7 @@ class ParameterServer:
     # -- up and down -----------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._transport = DaskTransport(self._client.rpc, Meter())
+        self._transport = ClusterTransport(self._client.rpc, Meter())
         self._router = Router(self.group, self._transport)
         await self._shard_hosts.assign(self._router)
         self._open = True

@@ -1,1 +1,1 @@
-"""What runs on a node: actors, the worker loop, transport, recorders, metrics, orderly shutdown."""
+"""What runs on a node: actors, the worker loop, recorders, metrics, orderly shutdown."""

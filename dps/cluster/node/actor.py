@@ -15,12 +15,12 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
-from dps.cluster.node.links import links_of
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.node.transport import DaskTransport, Meter, SystemClock, answer
+from dps.cluster.transport.calls import ClusterTransport, Meter, SystemClock, answer
+from dps.cluster.transport.links import links_of
 from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol import wire
@@ -31,7 +31,7 @@ from dps.protocol.transport import Endpoint
 
 
 class HostActor:
-    """A `ShardServer` as a Dask actor; made by the driver, called by `DaskTransport`."""
+    """A `ShardServer` as a Dask actor; made by the driver, called by `ClusterTransport`."""
 
     def __init__(self, group: Group, node: str, role: str, key: str) -> None:
         keep_memory()
@@ -47,7 +47,7 @@ class HostActor:
         self._recorder = recorder_of(group, dask_worker.log_event)
         self._links = links_of(dask_worker)
         self._group = group.name
-        transport = DaskTransport(dask_worker.rpc, self._meter, self._links)
+        transport = ClusterTransport(dask_worker.rpc, self._meter, self._links)
         me = Endpoint(dask_worker.address, key)
         self._cores = Cores()
         each = self._cores.each

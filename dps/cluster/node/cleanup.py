@@ -12,7 +12,7 @@ import resource
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from dps.cluster.node.links import links_of
+from dps.cluster.transport.links import links_of
 
 if TYPE_CHECKING:
     import distributed

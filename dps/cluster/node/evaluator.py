@@ -15,10 +15,10 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
-from dps.cluster.node.links import links_of
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.node.transport import DaskTransport, Meter, SystemClock
+from dps.cluster.transport.calls import ClusterTransport, Meter, SystemClock
+from dps.cluster.transport.links import links_of
 from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
 from dps.protocol.client.client import Client
@@ -53,7 +53,7 @@ class EvaluatorActor:
         self._clock = SystemClock()
         self._meter = Meter()
         self._recorder = recorder_of(group, dask_worker.log_event)
-        transport = DaskTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
+        transport = ClusterTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
         self._client = Client(group, transport)
         now = self._clock.now()
         self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))

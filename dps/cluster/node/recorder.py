@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from dps.cluster.node.transport import Meter, SystemClock
+from dps.cluster.transport.calls import Meter, SystemClock
 from dps.events import Event, ResourceSampled, to_dict
 from dps.events.lines import log
 from dps.protocol.group import Group

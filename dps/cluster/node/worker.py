@@ -22,12 +22,12 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.node.audit import audit
-from dps.cluster.node.links import links_of
 from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import Leave, leave_of
-from dps.cluster.node.transport import DaskTransport, SystemClock, meter_of
+from dps.cluster.transport.calls import ClusterTransport, SystemClock, meter_of
+from dps.cluster.transport.links import links_of
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.tables.key_routing import Gradients
@@ -363,7 +363,7 @@ def run_worker(
     meter = meter_of(dask_worker, group.name)
     recorder = recorder_of(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
-    transport = DaskTransport(dask_worker.rpc, meter, links_of(dask_worker))
+    transport = ClusterTransport(dask_worker.rpc, meter, links_of(dask_worker))
     key = dask_worker.get_current_task()
 
     def is_cancelled() -> bool:

@@ -11,16 +11,16 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dps.cluster.node.loss_log import logged
 from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
-from dps.cluster.node.transport import (
+from dps.cluster.node.weak import weakly
+from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
-    DaskTransport,
+    ClusterTransport,
     Meter,
     SystemClock,
     answer,
     frozen,
     thawed,
 )
-from dps.cluster.node.weak import weakly
 from dps.events import ResourceSampled
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
@@ -53,7 +53,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._scheduler = scheduler
         self._meter = Meter()
         self._recorder = recorder_of(self._group, scheduler.log_event)
-        transport = DaskTransport(scheduler.rpc, self._meter)
+        transport = ClusterTransport(scheduler.rpc, self._meter)
         sink = logged(self._group, self._recorder)
         self._coordinator = Coordinator(self._group, transport, SystemClock(), sink)
         self._losses: set[asyncio.Task[None]] = set()

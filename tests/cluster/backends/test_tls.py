@@ -24,7 +24,7 @@ from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
 from dps.cluster.backends.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
-from dps.cluster.node.transport import DaskTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.errors import ConfigurationError, Unreachable
 from dps.events import Promoted
 from dps.protocol.messages import GetTable
@@ -306,7 +306,7 @@ def test_a_connection_that_breaks_while_it_is_made_is_told_as_unreachable(
         port = listener.sockets[0].getsockname()[1]
         pool = ConnectionPool(connection_args=security)
         await pool.start()
-        transport = DaskTransport(pool, Meter())
+        transport = ClusterTransport(pool, Meter())
         to = Endpoint(f"tls://127.0.0.1:{port}", "nobody")
         try:
             with pytest.raises(Unreachable, match="GetTable to nobody"):

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_info
 from dps import BSP, SGD, Adam, ParameterServer, Worker
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.node.malloc import keep_memory
-from dps.cluster.node.transport import DaskTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.core.updates import Operation, UpdateId
 from dps.errors import Unreachable
 from dps.protocol.messages import Push
@@ -95,7 +95,7 @@ def node_names(client: Any) -> list[str]:
 
 async def hold_until_killed(ps: ParameterServer, cluster: LocalCluster) -> float:
     """Have a push wait at its server for another worker's, kill the server, return the delay."""
-    transport = DaskTransport(cluster.client.rpc, Meter())
+    transport = ClusterTransport(cluster.client.rpc, Meter())
     (view,) = (await ps._router.table()).views
     head, epoch = view.chain[0], view.epoch
     for name in ("one", "other"):
@@ -126,7 +126,7 @@ def test_a_call_to_a_dead_node_keeps_its_deadline(breakable: LocalCluster) -> No
         breakable.kill("server-0")
 
         async def call() -> None:
-            transport = DaskTransport(client.rpc, Meter())
+            transport = ClusterTransport(client.rpc, Meter())
             push = Push(0, 1, Operation("join", UpdateId("one", 1, 0)), pull=False, patience=1.0)
             await transport.call(dead, push, 0.5)
 

@@ -19,8 +19,8 @@ from dps.cluster.backends import existing
 from dps.cluster.backends.existing import ExistingCluster
 from dps.cluster.backends.processes import is_running
 from dps.cluster.names import NodeSpec
-from dps.cluster.node.links import links_of
 from dps.cluster.scheduler import reservations
+from dps.cluster.transport.links import links_of
 from dps.errors import CapacityError
 from tests.support.deployment import ROOT, deployed, wait_for, workers
 from tests.support.driver import MEMBERS

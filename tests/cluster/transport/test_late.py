@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from distributed.core import ConnectionPool, Server
 
-from dps.cluster.node import transport as module
-from dps.cluster.node.transport import (
+from dps.cluster.transport import calls as module
+from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
-    DaskTransport,
+    ClusterTransport,
     Meter,
     answer,
     frozen,
@@ -51,7 +51,7 @@ async def line() -> AsyncIterator[tuple[Late, Callable[[float], Awaitable[Any]]]
     late = Late()
     async with Server({KEY: late.handle}) as server, ConnectionPool() as pool:
         await server.listen("tcp://127.0.0.1")
-        transport, to = DaskTransport(pool, Meter()), Endpoint(server.address, KEY)
+        transport, to = ClusterTransport(pool, Meter()), Endpoint(server.address, KEY)
         try:
             yield late, lambda deadline: transport.call(to, Flush(), deadline)
         finally:

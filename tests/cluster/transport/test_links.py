@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.cluster.node.links import Full, Links
+from dps.cluster.transport.links import Full, Links
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import StoreUnavailable

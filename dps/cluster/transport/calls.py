@@ -21,7 +21,7 @@ from distributed.core import ConnectionPool, RPCClosed
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
-from dps.cluster.node.links import Links
+from dps.cluster.transport.links import Links
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
@@ -63,7 +63,7 @@ def meter_of(dask_worker: Worker, group: str) -> Meter:
     return found
 
 
-class DaskTransport:
+class ClusterTransport:
     """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop.
 
     Everybody calls the coordinator several times a second. When it is late, calls that are given up
