@@ -1,0 +1,251 @@
+"""Segments of memory: who can write to them, when they are used again, and what they leave."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dps.cluster.transport import memory as module
+from dps.cluster.transport.memory import (
+    IDLE_BYTES,
+    SMALLEST,
+    Held,
+    Mapping,
+    Pool,
+    array_of,
+    create,
+    held_by,
+    opened,
+    size_class,
+)
+
+BYTE = np.dtype(np.uint8)
+
+
+def mapped() -> int:
+    """How many segments this process maps."""
+    return Path("/proc/self/maps").read_text().count("memfd:dps")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    gc.collect()
+    before = mapped(), descriptors()
+    yield
+    gc.collect()
+    assert (mapped(), descriptors()) == before
+
+
+def as_seen_by_another(held: Held) -> np.ndarray:
+    """A segment as a process sees it that was passed the descriptor."""
+    there = opened(os.dup(held.mapping.fd), held.mapping.size)
+    return array_of(Held(there, (there.size,), BYTE, False, lambda *_: None))
+
+
+def test_another_sees_what_was_filled_in_byte_by_byte() -> None:
+    arrays: list[np.ndarray] = [
+        np.arange(5, dtype=np.int64),
+        np.ones((3, 7), np.float32),
+        np.zeros(0),
+    ]
+    with nothing_left():
+        pool = Pool()
+        held, starts = pool.filled(arrays)
+        seen = as_seen_by_another(held)
+        for start, array in zip(starts, arrays, strict=True):
+            assert start % 64 == 0
+            assert seen[start : start + array.nbytes].tobytes() == array.tobytes()
+        del held, seen, pool
+
+
+def test_nobody_else_can_write_to_a_segment_nor_change_its_size() -> None:
+    made = create(SMALLEST)
+    with pytest.raises(PermissionError):
+        mmap.mmap(made.fd, SMALLEST)
+    for size in (0, 2 * SMALLEST):
+        with pytest.raises(PermissionError):
+            os.ftruncate(made.fd, size)
+    held, _ = Pool().filled([np.zeros(9)])
+    seen = as_seen_by_another(held)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        seen.flags.writeable = True
+
+
+def test_what_may_shrink_or_is_too_small_is_not_mapped() -> None:
+    with nothing_left():
+        unsealed = os.memfd_create("dps", os.MFD_ALLOW_SEALING)
+        os.ftruncate(unsealed, SMALLEST)
+        with pytest.raises(OSError, match="may shrink"):
+            opened(unsealed, SMALLEST)
+        small = create(SMALLEST)
+        with pytest.raises(OSError, match="too small"):
+            opened(os.dup(small.fd), 2 * SMALLEST)
+        del small
+
+
+def test_a_segment_is_filled_again_only_when_nobody_holds_it() -> None:
+    pool = Pool()
+    first, _ = pool.filled([np.full(8, 1.0)])
+    seen, number = as_seen_by_another(first), first.mapping.fd
+    second, _ = pool.filled([np.full(8, 2.0)])
+    assert second.mapping.fd != number
+    assert seen[:64].view(np.float64).tolist() == [1.0] * 8
+    del first
+    third, _ = pool.filled([np.full(8, 3.0)])
+    assert third.mapping.fd == number
+    assert seen[:64].view(np.float64).tolist() == [3.0] * 8  # the same memory
+    assert len(pool) == 2
+
+
+def test_a_view_holds_a_segment_as_its_array_does() -> None:
+    pool = Pool()
+    view = pool.empty((4, 4), np.dtype(np.float32))[1:, ::2].T
+    pool.filled([np.zeros(8)])
+    assert len(pool) == 2
+    del view
+    pool.filled([np.zeros(8)])
+    assert len(pool) == 2
+
+
+def test_a_spoiled_segment_is_never_filled_again() -> None:
+    with nothing_left():
+        pool = Pool()
+        held, _ = pool.filled([np.zeros(8)])
+        held.spoiled = True
+        seen = as_seen_by_another(held)
+        del held
+        pool.filled([np.ones(8)])
+        assert len(pool) == 1
+        assert not seen.any()  # its memory stays as it was
+        del pool, seen
+
+
+def test_only_what_nobody_can_write_to_is_taken_as_it_lies() -> None:
+    pool = Pool()
+    array = pool.empty((4, 4), np.dtype(np.float32))
+    view = array[1]
+    view.flags.writeable = False
+    assert held_by(array) is None
+    assert held_by(view) is None  # `array` can still write to it
+    array.flags.writeable = False
+    assert held_by(array) is not None
+    assert held_by(view) is held_by(array) is held_by(array.reshape(-1)[3:])
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+    elsewhere = np.zeros(4)
+    elsewhere.flags.writeable = False
+    assert held_by(elsewhere) is None
+    assert held_by(np.frombuffer(b"1234", np.uint8)) is None
+
+
+def test_a_pool_keeps_no_more_than_its_share() -> None:
+    with nothing_left():
+        pool = Pool()
+        size = IDLE_BYTES // 2
+        for held in [pool.filled([np.zeros(1)]), pool.filled([np.zeros(1)])]:
+            del held
+        pool.filled([np.zeros(1)])
+        assert len(pool) == 2
+        pool._ended.extend((_sparse(size), False) for _ in range(3))
+        pool.filled([np.zeros(1)])
+        assert sum(mapping.size for mapping in pool._idle) <= IDLE_BYTES
+        pool.close()
+        assert len(pool) == 0
+
+
+def _sparse(size: int) -> Mapping:
+    """A segment without memory."""
+    fd = os.memfd_create("dps")
+    os.ftruncate(fd, size)
+    return Mapping(fd, size, writable=True)
+
+
+def test_no_more_segments_are_made_than_there_are_descriptors_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_SEGMENTS", 2)
+    pool = Pool()
+    held = [pool.filled([np.zeros(1)]) for _ in range(2)]
+    with pytest.raises(OSError, match="2 segments are in use") as refused:
+        pool.filled([np.zeros(1)])
+    assert refused.value.errno == errno.EMFILE
+    held.pop()
+    pool.filled([np.zeros(SMALLEST)])  # of another size: one that is idle makes room
+    assert len(pool) == 2
+
+
+def test_what_the_system_refuses_is_an_error_and_leaves_nothing() -> None:
+    room, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with nothing_left():
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+            with pytest.raises(OSError, match="too large"):
+                Pool().filled([np.zeros(1)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+
+
+def test_threads_that_fill_and_let_go_at_once_never_share_a_segment() -> None:
+    pool, torn = Pool(), []
+
+    def work(mark: int) -> None:
+        values = np.full(SMALLEST // 8, mark, np.int64)
+        for _ in range(200):
+            held, _ = pool.filled([values])
+            if not (array_of(held).view(np.int64) == mark).all():
+                torn.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torn == []
+    assert len(pool) <= 8
+
+
+@pytest.mark.parametrize("size", [1, SMALLEST, SMALLEST + 1, 3 << 20, (1 << 26) + 5, 12345678])
+def test_a_size_class_holds_the_size_and_wastes_a_quarter_at_most(size: int) -> None:
+    found = size_class(size)
+    assert found >= size
+    assert found == SMALLEST or found <= 1.25 * size
+    assert found % 4096 == 0
+    assert size_class(found) == found
+
+
+KILLED = """
+import numpy, os, sys
+from dps.cluster.transport.memory import Pool
+held = Pool().filled([numpy.zeros(1 << 20)])
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_is_killed_leaves_nothing() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert "memfd:dps" in Path(f"/proc/{process.pid}/maps").read_text()
+        assert set(os.listdir("/dev/shm")) <= before
+        process.send_signal(signal.SIGKILL)
