@@ -15,8 +15,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
+import resource
 import threading
 import weakref
 from collections import deque
@@ -34,6 +36,8 @@ _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _NO_WRITERS = 0x0010  # F_SEAL_FUTURE_WRITE: but for who maps it already; Linux 5.1
 _FAILED = ctypes.c_void_p(-1).value
+
+_log = logging.getLogger("dps.transport")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -54,7 +58,7 @@ class Mapping:
     address, size
         Where it begins in this process, and how many bytes it has.
     fd
-        Its descriptor.
+        Its descriptor; -1 if it was closed, so that others cannot be given it.
     """
 
     def __init__(self, fd: int, size: int, writable: bool) -> None:
@@ -70,7 +74,8 @@ class Mapping:
     def __del__(self, munmap: Callable[..., int] = _libc.munmap) -> None:
         if hasattr(self, "fd"):
             munmap(self.address, self.size)
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)
 
 
 def create(size: int) -> Mapping:
@@ -172,9 +177,15 @@ class Pool:
     """Segments of this process, to be filled again when nobody holds them. Thread-safe.
 
     A segment that is used again need not be faulted in again, neither here nor where it is known.
+
+    Attributes
+    ----------
+    failed
+        Whether there was no memory for a segment, at least once.
     """
 
     def __init__(self) -> None:
+        self.failed = False
         self._lock = threading.Lock()
         self._ended: deque[tuple[Mapping, bool]] = deque()
         self._idle: deque[Mapping] = deque()
@@ -217,6 +228,12 @@ class Pool:
             place = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             np.copyto(place, array)
         return held, starts
+
+    def complain(self, error: OSError) -> None:
+        """Say once that there is no memory, and that arrays go through sockets instead."""
+        if not self.failed:
+            self.failed = True
+            _log.warning("no memory to share (%s): arrays go through the socket instead", error)
 
     def close(self) -> None:
         """Let go of all that is idle, and of the rest as soon as nobody holds it."""
@@ -266,13 +283,22 @@ def size_class(size: int) -> int:
     return -(-size // step) * step
 
 
+def few_left(fd: int) -> bool:
+    """Whether descriptors begin to run short: a new one is the lowest that is free."""
+    return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
 def _memfd() -> int:
     try:
-        return os.memfd_create("dps", _CLOEXEC_SEALABLE | _NOEXEC)
+        fd = os.memfd_create("dps", _CLOEXEC_SEALABLE | _NOEXEC)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.memfd_create("dps", _CLOEXEC_SEALABLE)
+        fd = os.memfd_create("dps", _CLOEXEC_SEALABLE)
+    if few_left(fd):
+        os.close(fd)
+        raise OSError(errno.EMFILE, "few descriptors are left")
+    return fd
 
 
 def _seal(fd: int) -> None:
