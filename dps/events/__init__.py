@@ -170,6 +170,20 @@ class NodeJoined(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class Connected(Event):
+    """A node has found how its messages get to another, which is known by its address.
+
+    `transport` is "shared_memory", "stream" or "dask"; `why` says why it is not another.
+    """
+
+    node: str
+    peer: str
+    transport: str
+    why: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class NodeLeaving(Event):
     """A node was told to leave, and serves on until what it has is moved away.
 

@@ -12,7 +12,7 @@ from dps.core.functions import Function
 from dps.core.rules.rule import UpdateRule
 from dps.protocol.recovery import Recovery
 from dps.protocol.timings import Timings
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, TransportChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Group:
     `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
     moved until somebody asks for it. `functions` can be run on its shards, by name. `labels` go
     with what its processes say of themselves. `on_loss` is what follows when acknowledged updates
-    are lost: "warn", "raise" or "ignore".
+    are lost: "warn", "raise" or "ignore". `transport` is by what its processes call each other.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Group:
     functions: Mapping[str, Function] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     on_loss: str = "warn"
+    transport: TransportChoice = "auto"
 
     @property
     def replicas(self) -> int:

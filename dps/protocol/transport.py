@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+# By what processes of a group call each other: the best that works, or one that was chosen, where
+# it works; "dask" always does.
+TransportChoice = Literal["auto", "shared_memory", "stream", "dask"]
+TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
 
 
 class Endpoint(NamedTuple):

@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import numpy as np
+from distributed import get_worker
 
 from dps.cluster.transport.calls import Meter, answer
+from dps.cluster.transport.port import Port, port_of
 from dps.errors import StaleEpoch
 from dps.protocol import wire
 from dps.protocol.messages import Audit, Flush, GetTable, Waiting
@@ -44,6 +46,12 @@ class EchoActor:
 
     def __init__(self) -> None:
         self._echo = Echo()
+        dask_worker = get_worker()
+        dask_worker.loop.add_callback(self._serve, port_of(dask_worker))
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
         return await answer(self._echo.reply_to, Meter(), link, list(frames))
+
+    def _serve(self, port: Port) -> None:
+        port.enter()
+        port.serve("echo", self.handle)

@@ -18,12 +18,14 @@ from dps.cluster.backends.processes import is_gone
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.cluster.transport.calls import ClusterTransport, Meter
+from dps.cluster.transport.port import port_of_driver
 from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
 from dps.protocol.messages import Audit, Flush, GetTable, Waiting, Weights
-from dps.protocol.transport import Endpoint, Transport
+from dps.protocol.transport import Endpoint, Transport, TransportChoice
 from dps.sim.loop import run
 from dps.sim.network import Network, SimTransport, Weather
 from tests.contracts.echo import Echo, EchoActor
+from tests.support.leftovers import nothing_left
 
 SECONDS = 10.0
 
@@ -60,7 +62,7 @@ def on_simulation(check: Check) -> None:
     run(main, Random(0))
 
 
-def on_dask(cluster: LocalCluster, check: Check) -> None:
+def on_dask(cluster: LocalCluster, check: Check, wanted: TransportChoice) -> None:
     client = cluster.client
 
     async def main() -> None:
@@ -71,12 +73,35 @@ def on_dask(cluster: LocalCluster, check: Check) -> None:
         async def kill() -> None:
             assert await asyncio.to_thread(is_gone, cluster.kill("server-0"), SECONDS)
 
-        await check(Line(ClusterTransport(client.rpc, Meter()), Endpoint(address, "echo"), kill))
+        port, found = port_of_driver(client), list[tuple[str, str]]()
+        port.enter()
 
-    client.sync(main)
+        def note(peer: str, transport: str, why: str) -> None:
+            found.append((peer, transport))
+
+        transport = ClusterTransport(client.rpc, Meter(), None, port, wanted, note)
+        try:
+            await check(Line(transport, Endpoint(address, "echo"), kill))
+            # That is what has been checked, and not what does in its place.
+            expected = "shared_memory" if wanted == "auto" else wanted
+            assert found[0] == (address, expected)
+        finally:
+            port.exit()
+
+    with nothing_left():
+        client.sync(main)
 
 
-ON_DASK = [pytest.param(kind, marks=pytest.mark.cluster) for kind in ("dask", "dask over tls")]
+# Of all that can be chosen: by what, and whether the cluster has TLS.
+CHOICES: dict[str, tuple[TransportChoice, bool]] = {
+    "dask": ("dask", False),
+    "dask over tls": ("dask", True),
+    "shared memory": ("auto", False),
+    "shared memory beside tls": ("shared_memory", True),
+    "stream": ("stream", False),
+    "stream over tls": ("stream", True),
+}
+ON_DASK = [pytest.param(choice, marks=pytest.mark.cluster) for choice in CHOICES]
 
 
 @pytest.fixture(params=["simulated", *ON_DASK])
@@ -84,12 +109,13 @@ def carry_out(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], None
     if request.param == "simulated":
         yield on_simulation
         return
+    wanted, tls = CHOICES[request.param]
     with LocalCluster(
         [NodeSpec("server-0", "server")],
         ["dps.cluster.driver.parameter_server", "tests.contracts.echo"],
-        security=temporary() if request.param == "dask over tls" else None,
+        security=temporary() if tls else None,
     ) as cluster:
-        yield lambda check: on_dask(cluster, check)
+        yield lambda check: on_dask(cluster, check, wanted)
 
 
 Carry = Callable[[Check], None]

@@ -38,6 +38,7 @@ from dps.cluster.driver.setup import (
     afresh,
     check_functions,
     check_on_loss,
+    check_transport,
     checked_labels,
     from_path,
 )
@@ -46,6 +47,7 @@ from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import run_worker
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
+from dps.cluster.transport.port import port_of_driver
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
@@ -63,6 +65,7 @@ from dps.protocol.client.save_all import save_all
 from dps.protocol.messages import CloseGroup, Loss, StopTraining
 from dps.protocol.recovery import Recovery
 from dps.protocol.timings import Timings
+from dps.protocol.transport import TransportChoice
 
 if TYPE_CHECKING:
     import distributed
@@ -125,6 +128,11 @@ class ParameterServer:
         here, and a line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the
         same, and every worker gets `UpdatesLost` from its next request), or "ignore". They are
         listed in `losses` in any case.
+    transport
+        By what processes of the group send each other arrays: "auto" (shared memory between
+        processes of one user on one host, a stream between others), "shared_memory" or "stream"
+        (that alone), or "dask". Dask's own connections are used wherever the one chosen does not
+        work, and for what goes to the coordinator.
 
     Attributes
     ----------
@@ -165,11 +173,13 @@ class ParameterServer:
         seats: NodeAssignment | None = None,
         labels: Mapping[str, str] | None = None,
         on_loss: str = "warn",
+        transport: TransportChoice = "auto",
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
-        self._set_up(client, start, on_event, functions or {}, seats, labels or {}, on_loss)
+        talk = on_loss, transport
+        self._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
 
     @classmethod
     def resume(
@@ -183,6 +193,7 @@ class ParameterServer:
         seats: NodeAssignment | None = None,
         labels: Mapping[str, str] | None = None,
         on_loss: str = "warn",
+        transport: TransportChoice = "auto",
     ) -> ParameterServer:
         """Bring a parameter server up again from its checkpoints alone.
 
@@ -190,7 +201,7 @@ class ParameterServer:
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
-        on_event, timings, functions, seats, labels, on_loss
+        on_event, timings, functions, seats, labels, on_loss, transport
             As for a new one: they are not in the checkpoints.
 
         Raises
@@ -200,7 +211,8 @@ class ParameterServer:
         """
         server = cls.__new__(cls)
         start = from_path(client, path, timings)
-        server._set_up(client, start, on_event, functions or {}, seats, labels or {}, on_loss)
+        talk = on_loss, transport
+        server._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
         return server
 
     def _set_up(
@@ -212,15 +224,18 @@ class ParameterServer:
         seats: NodeAssignment | None,
         labels: Mapping[str, str],
         on_loss: str,
+        transport: TransportChoice,
     ) -> None:
         check_functions(functions, start.group.recovery)
         check_on_loss(on_loss)
+        check_transport(transport)
         group = replace(
             start.group,
             recorded=on_event is not None,
             functions=dict(functions),
             labels=checked_labels(labels),
             on_loss=on_loss,
+            transport=transport,
         )
         start = replace(start, group=group)
         self.group = group
@@ -651,7 +666,11 @@ class ParameterServer:
     # -- up and down -----------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._transport = ClusterTransport(self._client.rpc, Meter())
+        self._port = port_of_driver(self._client)
+        self._port.enter()
+        port = self._port if self.group.transport != "dask" else None
+        wanted = self.group.transport
+        self._transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
         self._router = Router(self.group, self._transport)
         await self._shard_hosts.assign(self._router)
         self._open = True
@@ -790,6 +809,7 @@ class ParameterServer:
     async def _take_down(self) -> None:
         """Leave the cluster as it was before the group, whose workers have ended."""
         await self._shard_hosts.finish_hosts()
+        self._port.exit()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close(self._shard_hosts.seated)

@@ -31,7 +31,7 @@ from dps.protocol.storage.manifest import (
     write_run,
 )
 from dps.protocol.timings import Timings
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import TRANSPORTS, Endpoint
 
 if TYPE_CHECKING:
     import distributed
@@ -191,6 +191,15 @@ def check_on_loss(on_loss: object) -> None:
     if on_loss not in ON_LOSS:
         raise ConfigurationError(
             f"on_loss={on_loss!r}, expected {', '.join(map(repr, ON_LOSS[:-1]))} or {ON_LOSS[-1]!r}"
+        )
+
+
+def check_transport(transport: object) -> None:
+    """Refuse what is no transport; raises `ConfigurationError`."""
+    if transport not in TRANSPORTS:
+        raise ConfigurationError(
+            f"transport={transport!r}, expected {', '.join(map(repr, TRANSPORTS[:-1]))} or "
+            f"{TRANSPORTS[-1]!r}"
         )
 
 

@@ -15,12 +15,14 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
+from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.transport.calls import ClusterTransport, Meter, SystemClock, answer
+from dps.cluster.transport.calls import Meter, SystemClock, answer
 from dps.cluster.transport.links import links_of
+from dps.cluster.transport.port import port_of
 from dps.core.shard import ShardState
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol import wire
@@ -47,7 +49,7 @@ class HostActor:
         self._recorder = recorder_of(group, dask_worker.log_event)
         self._links = links_of(dask_worker)
         self._group = group.name
-        transport = ClusterTransport(dask_worker.rpc, self._meter, self._links)
+        transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         me = Endpoint(dask_worker.address, key)
         self._cores = Cores()
         each = self._cores.each
@@ -79,10 +81,16 @@ class HostActor:
         self._cores.close()
         self._recorder(self._sample())
         self._recorder.send()
+        port = port_of(self._dask_worker)
+        port.withdraw(self._key)
+        port.exit()
         leave_of(self._dask_worker).exit(self._group)
 
     def _start(self) -> None:
         leave_of(self._dask_worker).enter(self._group)
+        port = port_of(self._dask_worker)
+        port.enter()
+        port.serve(self._key, self.handle)
         self._host.start()
         self._watching = asyncio.ensure_future(
             finish_when_let_go(self._dask_worker, self._key, self.finish)

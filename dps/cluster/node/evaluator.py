@@ -15,10 +15,11 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
+from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.transport.calls import ClusterTransport, Meter, SystemClock
-from dps.cluster.transport.links import links_of
+from dps.cluster.transport.calls import Meter, SystemClock
+from dps.cluster.transport.port import port_of
 from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
 from dps.protocol.client.client import Client
@@ -53,7 +54,7 @@ class EvaluatorActor:
         self._clock = SystemClock()
         self._meter = Meter()
         self._recorder = recorder_of(group, dask_worker.log_event)
-        transport = ClusterTransport(dask_worker.rpc, self._meter, links_of(dask_worker))
+        transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         self._client = Client(group, transport)
         now = self._clock.now()
         self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))
@@ -74,10 +75,12 @@ class EvaluatorActor:
         self._recording.cancel()
         self._recorder(self._sample())
         self._recorder.send()
+        port_of(self._dask_worker).exit()
         leave_of(self._dask_worker).exit(self._group.name)
 
     def _start(self) -> None:
         leave_of(self._dask_worker).enter(self._group.name)
+        port_of(self._dask_worker).enter()
         self._last = asyncio.Event()
         self._evaluating = asyncio.ensure_future(self._evaluate_forever())
         self._watching = asyncio.ensure_future(

@@ -22,12 +22,13 @@ import numpy as np
 from distributed import get_worker
 
 from dps.cluster.node.audit import audit
+from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import Leave, leave_of
-from dps.cluster.transport.calls import ClusterTransport, SystemClock, meter_of
-from dps.cluster.transport.links import links_of
+from dps.cluster.transport.calls import SystemClock, meter_of
+from dps.cluster.transport.port import port_of
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.tables.key_routing import Gradients
@@ -363,7 +364,7 @@ def run_worker(
     meter = meter_of(dask_worker, group.name)
     recorder = recorder_of(group, dask_worker.log_event)
     acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
-    transport = ClusterTransport(dask_worker.rpc, meter, links_of(dask_worker))
+    transport = transport_of(dask_worker, group, node, meter, recorder)
     key = dask_worker.get_current_task()
 
     def is_cancelled() -> bool:
@@ -392,6 +393,7 @@ def run_worker(
 
     async def begin() -> asyncio.Task[None]:
         leave_of(dask_worker).enter(group.name)
+        port_of(dask_worker).enter()
         now = SystemClock().now()
         recorder(NodeJoined(now, node, node_role, os.getpid(), socket.gethostname()))
         return asyncio.create_task(record_forever(recorder, group.timings.flush, flush, measure))
@@ -411,6 +413,7 @@ def run_worker(
             flush()
             recorder(measure())
             recorder.send()
+            port_of(dask_worker).exit()
             leave_of(dask_worker).exit(group.name)
 
     def on_loop(request: Coroutine[Any, Any, Any]) -> Any:

@@ -1,6 +1,7 @@
-"""How protocol messages travel on Dask: straight to the node, never through the scheduler.
+"""How protocol messages travel: straight to the node, never through the scheduler.
 
-A host's messages go to its Dask actor by address and key, over a connection pool of Dask's own with
+They go through shared memory or a stream, as `dps.cluster.transport.port` finds for each peer; or
+else over a connection pool of Dask's own, to the host's Dask actor by address and key, with
 whatever security the cluster has. The `Actor` proxy is not used: it ties the life of tasks to the
 actor's, and a call through it may never return when the node dies. Every call has a deadline.
 """
@@ -21,10 +22,12 @@ from distributed.core import ConnectionPool, RPCClosed
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
+from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.links import Links
+from dps.cluster.transport.port import Port, Way
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, TransportChoice
 
 COORDINATOR_PREFIX = "dps_coordinator_"
 PROBE_SECONDS = 0.25
@@ -64,20 +67,40 @@ def meter_of(dask_worker: Worker, group: str) -> Meter:
 
 
 class ClusterTransport:
-    """Calls hosts and the coordinator through a Dask connection pool, from that pool's loop.
+    """Calls hosts and the coordinator, from the loop of a Dask connection pool.
 
-    Everybody calls the coordinator several times a second. When it is late, calls that are given up
-    must not keep it busy, or it never catches up: Dask would close the connection of each, and the
-    next call would make another, which costs far more than an answer. So the connection is kept
-    until the late reply has come, and nothing else is sent until then: it would have to wait too.
+    The coordinator is always called through that pool, by everybody several times a second. When it
+    is late, calls that are given up must not keep it busy, or it never catches up: Dask would close
+    the connection of each, and the next call would make another, which costs far more than an
+    answer. So the connection is kept until the late reply has come, and nothing else is sent until
+    then: it would have to wait too.
 
     Parameters
     ----------
     links
         Those of the process, which may be disturbed on purpose; None: they never are.
+    port
+        Of the process; None: Dask's connections do for all.
+    wanted
+        By what hosts are called: see `dps.protocol.transport.TransportChoice`.
+    on_connected
+        Called with the address of a host, what it is called by, and why, whenever that changes.
     """
 
-    def __init__(self, pool: ConnectionPool, meter: Meter, links: Links | None = None) -> None:
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        meter: Meter,
+        links: Links | None = None,
+        port: Port | None = None,
+        wanted: TransportChoice = "auto",
+        on_connected: Callable[[str, str, str], None] | None = None,
+    ) -> None:
+        self._port = port
+        self._wanted = wanted
+        self._on_connected = on_connected
+        self._transports: dict[str, str] = {}
+        self._large: set[tuple[str, type]] = set()  # whose replies were large
         self._pool = pool
         self._meter = meter
         self._links = links if links is not None else Links()
@@ -91,7 +114,7 @@ class ClusterTransport:
             async with asyncio.timeout(deadline) as scope:
                 if self._links.disturbed:
                     await self._links.passage("out")
-                reply = await self._send(to, link, frames, scope)
+                reply = await self._send(to, link, frames, scope, type(message))
                 if self._links.disturbed:
                     await self._links.passage("in")
         except TimeoutError:
@@ -132,7 +155,43 @@ class ClusterTransport:
         writer.close()
         return False
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array to be filled, which is sent to processes on this host as it lies.
+
+        It is once it is frozen, for good, by ``array.flags.writeable = False``; before, it is
+        copied as others are. Thread-safe.
+        """
+        if self._port is None:
+            return np.empty(shape, dtype)
+        try:
+            return self._port.pool.empty(shape, dtype)
+        except OSError as error:
+            self._port.pool.complain(error)
+            return np.empty(shape, dtype)
+
     async def _send(
+        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout, kind: type
+    ) -> wire.Frames:
+        if self._port is None or to.key.startswith(COORDINATOR_PREFIX):
+            return await self._send_by_dask(to, link, frames, scope)
+        asked = to.key, kind
+        large = asked in self._large or _is_large(frames)
+        way = await self._port.way(to.address, self._wanted, large)
+        self._note(to.address, way)
+        if way.connection is None:
+            return await self._send_by_dask(to, link, frames, scope)
+        reply = await way.connection.call(to.key, link, frames)
+        if not large and _is_large(reply):
+            self._large.add(asked)
+        return reply
+
+    def _note(self, address: str, way: Way) -> None:
+        if self._transports.get(address) != way.transport:
+            self._transports[address] = way.transport
+            if self._on_connected is not None:
+                self._on_connected(address, way.transport, way.why)
+
+    async def _send_by_dask(
         self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout
     ) -> wire.Frames:
         peer = self._pool(to.address)
@@ -172,6 +231,10 @@ class ClusterTransport:
         self._late.discard(asking)
         if not asking.cancelled():
             asking.exception()
+
+
+def _is_large(frames: wire.Frames) -> bool:
+    return any(frame.nbytes >= LARGE_BYTES for frame in frames)
 
 
 def _parts(address: str) -> tuple[str, str, int]:

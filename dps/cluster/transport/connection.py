@@ -118,6 +118,7 @@ class Connection:
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
         self.lost = False
+        self._retired = False
         self._loop.add_reader(self._fd, self._readable)
 
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
@@ -147,6 +148,14 @@ class Connection:
             raise
         finally:
             self._waiting.pop(number, None)
+            if self._retired and not self._waiting:
+                self.close()
+
+    def retire(self) -> None:
+        """End it once no request that was made here waits for its reply."""
+        self._retired = True
+        if not self._waiting:
+            self.close()
 
     def close(self, why: str = "closed here") -> None:
         """End it: whatever waits for a reply gets `Lost`."""

@@ -33,7 +33,10 @@ IDLE_BYTES = 512 << 20  # what a pool keeps for later
 MOST_SEGMENTS = 256  # of a pool; each costs a descriptor here and in every process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
-_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+# By number: this module is imported on systems that have none of them, too.
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEAL, _SHRINK, _GROW = 0x0001, 0x0002, 0x0004
+_FIXED_SIZE = _SHRINK | _GROW
 _NO_WRITERS = 0x0010  # F_SEAL_FUTURE_WRITE: but for who maps it already; Linux 5.1
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -106,8 +109,8 @@ def opened(fd: int, size: int) -> Mapping:
         It is not such a segment, or there is no room for it.
     """
     try:
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        if sealed & fcntl.F_SEAL_SHRINK == 0 or os.fstat(fd).st_size < size:
+        sealed = fcntl.fcntl(fd, _GET_SEALS)
+        if sealed & _SHRINK == 0 or os.fstat(fd).st_size < size:
             raise OSError(errno.EINVAL, "memory that may shrink, or is too small")
         return Mapping(fd, size, writable=False)
     except BaseException:
@@ -303,9 +306,9 @@ def _memfd() -> int:
 
 def _seal(fd: int) -> None:
     try:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE | _NO_WRITERS)
+        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE | _NO_WRITERS)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE)
+    fcntl.fcntl(fd, _ADD_SEALS, _SEAL)

@@ -426,9 +426,11 @@ def test_what_is_no_message_ends_the_connection_and_nothing_else() -> None:
         for garbage in (b"\xff" * 64, b"\1\0\0\0\xff\xff\xff\xff" + b"\0" * 8, b"\1" + b"\0" * 15):
             lines = await ends("unix")
             why: list[str] = []
-            connection = Connection(
-                lines[1], {}, None, lambda _, text, __, why=why: why.append(text)
-            )
+
+            def lost(_: Connection, text: str, __: bool, why: list[str] = why) -> None:
+                why.append(text)
+
+            connection = Connection(lines[1], {}, None, lost)
             lines[0].send([memoryview(garbage)], ())
             async with asyncio.timeout(SECONDS):
                 while not connection.lost:
@@ -521,7 +523,7 @@ def test_no_torn_message_is_ever_seen_however_its_sender_is_killed(kind: str) ->
         async def check(link: str, *frames: np.ndarray) -> Frames:
             nonlocal sound, torn
             values, checksum = frames
-            if zlib.crc32(values) == checksum[0]:
+            if zlib.crc32(values.data) == checksum[0]:
                 sound += 1
             else:
                 torn += 1
@@ -557,7 +559,7 @@ def test_no_torn_message_is_ever_seen_however_its_sender_is_killed(kind: str) ->
                         await asyncio.sleep(0.01)
         assert torn == 0
         assert kept
-        assert all(zlib.crc32(values) == checksum for values, checksum in kept)
+        assert all(zlib.crc32(values.data) == checksum for values, checksum in kept)
         kept.clear()
 
     carry_out(scenario)
