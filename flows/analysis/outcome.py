@@ -31,6 +31,7 @@ from flows.analysis.resources import (
 )
 from flows.analysis.staleness import Staleness, by_period, staleness
 from flows.analysis.throughput import Pace, pace
+from flows.analysis.transports import transports
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.metrics.metric import LINKS, Period
 from flows.metrics.resources import OF_ROLES
@@ -109,6 +110,8 @@ class Outcome:
         How fast it went.
     usage, sent_by_link, storage, cost
         What it took, per role of node and per kind of link, and what that would cost.
+    transports
+        By what its nodes sent each other arrays, and how many pairs of them.
     filtering
         What filters did to the gradients.
     evaluations, evaluations_missed
@@ -134,6 +137,7 @@ class Outcome:
     sent_by_link: dict[str, int]
     storage: Storage
     cost: Cost
+    transports: dict[str, int]
     filtering: Filtering
     evaluations: int
     evaluations_missed: int
@@ -286,6 +290,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         sent_by_link=sent_by_link(record),
         storage=storage(record),
         cost=cost(record, prices),
+        transports=transports(record),
         filtering=filtering(record),
         evaluations=len(record.of(Evaluated)),
         evaluations_missed=len(record.of(EvaluationMissed)),

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dps import __version__
+from dps.cluster.transport.probe import here as place_of_this_process
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError
 from flows.analysis.finished import RESULTS
@@ -45,7 +46,14 @@ def examine(here: Path, store: str | None = None) -> list[Finding]:
     store
         URI of the tracking store; None: `mlruns/mlflow.db`.
     """
-    return [*_versions(), *_machine(), *_datasets(), _results(here), _store(here, store)]
+    return [
+        *_versions(),
+        *_machine(),
+        _transport(),
+        *_datasets(),
+        _results(here),
+        _store(here, store),
+    ]
 
 
 def as_table(findings: list[Finding]) -> Table:
@@ -82,6 +90,14 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "memory", f"{memory.available / 1e9:.1f} GB available of {memory.total / 1e9:.1f} GB"
     )
+
+
+def _transport() -> Finding:
+    """What nodes on this machine would send each other arrays by."""
+    refusal = place_of_this_process().refusal
+    if refusal:
+        return Finding("transport", f"streams; no shared memory between processes: {refusal}")
+    return Finding("transport", "shared memory between processes here, streams to other hosts")
 
 
 def _datasets() -> Iterator[Finding]:

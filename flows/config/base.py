@@ -29,6 +29,7 @@ from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.outage import Outage
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY
 from dps.protocol.durability import Durability
+from dps.protocol.transport import TransportChoice
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
@@ -187,7 +188,8 @@ class ServerSection(Section):
     """The parameter server: its shards, and nodes kept idle and warm for a loss.
 
     `lease` is for how many seconds a node or worker that is not heard of is counted on; `servers`
-    is how many nodes hold the shards at first, None: one for each replica of each.
+    is how many nodes hold the shards at first, None: one for each replica of each; `transport` is
+    by what nodes send each other arrays.
     """
 
     shards: Count = 2
@@ -195,6 +197,7 @@ class ServerSection(Section):
     servers: Count | None = Field(default=None, exclude_if=lambda servers: servers is None)
     spares: CountOrNone = 0
     lease: PositiveFloat = 1.0
+    transport: TransportChoice = Field(default="auto", exclude_if=lambda chosen: chosen == "auto")
 
 
 class NoDurabilitySection(Built[Durability]):

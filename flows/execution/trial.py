@@ -284,6 +284,7 @@ def _server(
             seats=seats,
             labels=labels,
             on_loss=ON_LOSS,
+            transport=config.server.transport,
         )
     checkpoints = str((folder / CHECKPOINTS).absolute())
     return ParameterServer(
@@ -301,6 +302,7 @@ def _server(
         seats=seats,
         labels=labels,
         on_loss=ON_LOSS,
+        transport=config.server.transport,
     )
 
 

@@ -15,6 +15,7 @@ from flows.analysis.finished import Finished, failed_before, read_experiment
 from flows.analysis.groups import Group, conditions, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
+from flows.analysis.transports import described
 from flows.config.base import ComparisonSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
@@ -236,6 +237,7 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
         ("trials", trials_text),
         ("seeds", ", ".join(map(str, seeds))),
         *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
+        ("arrays sent by", described(outcome.transports for outcome in outcomes)),
         ("as of" if running else "finished", day.strftime("%-d %B %Y, %H:%M UTC")),
     ]
     return [(name, value) for name, value in facts if value.strip(" ·")]

@@ -49,6 +49,7 @@ EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
 DIRECTORY_TAG = "dps.directory"
 RECORD_TAG = "dps.record"
+TRANSPORT_TAG = "dps.transport"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
 T = TypeVar("T")
@@ -253,6 +254,7 @@ class Tracker:
             "dps.seed": str(identity.seed),
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
+            **_transports(outcome),
             **_circumstances(record),
             **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
         }
@@ -368,6 +370,12 @@ def _circumstances(record: Record) -> dict[str, str]:
     """How the trial was run: as tags, for it is no part of what it depends on."""
     settings = record.started.settings if record.started else {}
     return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
+
+
+def _transports(outcome: Outcome) -> dict[str, str]:
+    """By what the trial's nodes sent each other arrays, if that was recorded."""
+    found = ", ".join(outcome.transports)
+    return {TRANSPORT_TAG: found} if found else {}
 
 
 def _is_whole(run: Any) -> bool:

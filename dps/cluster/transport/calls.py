@@ -24,7 +24,7 @@ from distributed.protocol.serialize import Serialize, Serialized, merge_and_dese
 
 from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.links import Links
-from dps.cluster.transport.port import Port, Way
+from dps.cluster.transport.port import AS_CHOSEN, Port, Way
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint, TransportChoice
@@ -172,11 +172,13 @@ class ClusterTransport:
     async def _send(
         self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout, kind: type
     ) -> wire.Frames:
-        if self._port is None or to.key.startswith(COORDINATOR_PREFIX):
+        if to.key.startswith(COORDINATOR_PREFIX):
             return await self._send_by_dask(to, link, frames, scope)
         asked = to.key, kind
         large = asked in self._large or _is_large(frames)
-        way = await self._port.way(to.address, self._wanted, large)
+        way = AS_CHOSEN
+        if self._port is not None:
+            way = await self._port.way(to.address, self._wanted, large)
         self._note(to.address, way)
         if way.connection is None:
             return await self._send_by_dask(to, link, frames, scope)

@@ -60,6 +60,9 @@ class Way:
         return self.until > time.monotonic()
 
 
+AS_CHOSEN = Way("dask", "as chosen", None)
+
+
 class _Impassable(Exception):
     """A kind of connection does not work between two processes; says why.
 
@@ -256,7 +259,7 @@ class Port:
                 continue
             lasting = all(reason.lasting for reason in found)
             return Way(kind, _told(found) or _WHY[kind], connection, _until(lasting))
-        return Way("dask", _told(found) or _WHY["dask"], None, _until(False))
+        return Way("dask", _told(found), None, _until(False)) if found else AS_CHOSEN
 
     async def _line(self, address: str, kind: Kind) -> Line:
         """Connect to a peer; raises `_Impassable` if this kind of connection does not work."""
@@ -323,7 +326,7 @@ _KINDS: dict[TransportChoice, tuple[Kind, ...]] = {
     "dask": (),
 }
 _NAMES = {"shared_memory": "shared memory", "stream": "stream"}
-_WHY = {"shared_memory": "on the same host", "stream": "as chosen", "dask": "as chosen"}
+_WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
 
 
 def _told(found: list[_Impassable]) -> str:

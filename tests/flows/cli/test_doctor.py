@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dps.cluster.transport import memory
+from dps.cluster.transport.memory import Mapping
 from flows.cli.doctor import Finding, examine
 from flows.tracking.tracker import Tracker
 
@@ -21,6 +23,20 @@ def test_a_fresh_directory_is_fine_and_stays_fresh(tmp_path: Path) -> None:
     assert findings["dataset digits"].found == "scikit-learn"
     assert findings["store"].found.startswith(f"sqlite:///{tmp_path.resolve()}/mlruns/mlflow.db")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whether_processes_can_share_memory_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found(tmp_path)["transport"].found.startswith("shared memory between processes here")
+
+    def refuse(size: int) -> Mapping:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(memory, "create", refuse)
+    finding = found(tmp_path)["transport"]
+    assert finding.good
+    assert "no shared memory between processes: [Errno 1] Operation not permitted" in finding.found
 
 
 @pytest.mark.slow

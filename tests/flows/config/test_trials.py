@@ -8,7 +8,7 @@ import pytest
 
 from dps.errors import ConfigurationError
 from flows.config.experiment import load_experiment
-from flows.config.trials import expand, in_blocks, trial_name
+from flows.config.trials import Trial, expand, in_blocks, trial_name
 
 
 def names(*overrides: str) -> list[str]:
@@ -67,6 +67,19 @@ def test_digest_tells_what_a_trial_depends_on() -> None:
         load_experiment("demo", ["axes.recovery={hot: {durability: {kind: chain, replicas: 2}}}"])
     )
     assert relabelled[0].digest == first["chain.no-fault.seed-0"]
+
+
+def test_a_transport_that_is_not_chosen_leaves_a_trial_as_it_was() -> None:
+    def first(*overrides: str) -> Trial:
+        return expand(load_experiment("demo", overrides))[0]
+
+    assert first("server.transport=auto").digest == first().digest
+    assert "transport" not in first().config.model_dump()["server"]
+    chosen = [first(f"server.transport={by}") for by in ("shared_memory", "stream", "dask")]
+    assert len({trial.digest for trial in (first(), *chosen)}) == 4
+    assert chosen[0].config.server.transport == "shared_memory"
+    with pytest.raises(ConfigurationError, match=r"server\.transport"):
+        first("server.transport=pigeon")
 
 
 def test_trials_run_in_blocks_whose_order_is_drawn() -> None:
