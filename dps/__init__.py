@@ -40,6 +40,7 @@ from dps.protocol.recovery import Recovery
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
+    from dps.cluster.node.pipeline import Pipeline
     from dps.cluster.node.worker import Worker
 
 __version__ = "0.1.0"
@@ -75,6 +76,7 @@ __all__ = [
     "ParameterServer",
     "Part",
     "Penalty",
+    "Pipeline",
     "Proximal",
     "Quantise",
     "RandomSkip",
@@ -105,6 +107,10 @@ def __getattr__(name: str) -> Any:
         from dps.cluster.driver.parameter_server import ParameterServer
 
         return ParameterServer
+    if name == "Pipeline":
+        from dps.cluster.node.pipeline import Pipeline
+
+        return Pipeline
     if name == "Worker":
         from dps.cluster.node.worker import Worker
 

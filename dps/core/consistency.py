@@ -45,6 +45,32 @@ class ASP:
 Consistency = BSP | SSP | ASP
 
 
+def check_ahead(consistency: Consistency, ahead: int) -> None:
+    """Refuse to compute on weights that lack more of a worker's own updates than is allowed.
+
+    Parameters
+    ----------
+    ahead
+        How many of its last updates they may lack.
+
+    Raises
+    ------
+    ConfigurationError
+        It is negative, or the consistency model has a worker read again before.
+    """
+    if ahead < 0:
+        raise ConfigurationError(f"ahead={ahead}, expected 0 or more updates")
+    if isinstance(consistency, ASP):
+        return
+    bound = consistency.tau if isinstance(consistency, SSP) else 0
+    if ahead > bound:
+        raise ConfigurationError(
+            f"ahead={ahead}, but under {consistency} a worker may compute {bound} more gradients "
+            f"than one before it reads weights again; expected ahead={bound} at most, or "
+            f"SSP(tau={ahead}), or ASP()"
+        )
+
+
 def slack(consistency: Consistency, clocks: Mapping[str, int], worker: str) -> int | None:
     """How many more gradients than one a worker may compute before it reads weights again.
 

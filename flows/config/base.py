@@ -108,7 +108,8 @@ class TrainingSection(Section):
     `updates` gradients in all are split evenly over the workers. A gradient takes at least
     `compute_seconds`, which stands for a heavier model without using the core, and longer if it is
     `straggling`. Workers draw their batches from all examples (`shared`), or each from its part of
-    them in the order of their classes (`by_class`).
+    them in the order of their classes (`by_class`). They compute on weights that may lack their own
+    last `ahead` updates, which are still on their way.
     """
 
     workers: Count = 2
@@ -121,6 +122,7 @@ class TrainingSection(Section):
     partition: Literal["shared", "by_class"] = Field(
         default="shared", exclude_if=lambda partition: partition == "shared"
     )
+    ahead: NonNegativeInt = Field(default=0, exclude_if=lambda updates: updates == 0)
 
     @model_validator(mode="after")
     def _straggling_slows_something(self) -> TrainingSection:

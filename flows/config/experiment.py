@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from dps.core.consistency import Consistency
+from dps.core.consistency import Consistency, check_ahead
 from dps.core.faults.expansion import MOST_FAULTS, Entry, Expanded, expand
 from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
@@ -152,6 +152,12 @@ class TrialConfig(_Settings):
         if isinstance(self.workload, Registered):  # what others are told is checked by itself
             with refusing("workload"):
                 workload_of(self)
+        return self
+
+    @model_validator(mode="after")
+    def _workers_may_be_ahead(self) -> TrialConfig:
+        with refusing("training.ahead"):
+            check_ahead(self.build_consistency(), self.training.ahead)
         return self
 
     @model_validator(mode="after")

@@ -30,6 +30,7 @@ from dps.chaos.injector import Injector
 from dps.cluster.backends.base import Cluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
+from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
 from dps.cluster.transport.calls import SystemClock
 from dps.core.credentials import masked
@@ -391,7 +392,8 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
 
     `shares` says which of its batches each worker computes, in their order; one that is asked to
     leave does not compute the rest. What it reports as computing is the gradient and the emulated
-    rest of it; the time until the next gradient is spent waiting for the server, or for others.
+    rest of it; the time until the next gradient is spent waiting for the server, or for others. It
+    computes on while so many updates are on their way as `training.ahead` says.
     """
     workload, training = workload_of(config), config.training
     data = _training_data(config.dataset)
@@ -401,18 +403,19 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     order = batches(rng, len(rows), training.batch_size)
     times = durations(training, config.seed, number)
     deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
-    params = worker.pull()
-    for _ in share:
-        if worker.leaving:
-            return
-        began = time.perf_counter()
-        batch = rows[next(order)]
-        loss, gradients = workload.gradient(params, data.x_train[batch], data.y_train[batch])
-        spent = time.perf_counter() - began
-        time.sleep(max(0.0, next(times) - spent))
-        computed = time.perf_counter() - began
-        params = worker.push_pull(gradients)
-        worker.report(loss=loss, compute_seconds=computed)
+    with Pipeline(worker, training.ahead) as pipeline:
+        for _ in share:
+            if worker.leaving:
+                return
+            began = time.perf_counter()
+            batch = rows[next(order)]
+            x, y = data.x_train[batch], data.y_train[batch]
+            loss, gradients = workload.gradient(pipeline.weights, x, y)
+            spent = time.perf_counter() - began
+            time.sleep(max(0.0, next(times) - spent))
+            computed = time.perf_counter() - began
+            pipeline.push_pull(gradients)
+            worker.report(loss=loss, compute_seconds=computed)
 
 
 class Scorer:

@@ -30,12 +30,13 @@ from dps.cluster.node.shutdown import Leave, leave_of
 from dps.cluster.transport.calls import SystemClock, meter_of
 from dps.cluster.transport.port import port_of
 from dps.core.blocks import Arrays
-from dps.core.consistency import ASP
+from dps.core.consistency import ASP, Consistency
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.core.updates import UpdateId
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client.client import Client
+from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
@@ -137,6 +138,31 @@ class Worker:
         self._loop = loop
         self._reports = reports
         self._leave = leave
+        self._given: ReadPoint | None = None
+        self._buffered = 0
+
+    @property
+    def consistency(self) -> Consistency:
+        """The consistency model of the parameter server."""
+        return self._client.consistency
+
+    @property
+    def read_point(self) -> ReadPoint | None:
+        """Which weights this worker was given last; None: it has not pulled yet.
+
+        Only those that a method has returned, such as `pull`, or `wait` of a handle: what has come
+        since is not what the function computes on. `push` takes the point as `computed_on`.
+        """
+        return self._given
+
+    @property
+    def slack(self) -> int | None:
+        """How many more gradients than one it may compute on the weights that it was given last.
+
+        That is what SSP leaves of its bound; None: there is none, or it has not pulled yet.
+        """
+        slack = self._given.slack if self._given is not None else None
+        return None if slack is None else max(0, slack - self._buffered)
 
     @property
     def dropped(self) -> int:
@@ -168,7 +194,12 @@ class Worker:
         """
         return self.pull_async().wait()
 
-    def push(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> None:
+    def push(
+        self,
+        gradients: Arrays = NOTHING,
+        rows: Gradients = NOTHING,
+        computed_on: ReadPoint | None = None,
+    ) -> None:
         """Push gradients and wait until they are durable to the recovery strategy's promise.
 
         Where the consistency model refuses them as too stale, they are counted in `dropped`.
@@ -182,6 +213,9 @@ class Worker:
             gradient of each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
             gradients of one that is repeated are summed. They are one update with `gradients`, of
             each shard that holds some of them.
+        computed_on
+            The `read_point` of the weights that the gradients were computed on, which their
+            staleness is counted from. None: of those that were given last.
 
         Raises
         ------
@@ -198,13 +232,16 @@ class Worker:
 
         All other methods raise the last four as well.
         """
-        self.push_async(gradients, rows).wait()
+        self.push_async(gradients, rows, computed_on).wait()
 
     def push_pull(
-        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+        self,
+        gradients: Arrays = NOTHING,
+        rows: Gradients = NOTHING,
+        computed_on: ReadPoint | None = None,
     ) -> dict[str, np.ndarray]:
         """Push gradients and return the weights after them, in one round trip."""
-        return self.push_pull_async(gradients, rows).wait()
+        return self.push_pull_async(gradients, rows, computed_on).wait()
 
     def pull_rows(self, table: str, keys: Keys) -> np.ndarray:
         """Return rows of a sparse table by their keys.
@@ -249,34 +286,43 @@ class Worker:
 
     def pull_async(self) -> Handle[dict[str, np.ndarray]]:
         """Like `pull`, but return at once with a handle to wait on."""
-        return Handle(self._begin(self._client.pull()), lambda _: self._client.weights())
+        return Handle(self._begin(self._client.pull()), self._give)
 
-    def push_async(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Handle[None]:
+    def push_async(
+        self,
+        gradients: Arrays = NOTHING,
+        rows: Gradients = NOTHING,
+        computed_on: ReadPoint | None = None,
+    ) -> Handle[None]:
         """Like `push`, but return at once with a handle to wait on.
 
         The gradients must not be changed before the handle is done.
         """
-        return Handle(self._begin(self._client.push(gradients, rows=rows)), lambda _: None)
+        pushed = self._begin(self._client.push(gradients, False, rows, computed_on or self._given))
+        return Handle(pushed, lambda _: None)
 
     def push_pull_async(
-        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+        self,
+        gradients: Arrays = NOTHING,
+        rows: Gradients = NOTHING,
+        computed_on: ReadPoint | None = None,
     ) -> Handle[dict[str, np.ndarray]]:
         """Like `push_pull`, but return at once with a handle to wait on.
 
         The gradients must not be changed before the handle is done.
         """
-        pushed = self._begin(self._client.push(gradients, pull=True, rows=rows))
-        return Handle(pushed, lambda _: self._client.weights())
+        pushed = self._begin(self._client.push(gradients, True, rows, computed_on or self._given))
+        return Handle(pushed, self._give)
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
         """Like `pull_rows`, but return at once with a handle to wait on."""
-        return Handle(self._begin(self._client.pull_rows(table, keys)), lambda rows: rows)
+        return Handle(self._begin(self._client.pull_rows(table, keys)), self._give_rows)
 
     def pull_range_async(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> Handle[tuple[np.ndarray, np.ndarray]]:
         """Like `pull_range`, but return at once with a handle to wait on."""
-        return Handle(self._begin(self._client.pull_range(table, start, stop)), lambda rows: rows)
+        return Handle(self._begin(self._client.pull_range(table, start, stop)), self._give_rows)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
         """Run a registered function on every shard, once on each: see `ParameterServer.apply`.
@@ -293,6 +339,17 @@ class Worker:
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
         self._reports(metrics)
+
+    def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
+        """Return the newest weights, after that update, and note that they are computed on."""
+        self._given = self._client.read_point()
+        self._buffered = 0 if pushed is None else self._given.lacks(pushed)
+        return self._client.weights(self._given)
+
+    def _give_rows(self, rows: T) -> T:
+        now = self._client.read_point()
+        self._given = self._given.with_rows(now) if self._given is not None else now
+        return rows
 
     def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(request, self._loop)

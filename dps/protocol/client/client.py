@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.blocks import Arrays
-from dps.core.consistency import ASP
+from dps.core.consistency import ASP, Consistency
 from dps.core.filters.outbox import Counts
 from dps.core.functions import pack, unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked, dealt
@@ -40,6 +40,7 @@ from dps.errors import (
 )
 from dps.protocol.client.barrier import together
 from dps.protocol.client.encoder import Encoder, FilterState, basis
+from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
@@ -131,7 +132,7 @@ class Client:
             )
             for shard in range(len(group.layout.shards))
         ]
-        self._encoder = Encoder(group, self._base)
+        self._encoder = Encoder(group)
         self.router.listen(self._heard)
 
     async def enter(self, address: str, node: str) -> None:
@@ -195,6 +196,11 @@ class Client:
         if self.worker and not reply.granted and incarnation == self.incarnation:
             self._given_up = True
 
+    @property
+    def consistency(self) -> Consistency:
+        """The group's consistency model."""
+        return self._group.consistency
+
     async def leave(self, reason: str) -> None:
         """Take part no longer; what is still buffered or withheld here is applied first."""
         try:
@@ -230,14 +236,16 @@ class Client:
         gradients: Arrays,
         pull: bool = False,
         rows: Gradients = MappingProxyType({}),
-    ) -> None:
+        computed_on: ReadPoint | None = None,
+    ) -> int:
         """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
 
         `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
-        repeated are summed. With `pull`, the weights are read in the same round trip and then found
-        by `weights`. A worker that was not heard of for a lease or more may find its gradients
-        refused as too stale; they are dropped and counted, and it takes part again. So are those
-        that it computed from what it read before it entered again.
+        repeated are summed. They were computed from what had been read by `computed_on`, or by
+        now. With `pull`, the weights are read in the same round trip and then found by `weights`. A
+        worker that was not heard of for a lease or more may find its gradients refused as too
+        stale; they are dropped and counted, and it takes part again. So are those that it computed
+        from what it read before it entered again. Returns the number of the update.
 
         Raises
         ------
@@ -256,14 +264,16 @@ class Client:
         rows_of = dealt(layout, rows, values=looked_at)
         dense = layout.shards_of(gradients)
         touched = {*dense, *rows_of}
-        based = {shard: self._basis(shard) for shard in touched}
-        read_as = self._bases_read_as()
+        point = computed_on or self.read_point()
+        based = {shard: basis(self._group, point.shards[shard], shard) for shard in touched}
+        read_as = point.incarnations | self._rows_read_as
+        self._rows_read_as = set()
         await self._entered.wait()
         operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
         if self._is_gated and read_as - {self.incarnation}:
             await self._push_nothing(operation.id, touched, pull)
-            return
-        filtered = self._encoder.operations(operation, gradients, dense)
+            return operation.id.seq
+        filtered = self._encoder.operations(operation, gradients, dense, point)
 
         def made(shard: int) -> Operation:
             op = based[shard](filtered(shard) if shard in dense else operation)
@@ -273,15 +283,7 @@ class Client:
         await self._send(operation, made, touched, pull)
         self.may_go_on()
         await self._read_if_entered_again(pull)
-
-    def _bases_read_as(self) -> set[int]:
-        """The incarnations as which that was read which the next update is computed from."""
-        rows, self._rows_read_as = self._rows_read_as, set()
-        return rows | {
-            shard_client.read_as
-            for shard_client in self._shard_clients
-            if shard_client.read_as is not None
-        }
+        return operation.id.seq
 
     async def _push_nothing(self, update: UpdateId, touched: Collection[int], pull: bool) -> None:
         """Drop an update that was computed from what another incarnation read, which was evicted.
@@ -329,7 +331,8 @@ class Client:
     async def _push_withheld(self) -> None:
         """Send all that filters have withheld as one last update, again where it is refused."""
         left = self._encoder.remainders(Operation("gradient", self._reader))
-        left = {shard: self._basis(shard)(op) for shard, op in left.items()}
+        point = self.read_point()
+        left = {s: basis(self._group, point.shards[s], s)(op) for s, op in left.items()}
         while left:
             await self._entered_again()
             await self._entered.wait()
@@ -465,14 +468,18 @@ class Client:
         self.may_go_on()
         return [unpack(result) for result in all_succeeded(came)]
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """The weights that were read last, as read-only arrays."""
+    def read_point(self) -> ReadPoint:
+        """What was read by now. Thread-safe."""
+        return ReadPoint(tuple(shard_client.read for shard_client in self._shard_clients))
+
+    def weights(self, point: ReadPoint | None = None) -> dict[str, np.ndarray]:
+        """The weights that were read last by `point`, or by now, as read-only arrays.
+
+        Thread-safe.
+        """
+        reads = (point or self.read_point()).shards
         return self._group.layout.scatter(
-            {
-                s: shard_client.base.values
-                for s, shard_client in enumerate(self._shard_clients)
-                if shard_client.base is not None
-            }
+            {s: read.weights.values for s, read in enumerate(reads) if read.weights is not None}
         )
 
     def versions(self) -> tuple[int, ...]:
@@ -481,13 +488,6 @@ class Client:
             shard_client.base.version if shard_client.base else -1
             for shard_client in self._shard_clients
         )
-
-    def _base(self, shard: int) -> np.ndarray | None:
-        base = self._shard_clients[shard].base
-        return base.values if base is not None else None
-
-    def _basis(self, shard: int) -> Callable[[Operation], Operation]:
-        return basis(self._group, self._shard_clients[shard], shard)
 
     async def _take_part(self) -> None:
         """Do what the durability has workers do."""

@@ -16,11 +16,9 @@ from dps.core.blocks import Arrays
 from dps.core.filters.outbox import Counts, Outbox, Prepared
 from dps.core.rules.rule import needs_base
 from dps.core.updates import Operation
-from dps.protocol.client.shard_client import ShardClient
+from dps.protocol.client.read_point import ReadPoint, ShardRead
 from dps.protocol.compression import packed
 from dps.protocol.group import Group
-
-Base = Callable[[int], np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +29,12 @@ class FilterState:
     residual_norm: float
 
 
-def basis(group: Group, shard_client: ShardClient, shard: int) -> Callable[[Operation], Operation]:
-    """Return what notes on a gradient from which weights it was computed: those read last.
+def basis(group: Group, read: ShardRead, shard: int) -> Callable[[Operation], Operation]:
+    """Return what notes on a gradient from which weights it was computed.
 
-    What it has read by now: the gradient may be sent after more was read, and again after that.
+    The gradient may be sent after more was read, and again after that.
     """
-    seen, base, layout = shard_client.seen, shard_client.base, group.layout.shards[shard]
+    seen, base, layout = read.seen, read.weights, group.layout.shards[shard]
 
     def noted(op: Operation) -> Operation:
         if seen is not None:
@@ -49,17 +47,10 @@ def basis(group: Group, shard_client: ShardClient, shard: int) -> Callable[[Oper
 
 
 class Encoder:
-    """Makes a client's operations, one for each shard that a gradient touches. Not thread-safe.
+    """Makes a client's operations, one for each shard that a gradient touches. Not thread-safe."""
 
-    Parameters
-    ----------
-    base
-        Returns the buffer of weights of a shard that were read last; None: none were.
-    """
-
-    def __init__(self, group: Group, base: Base) -> None:
+    def __init__(self, group: Group) -> None:
         self._layout = group.layout
-        self._base = base
         shards = range(len(group.layout.shards)) if group.filters else ()
         self._outboxes = [Outbox(group.layout, shard, group.filters) for shard in shards]
 
@@ -69,9 +60,11 @@ class Encoder:
         return bool(self._outboxes)
 
     def operations(
-        self, operation: Operation, gradients: Arrays, shards: Sequence[int]
+        self, operation: Operation, gradients: Arrays, shards: Sequence[int], point: ReadPoint
     ) -> Callable[[int], Operation]:
         """Return what makes the operation for each of the shards; any number of times the same.
+
+        The gradients were computed from what was read by `point`.
 
         Raises
         ------
@@ -85,7 +78,11 @@ class Encoder:
 
         if not self.filters:
             return plain
-        prepared = {s: self._outboxes[s].prepared(plain(s), self._base(s)) for s in shards}
+        bases = {s: point.shards[s].weights for s in shards}
+        prepared = {
+            s: self._outboxes[s].prepared(plain(s), base.values if base is not None else None)
+            for s, base in bases.items()
+        }
         return {shard: self._committed(shard, p) for shard, p in prepared.items()}.__getitem__
 
     def remainders(self, operation: Operation) -> dict[int, Operation]:

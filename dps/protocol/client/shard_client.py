@@ -35,6 +35,7 @@ from dps.errors import (
     TransportError,
 )
 from dps.protocol.client.key_cache import KnownKeys
+from dps.protocol.client.read_point import ShardRead
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.compression import dense
@@ -72,8 +73,8 @@ class ShardClient:
     ----------
     incarnation
         As which the worker takes part.
-    read_as
-        The incarnation of the worker as which the weights were read last; None: they never were.
+    read
+        What was read last. It is replaced as a whole, so any thread may look at it.
     keys
         The lists of indices that the shard's head has had.
     """
@@ -96,13 +97,12 @@ class ShardClient:
         self._receipts = receipts
         self._may_go_on = may_go_on
         self._turn = asyncio.Lock()
-        self._base: Weights | None = None
-        self.read_as: int | None = None
-        self._seen: tuple[int, float] | None = None
+        self.read = ShardRead()
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
         self._since_read = 0
+        self._number = 0
         self._why = ""  # why the shard makes this client wait, if it says so
         self._clock = 0
         self._last: UpdateId | None = None
@@ -126,12 +126,7 @@ class ShardClient:
     @property
     def base(self) -> Weights | None:
         """The weights that were read last."""
-        return self._base
-
-    @property
-    def seen(self) -> tuple[int, float] | None:
-        """Version and time of what was read last, weights or rows."""
-        return self._seen
+        return self.read.weights
 
     async def push(self, op: Operation, pull: bool) -> None:
         """Bring an operation to the shard, or to a buffer if the outage policy says so."""
@@ -139,7 +134,9 @@ class ShardClient:
             if op.kind == "join":
                 self._last = None
                 self._begin_to_tell()
-            self._since_read += op.kind != "join"
+            if op.kind != "join":
+                self._since_read += 1
+                self._number = op.id.seq
             try:
                 await self._deliver(op, pull)
             except Evicted:
@@ -162,7 +159,7 @@ class ShardClient:
             except Evicted:
                 self._note_evicted(asked.incarnation)
                 return None
-        self._seen = (found[-1].version, found[-1].at)
+        self.read = self.read.with_rows(found[-1])
         return found[-1]
 
     async def call(self, op: Operation) -> np.ndarray:
@@ -306,8 +303,7 @@ class ShardClient:
         self._receipts.acked(account)
 
     def _keep(self, incarnation: int, weights: Weights) -> None:
-        self._base, self.read_as = weights, incarnation
-        self._seen = (weights.version, weights.at)
+        self.read = self.read.with_weights(incarnation, self._number, weights)
         self._since_read = 0
 
     def _drop(self, ops: list[Operation]) -> None:
@@ -329,7 +325,7 @@ class ShardClient:
     async def _read(self, reader: UpdateId) -> None:
         async def keep_last(view: View) -> bool:
             """Compute from the last weights again, as far as the consistency model allows."""
-            base, mine = self._base, self.read_as == reader.incarnation
+            base, mine = self.base, self.read.incarnation == reader.incarnation
             allowed = base is not None and mine and self._since_read <= base.slack
             return allowed or (base is not None and base.slack < 0)
 
@@ -344,7 +340,7 @@ class ShardClient:
         async def attempt(view: View) -> bool:
             await self._tell(view)  # the shard judges by this worker's clock
             await self._flush_held(view)
-            seen = self._seen[0] if self._seen else 0
+            seen = self.read.seen[0] if self.read.seen else 0
             patience = self._group.timings.patience
             request = replace(asked, epoch=view.epoch, seen=seen, patience=patience)
             reply = await self._ask(view, self._serving_reads(view, asked.worker), request)

@@ -67,10 +67,10 @@ def _rows_of_the_first(a: Any, b: Any) -> Any:
 
 @instead_of(Encoder, "operations", "filtered again when sent again", filters_resent)
 def _filter_each_time(
-    self: Encoder, operation: Operation, gradients: Any, shards: Sequence[int]
+    self: Encoder, operation: Operation, gradients: Any, shards: Sequence[int], point: Any
 ) -> Callable[[int], Operation]:
     """Put a gradient through its filters whenever it is sent."""
-    return lambda shard: _operations(self, operation, gradients, shards)(shard)
+    return lambda shard: _operations(self, operation, gradients, shards, point)(shard)
 
 
 @instead_of(FilterChain, "filtered", "residual dropped", filters)

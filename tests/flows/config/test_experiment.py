@@ -18,6 +18,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.presets import PRESETS
 from dps.protocol.recovery import Recovery
 from flows.config.experiment import TrialConfig, load_experiment, packaged_names
+from flows.config.trials import digest
 from flows.config.workload import workload_of
 from flows.workloads import SHAPES, SoftmaxRegression
 
@@ -113,6 +114,31 @@ def test_optimizers(config: Path, settings: str, built: dps.UpdateRule) -> None:
     assert only(config, f"optimizer={settings}").build_optimizer() == built
     aware = f"optimizer={settings[:-1]}, staleness_aware: true}}"
     assert only(config, aware).build_optimizer() == dps.StalenessAware(built)
+
+
+def test_an_axis_over_ahead_leaves_trials_without_it_as_they_were(config: Path) -> None:
+    document = [
+        t
+        for _, t in load_experiment(str(config), ["axes={training.ahead: [0, 1]}"]).trial_configs()
+    ]
+    assert digest(document[0]) == digest(only(config))
+    assert "ahead" not in document[0].model_dump(mode="json")["training"]
+    assert document[1].model_dump(mode="json")["training"]["ahead"] == 1
+
+
+@pytest.mark.parametrize(
+    ("consistency", "most"), [("{kind: bsp}", 0), ("{kind: ssp, tau: 2}", 2), ("{kind: asp}", 9)]
+)
+def test_workers_may_be_as_far_ahead_as_the_consistency_model_allows(
+    config: Path, consistency: str, most: int
+) -> None:
+    settings = f"consistency={consistency}"
+    assert only(config, settings, f"training.ahead={most}").training.ahead == most
+    if most < 9:
+        told = complaint(config, settings, f"training.ahead={most + 1}")
+        assert f"training.ahead: ahead={most + 1}, but under" in told
+        assert f"expected ahead={most} at most" in told
+    assert "training.ahead" in complaint(config, "training.ahead=-1")
 
 
 def test_an_axis_over_staleness_awareness_leaves_trials_without_it_as_they_were(

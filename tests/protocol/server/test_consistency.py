@@ -445,6 +445,56 @@ def test_what_was_read_before_entering_again_is_the_base_of_nothing(
     in_world(scenario, consistency=consistency, tables=[SparseSpec("rows", 2, "float64")])
 
 
+@pytest.mark.parametrize("consistency", [SSP(4), ASP()])
+def test_what_was_computed_on_what_another_incarnation_read_is_dropped(
+    consistency: Consistency,
+) -> None:
+    """Though the worker has read again by the time that it pushes: it has computed while it sent.
+
+    Who never waits for others is not evicted, and may push whatever it has computed.
+    """
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await client.pull()
+        point = client.read_point()
+        await process.run(client._enter())
+        await client.pull()
+        refused = consistency != ASP()
+        await client.push(ONES, pull=True, computed_on=point)
+        assert client.dropped == refused
+        await client.push(ONES, computed_on=client.read_point())
+        assert client.dropped == refused
+        assert [state.version for state in await s.states()] == [2 - refused] * 2
+
+    in_world(scenario, consistency=consistency)
+
+
+def test_a_point_knows_what_its_weights_lack_and_how_much_more_may_be_computed() -> None:
+    """Also where updates are buffered, and the last weights have to do."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        first = client.read_point()
+        assert (first.slack, first.lacks(7)) == (None, 0)
+        await client.pull()
+        assert (client.read_point().slack, client.read_point().lacks(1)) == (3, 1)
+        assert await client.push(ONES, pull=True) == 1
+        assert (client.read_point().slack, client.read_point().lacks(1)) == (2, 0)
+        s.world.crash("server-0", back_after=5.0)
+        assert await process.run(client.push(ONES, pull=True)) == 2
+        assert await process.run(client.push(ONES, pull=True)) == 3
+        assert client.read_point().lacks(3) == 2
+        assert client.read_point().slack == 0  # of the shard that is up, which has all three
+        await s.world.complete()
+        await process.run(client.pull())
+        assert client.read_point().lacks(3) == 0
+
+    recovery = Recovery(NoDurability(), Continue(limit=3, buffer="worker"))
+    in_world(scenario, consistency=SSP(3), recovery=recovery)
+
+
 def test_rows_that_arrive_after_entering_again_are_those_that_were_asked_for_before() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")

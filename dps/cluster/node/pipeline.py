@@ -1,0 +1,103 @@
+"""A loop that computes while it sends: at most so many updates of a worker are under way at once.
+
+What a worker computes on then lacks its own last updates. The consistency model bounds how many:
+weights say how many more gradients may be computed from them, and the loop waits for newer ones
+before it would compute more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from dps.cluster.node.worker import NOTHING, Handle, Worker
+from dps.core.blocks import Arrays
+from dps.core.consistency import check_ahead
+from dps.core.tables.key_routing import Gradients
+
+
+class Pipeline:
+    """Keeps at most `ahead` updates under way, in order, while the worker computes the next.
+
+    With 0 it is `worker.push_pull` in a loop. Used in a `with` statement, it waits at the end for
+    all that is under way. Not thread-safe: for one training function, as its worker.
+
+    Parameters
+    ----------
+    worker
+        Whose updates; nobody else pushes them meanwhile.
+    ahead
+        How many of its own last updates the weights may lack on which it computes.
+
+    Attributes
+    ----------
+    weights
+        Those to compute the next gradients on: name → read-only array.
+
+    Raises
+    ------
+    ConfigurationError
+        `ahead` is negative, or more than the consistency model allows: 0 under BSP, tau under SSP.
+    """
+
+    def __init__(self, worker: Worker, ahead: int = 1) -> None:
+        check_ahead(worker.consistency, ahead)
+        self._worker = worker
+        self._ahead = ahead
+        self._under_way: deque[Handle[dict[str, np.ndarray]]] = deque()
+        self.weights = worker.pull()
+
+    def push_pull(
+        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
+    ) -> dict[str, np.ndarray]:
+        """Send gradients that were computed on `weights`; return those for the next.
+
+        Returns at once if no more than `ahead` updates are under way, else once the oldest is
+        acknowledged. The gradients must not be changed before `ahead` further calls, or `drain`,
+        have returned.
+
+        Raises
+        ------
+        DpsError
+            What `Worker.push_pull` raises, of this update or of the first that failed before.
+        """
+        self._under_way.append(self._worker.push_pull_async(gradients, rows))
+        while self._under_way and (len(self._under_way) > self._room or self._under_way[0].done()):
+            self._take_oldest()
+        return self.weights
+
+    def drain(self) -> dict[str, np.ndarray]:
+        """Wait for all that is under way; return the weights after it. Errors as `push_pull`."""
+        while self._under_way:
+            self._take_oldest()
+        return self.weights
+
+    @property
+    def _room(self) -> int:
+        """How many updates the present weights may lack."""
+        slack = self._worker.slack
+        return self._ahead if slack is None else min(self._ahead, slack)
+
+    def _take_oldest(self) -> None:
+        try:
+            self.weights = self._under_way.popleft().wait()
+        except BaseException:
+            self._under_way.clear()  # the first error is the one that counts
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the pipeline itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for all that is under way, unless something has failed."""
+        if kind is None:
+            self.drain()
