@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dps.core.flat import Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement import place
 from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
@@ -258,10 +259,12 @@ class Layout:
         -------
         buffer
             uint8, the pieces one after the other. Where they lie like that in one array already,
-            it is a view of that array; else a copy.
+            it is a view of that array, or of flat arrays; else a copy.
         pieces
             Which pieces, by index; empty when it is all of them.
         """
+        if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
+            return arrays.gathered(shard), arrays.layout.shards[shard].pieces
         layout = self.shards[shard]
         present = [i for i, p in enumerate(layout.pieces) if p.block.name in arrays]
         blocks = [layout.pieces[i].block for i in present]
@@ -278,6 +281,34 @@ class Layout:
             part[:] = flat_arrays[block.name][block.start : block.stop]
             at += block.nbytes
         return buffer, chosen
+
+    def flat(self, names: Iterable[str] | None = None) -> FlatLayout:
+        """Return how these arrays (None: all) lie in one flat buffer, as they do in a shard's.
+
+        Raises
+        ------
+        ShapeMismatch
+            There is no array of such a name.
+        """
+        chosen = self.names.keys() if names is None else set(names)
+        if unknown := chosen - self.names.keys():
+            raise ShapeMismatch(
+                f"no parameter is named {min(unknown)!r}; there are: {', '.join(self.names)}"
+            )
+        places, end = {}, 0
+        for spec in sorted(self.arrays, key=lambda spec: DTYPES.index(spec.dtype)):
+            if spec.name in chosen:
+                begin, end = end, end + size_of(spec.shape, spec.dtype)
+                places[spec.name] = Place(begin, end, spec.shape, spec.dtype)
+        parts = tuple(_extents(shard, places) for shard in self.shards)
+        return FlatLayout(places, parts, self)
+
+    def scatter_into(self, buffers: Mapping[int, np.ndarray], out: FlatArrays) -> None:
+        """Write the shards' buffers into flat arrays, those that `flat` of this layout has made."""
+        if out.layout.owner is not self:
+            raise ShapeMismatch("these flat arrays were laid out for other parameters")
+        for shard, buffer in buffers.items():
+            out.take(shard, buffer)
 
     def scatter(self, buffers: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the shards' buffers as named arrays, read-only.
@@ -322,6 +353,23 @@ class Layout:
                 found.append((shard, begin, piece.end, start))
                 previous = piece.block
         return places
+
+
+def _extents(shard: ShardLayout, places: Mapping[str, Place]) -> ShardExtents:
+    present = [i for i, piece in enumerate(shard.pieces) if piece.block.name in places]
+    found: list[Extent] = []
+    packed = 0
+    for piece in (shard.pieces[i] for i in present):
+        block = piece.block
+        begin = places[block.name].begin + block.start * np.dtype(block.dtype).itemsize
+        new = Extent(begin, piece.offset, packed, block.nbytes)
+        if found and found[-1].followed_by(new):
+            last = found.pop()
+            new = Extent(last.begin, last.in_shard, last.packed, last.nbytes + new.nbytes)
+        found.append(new)
+        packed += block.nbytes
+    every = len(present) == len(shard.pieces)
+    return ShardExtents(() if every else tuple(present), tuple(found))
 
 
 def _adjacent(blocks: Sequence[Block]) -> bool:

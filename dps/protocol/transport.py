@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 TransportChoice = Literal["auto", "shared_memory", "stream", "dask"]
 TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
 
+import numpy as np
+
 
 class Endpoint(NamedTuple):
     """Where a party can be called: the address of its process and its key in that process."""
@@ -48,6 +50,14 @@ class Transport(Protocol):
         """Whether it is proven that the process at `address` has ended: nobody listens there.
 
         False says nothing: the process may be cut off, paused, or alive. Takes a moment at most.
+        """
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """Return an array that can be sent without a copy, if there is such memory; not filled.
+
+        Thread-safe. It is written to until it is sent, and never again: whoever has more to send
+        takes another one.
         """
         ...
 

@@ -17,6 +17,8 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.messages import (
@@ -479,6 +481,10 @@ class SimTransport:
                 text = f"{what} took {late:g} s more than its deadline"
                 self._network.report(Violation("deadline", text))
         return courier.decode(reply)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """Return an array to send (see `dps.protocol.transport.Transport`): any memory will do."""
+        return np.empty(shape, dtype)
 
     async def gone(self, address: str) -> bool:
         """Whether the process at the address has ended; what a cut keeps from us is not known."""

@@ -410,7 +410,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
             began = time.perf_counter()
             batch = rows[next(order)]
             x, y = data.x_train[batch], data.y_train[batch]
-            loss, gradients = workload.gradient(pipeline.weights, x, y)
+            loss, gradients = workload.gradient(dict(pipeline.weights), x, y)
             spent = time.perf_counter() - began
             time.sleep(max(0.0, next(times) - spent))
             computed = time.perf_counter() - began

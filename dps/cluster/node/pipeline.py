@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import Self
-
-import numpy as np
+from typing import Any, Self
 
 from dps.cluster.node.worker import NOTHING, Handle, Worker
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
+from dps.core.flat import FlatArrays
 from dps.core.tables.key_routing import Gradients
 
 
@@ -32,10 +31,14 @@ class Pipeline:
     ahead
         How many of its own last updates the weights may lack on which it computes.
 
+    into
+        Arrays that the weights are written into, which are then the same ones all the time; see
+        `Worker.pull_into`.
+
     Attributes
     ----------
     weights
-        Those to compute the next gradients on: name → read-only array.
+        Those to compute the next gradients on: name → array, read-only if not the caller's own.
 
     Raises
     ------
@@ -43,16 +46,17 @@ class Pipeline:
         `ahead` is negative, or more than the consistency model allows: 0 under BSP, tau under SSP.
     """
 
-    def __init__(self, worker: Worker, ahead: int = 1) -> None:
+    def __init__(self, worker: Worker, ahead: int = 1, into: FlatArrays | None = None) -> None:
         check_ahead(worker.consistency, ahead)
         self._worker = worker
         self._ahead = ahead
-        self._under_way: deque[Handle[dict[str, np.ndarray]]] = deque()
-        self.weights = worker.pull()
+        self._into = into
+        self._under_way: deque[Handle[Any]] = deque()
+        self.weights: Arrays = into if into is not None else worker.pull()
+        if into is not None:
+            worker.pull_into(into)
 
-    def push_pull(
-        self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING
-    ) -> dict[str, np.ndarray]:
+    def push_pull(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Arrays:
         """Send gradients that were computed on `weights`; return those for the next.
 
         Returns at once if no more than `ahead` updates are under way, else once the oldest is
@@ -64,12 +68,12 @@ class Pipeline:
         DpsError
             What `Worker.push_pull` raises, of this update or of the first that failed before.
         """
-        self._under_way.append(self._worker.push_pull_async(gradients, rows))
+        self._under_way.append(self._sent(gradients, rows))
         while self._under_way and (len(self._under_way) > self._room or self._under_way[0].done()):
             self._take_oldest()
         return self.weights
 
-    def drain(self) -> dict[str, np.ndarray]:
+    def drain(self) -> Arrays:
         """Wait for all that is under way; return the weights after it. Errors as `push_pull`."""
         while self._under_way:
             self._take_oldest()
@@ -81,9 +85,15 @@ class Pipeline:
         slack = self._worker.slack
         return self._ahead if slack is None else min(self._ahead, slack)
 
+    def _sent(self, gradients: Arrays, rows: Gradients) -> Handle[Any]:
+        if self._into is None:
+            return self._worker.push_pull_async(gradients, rows)
+        return self._worker.push_pull_into(self._into, gradients, rows)
+
     def _take_oldest(self) -> None:
         try:
-            self.weights = self._under_way.popleft().wait()
+            found = self._under_way.popleft().wait()
+            self.weights = self._into if self._into is not None else found
         except BaseException:
             self._under_way.clear()  # the first error is the one that counts
             raise

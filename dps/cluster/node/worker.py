@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -29,11 +29,13 @@ from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sam
 from dps.cluster.node.shutdown import Leave, leave_of
 from dps.cluster.transport.calls import SystemClock, meter_of
 from dps.cluster.transport.port import port_of
-from dps.core.blocks import Arrays
+from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import ASP, Consistency
+from dps.core.flat import FlatArrays
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.core.updates import UpdateId
+from dps.errors import ShapeMismatch
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint
@@ -70,6 +72,32 @@ class Handle(Generic[T]):
             Whatever the blocking method raises.
         """
         return self._result(self._future.result(timeout))
+
+
+def as_arrays(gradients: Arrays) -> Arrays:
+    """Return gradients whose values are all numpy arrays, such as they are where possible.
+
+    Raises
+    ------
+    ShapeMismatch
+        One cannot be read as an array where it is.
+    """
+    if all(isinstance(value, np.ndarray) for value in gradients.values()):
+        return gradients
+    return {name: _as_array(name, value) for name, value in gradients.items()}
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray) or not hasattr(value, "__array__"):
+        return value  # type: ignore[no-any-return]  # the layout refuses what is none
+    try:
+        return np.asarray(value)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ShapeMismatch(
+            f"{name!r} is {type(value).__name__}, which cannot be read as an array where it is "
+            f"({error}); for tensors on a device, or of types that numpy does not have, see "
+            "dps.torch.attach, and for other arrays dps.tree.attach"
+        ) from error
 
 
 class ReportColumns:
@@ -140,6 +168,12 @@ class Worker:
         self._leave = leave
         self._given: ReadPoint | None = None
         self._buffered = 0
+        self._computing: dict[tuple[str, ...], FlatArrays] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """The parameters, and where they are."""
+        return self._client.layout
 
     @property
     def consistency(self) -> Consistency:
@@ -187,12 +221,51 @@ class Worker:
         """Whether this worker, or its node, is asked to leave: its function should return soon."""
         return self._client.leaving or self._leave.why is not None
 
+    def gradients(self, names: Iterable[str] = ()) -> FlatArrays:
+        """Return arrays to compute gradients into, so that they can be pushed without a copy.
+
+        They are the same ones until they are pushed; then they are the parameter server's, and the
+        next call returns others. So a gradient that is on its way is never written to by a loop
+        that asks for arrays at each step.
+
+        Parameters
+        ----------
+        names
+            Of which parameters; empty: of all.
+
+        Returns
+        -------
+        gradients
+            Name → array with the shape and dtype of the parameter, views of one `buffer`. What they
+            hold is arbitrary: write all of it. The mapping cannot be changed, but its arrays.
+
+        Raises
+        ------
+        ShapeMismatch
+            There is no parameter of such a name.
+        """
+        wanted = tuple(names)
+        if wanted not in self._computing:
+            flat = self.layout.flat(wanted or None)
+            self._computing[wanted] = self._client.empty(flat)
+        return self._computing[wanted]
+
     def pull(self) -> dict[str, np.ndarray]:
         """Return the weights: name → array with the shape and dtype of the parameters.
 
         The arrays are read-only: copy one to change it. Waits as the consistency model says.
         """
         return self.pull_async().wait()
+
+    def pull_into(self, weights: FlatArrays) -> None:
+        """Like `pull`, but write the weights into arrays of one's own.
+
+        Parameters
+        ----------
+        weights
+            Of all parameters or of some: `worker.layout.flat(names).over(buffer)`.
+        """
+        Handle(self._begin(self._client.pull()), partial(self._write, weights)).wait()
 
     def push(
         self,
@@ -207,7 +280,9 @@ class Worker:
         Parameters
         ----------
         gradients
-            Name → array with the shape and dtype of the parameter; of some or all parameters.
+            Name → array with the shape and dtype of the parameter; of some or all parameters. What
+            is no numpy array, but can be read as one where it is, such as a tensor of torch on the
+            CPU, is taken as well.
         rows
             Name of a sparse table → keys, and an array (keys, width) of the table's dtype with the
             gradient of each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
@@ -298,8 +373,7 @@ class Worker:
 
         The gradients must not be changed before the handle is done.
         """
-        pushed = self._begin(self._client.push(gradients, False, rows, computed_on or self._given))
-        return Handle(pushed, lambda _: None)
+        return Handle(self._push(gradients, False, rows, computed_on), lambda _: None)
 
     def push_pull_async(
         self,
@@ -311,8 +385,18 @@ class Worker:
 
         The gradients must not be changed before the handle is done.
         """
-        pushed = self._begin(self._client.push(gradients, True, rows, computed_on or self._given))
-        return Handle(pushed, self._give)
+        return Handle(self._push(gradients, True, rows, computed_on), self._give)
+
+    def push_pull_into(
+        self,
+        weights: FlatArrays,
+        gradients: Arrays = NOTHING,
+        rows: Gradients = NOTHING,
+        computed_on: ReadPoint | None = None,
+    ) -> Handle[None]:
+        """Like `push_pull_async`; `wait` writes the weights into arrays as `pull_into` does."""
+        pushed = self._push(gradients, True, rows, computed_on)
+        return Handle(pushed, partial(self._write, weights))
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
         """Like `pull_rows`, but return at once with a handle to wait on."""
@@ -340,11 +424,24 @@ class Worker:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
         self._reports(metrics)
 
+    def _push(
+        self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
+    ) -> Future[Any]:
+        arrays = as_arrays(gradients)
+        self._computing = {k: own for k, own in self._computing.items() if own is not arrays}
+        return self._begin(self._client.push(arrays, pull, rows, computed_on or self._given))
+
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
-        """Return the newest weights, after that update, and note that they are computed on."""
+        return self._client.weights(self._newest(pushed))
+
+    def _write(self, weights: FlatArrays, pushed: int | None) -> None:
+        self._client.write_weights(weights, self._newest(pushed))
+
+    def _newest(self, pushed: int | None) -> ReadPoint:
+        """What was read by now, after that update: it is given, so it will be computed on."""
         self._given = self._client.read_point()
         self._buffered = 0 if pushed is None else self._given.lacks(pushed)
-        return self._client.weights(self._given)
+        return self._given
 
     def _give_rows(self, rows: T) -> T:
         now = self._client.read_point()

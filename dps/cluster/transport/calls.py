@@ -137,6 +137,10 @@ class ClusterTransport:
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
 
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """Return an array to send (see `dps.protocol.transport.Transport`): any memory will do."""
+        return np.empty(shape, dtype)
+
     async def gone(self, address: str) -> bool:
         """Whether nobody listens at the address (see `dps.protocol.transport.Transport`).
 

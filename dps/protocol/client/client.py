@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from dps.core.blocks import Arrays
+from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.outbox import Counts
+from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.functions import pack, unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked, dealt
 from dps.core.updates import Call, Operation, UpdateId
@@ -195,6 +196,11 @@ class Client:
         self.leaving = reply.leaving or self.leaving
         if self.worker and not reply.granted and incarnation == self.incarnation:
             self._given_up = True
+
+    @property
+    def layout(self) -> Layout:
+        """The group's parameters, and where they are."""
+        return self._group.layout
 
     @property
     def consistency(self) -> Consistency:
@@ -481,6 +487,15 @@ class Client:
         return self._group.layout.scatter(
             {s: read.weights.values for s, read in enumerate(reads) if read.weights is not None}
         )
+
+    def write_weights(self, out: FlatArrays, point: ReadPoint) -> None:
+        """Write the weights that were read last by `point` into flat arrays. Thread-safe."""
+        buffers = {s: r.weights.values for s, r in enumerate(point.shards) if r.weights is not None}
+        self._group.layout.scatter_into(buffers, out)
+
+    def empty(self, flat: FlatLayout) -> FlatArrays:
+        """Return flat arrays to compute gradients into, not filled. Thread-safe."""
+        return flat.over(self._transport.empty((flat.nbytes,), "uint8"))
 
     def versions(self) -> tuple[int, ...]:
         """The version of each shard's weights that were read last; -1 where none were."""

@@ -1,0 +1,82 @@
+"""Flat arrays: they are gathered and scattered as the same arrays one by one, without copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dps.core.blocks import Layout
+from dps.core.flat import FlatArrays
+from dps.errors import ShapeMismatch
+
+PARAMS = {
+    "a": np.zeros((7, 5), np.float32),
+    "b": np.zeros(33),
+    "c": np.zeros((2, 3, 4), np.float32),
+    "d": np.zeros(1),
+}
+
+
+def filled(layout: Layout, names: tuple[str, ...] = ()) -> FlatArrays:
+    flat = layout.flat(names or None)
+    arrays = flat.over(np.empty(flat.nbytes, np.uint8))
+    random = np.random.default_rng(0)
+    for array in arrays.values():
+        array[:] = random.normal(size=array.shape)
+    return arrays
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("names", [(), ("a", "b"), ("c",), ("d", "a", "c")])
+def test_they_are_gathered_as_the_same_arrays_one_by_one(
+    shards: int, names: tuple[str, ...]
+) -> None:
+    layout = Layout.of(PARAMS, shards, block_bytes=48)
+    arrays = filled(layout, names)
+    assert set(arrays) == set(names or PARAMS)
+    for shard in range(shards):
+        buffer, pieces = layout.gather(shard, arrays)
+        expected, expected_pieces = layout.gather(shard, dict(arrays))
+        assert pieces == expected_pieces
+        assert buffer.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("names", [(), ("a", "d"), ("b", "c")])
+def test_weights_are_written_as_they_are_scattered(shards: int, names: tuple[str, ...]) -> None:
+    layout = Layout.of(PARAMS, shards, block_bytes=48)
+    whole = filled(layout)
+    buffers = {shard: layout.gather(shard, dict(whole))[0] for shard in range(shards)}
+    flat = layout.flat(names or None)
+    out = flat.over(np.zeros(flat.nbytes, np.uint8))
+    layout.scatter_into(buffers, out)
+    for name in out:
+        assert np.array_equal(out[name], whole[name])
+
+
+def test_one_shard_takes_the_buffer_itself() -> None:
+    layout = Layout.of(PARAMS, 1, block_bytes=48)
+    arrays = filled(layout)
+    assert np.shares_memory(layout.gather(0, arrays)[0], arrays.buffer)
+    assert not np.shares_memory(layout.gather(0, dict(arrays))[0], arrays.buffer)
+
+
+def test_arrays_of_another_layout_are_taken_one_by_one() -> None:
+    cut_otherwise = filled(Layout.of(PARAMS, 3, block_bytes=64))
+    layout = Layout.of(PARAMS, 2, block_bytes=48)
+    for shard in range(2):
+        buffer, _ = layout.gather(shard, cut_otherwise)
+        assert buffer.tobytes() == layout.gather(shard, dict(cut_otherwise))[0].tobytes()
+    with pytest.raises(ShapeMismatch, match="laid out for other parameters"):
+        layout.scatter_into({}, cut_otherwise)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    layout = Layout.of(PARAMS, 1)
+    with pytest.raises(ShapeMismatch, match="'x'; there are: a, b, c, d"):
+        layout.flat(["a", "x"])
+    flat = layout.flat()
+    with pytest.raises(ValueError, match=rf"float64\[{flat.nbytes}\], expected uint8"):
+        flat.over(np.zeros(flat.nbytes))
+    with pytest.raises(TypeError, match="item assignment"):
+        filled(layout)["a"] = PARAMS["a"]  # type: ignore[index]
