@@ -1,11 +1,13 @@
 """dps: a parameter server on Dask, for dense arrays and sparse tables.
 
 The names below are the public interface. `ParameterServer` is imported on first use, because it
-brings in Dask, which takes a second to import.
+brings in Dask, which takes a second to import. So are the modules `dps.torch`, which needs torch,
+and `dps.tree`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
@@ -115,4 +117,6 @@ def __getattr__(name: str) -> Any:
         from dps.cluster.node.worker import Worker
 
         return Worker
+    if name in ("torch", "tree"):
+        return import_module(f"dps.{name}")
     raise AttributeError(f"module 'dps' has no attribute {name!r}")

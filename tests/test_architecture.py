@@ -34,11 +34,13 @@ ORDER = [
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities dps.sim",
     f"{CLUSTER} dps.chaos",
     f"{CLUSTER} dps.sim dps.chaos dps.testing dps.testing.contracts",
-    f"{CLUSTER} dps",
-    f"{CLUSTER} dps dps.chaos dps.sim flows flows.readers flows.workloads flows.metrics "
-    "flows.config flows.records flows.analysis flows.monitor flows.report flows.tracking "
-    "flows.execution flows.benchmarks flows.verification flows.problems flows.replication "
-    "flows.cli",
+    f"{CLUSTER} dps.torch",
+    f"{CLUSTER} dps.tree",
+    f"{CLUSTER} dps.torch dps.tree dps",
+    f"{CLUSTER} dps.torch dps.tree dps dps.chaos dps.sim flows flows.readers flows.workloads "
+    "flows.metrics flows.config flows.records flows.analysis flows.monitor flows.report "
+    "flows.tracking flows.execution flows.benchmarks flows.verification flows.problems "
+    "flows.replication flows.cli",
 ]
 
 # What of others may be imported, besides the standard library; flows may import anything.
@@ -55,6 +57,8 @@ LIBRARIES = {
     },
     "dps.chaos": {"dask", "distributed", "psutil"},
     "dps.testing": {"distributed", "numpy", "pytest"},
+    "dps.torch": {"numpy", "torch"},
+    "dps.tree": {"numpy"},
 }
 
 # What makes objects of bytes by running code that the bytes name.

@@ -31,7 +31,7 @@ from dps.cluster.transport.calls import SystemClock, meter_of
 from dps.cluster.transport.port import port_of
 from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import ASP, Consistency
-from dps.core.flat import FlatArrays
+from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.core.updates import UpdateId
@@ -168,6 +168,7 @@ class Worker:
         self._leave = leave
         self._given: ReadPoint | None = None
         self._buffered = 0
+        self._flat: dict[tuple[str, ...], FlatLayout] = {}
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
 
     @property
@@ -245,9 +246,10 @@ class Worker:
             There is no parameter of such a name.
         """
         wanted = tuple(names)
+        if wanted not in self._flat:
+            self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:
-            flat = self.layout.flat(wanted or None)
-            self._computing[wanted] = self._client.empty(flat)
+            self._computing[wanted] = self._client.empty(self._flat[wanted])
         return self._computing[wanted]
 
     def pull(self) -> dict[str, np.ndarray]:

@@ -1,0 +1,401 @@
+"""Modules of torch on a parameter server: gradients go out and weights come in as flat buffers.
+
+A worker attaches its module, and calls `step` after each `backward`. The update rule is applied by
+the server, so there is no optimizer of torch's. `dps` imports this module, and with it torch, when
+it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import cycle
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+
+from dps.cluster.node.pipeline import Pipeline
+from dps.cluster.node.worker import Worker
+from dps.core.averaging import AVERAGE, average
+from dps.core.blocks import Arrays
+from dps.core.flat import FlatArrays, FlatLayout
+from dps.core.functions import Function
+from dps.errors import ConfigurationError
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError(
+        "dps.torch needs torch, which is not installed: `make torch` in a clone, or "
+        "pip install 'dps[torch]'"
+    ) from error
+
+Module = Any  # an `nn.Module`
+Tensor = Any
+Buffers = Literal["kept", "averaged"]
+
+# What a parameter server has to be given as `functions` for buffers that are averaged.
+FUNCTIONS: Mapping[str, Function] = {AVERAGE: average}
+
+
+def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarray]:
+    """Return what a parameter server of a module starts from.
+
+    Parameters
+    ----------
+    module
+        On any device.
+    buffers
+        "averaged": with its buffers of floats, such as the running statistics of batch norm.
+
+    Returns
+    -------
+    arrays
+        Of all parameters that are trained, by their names in `state_dict`: float64 as they are, all
+        others float32. They are copies.
+    """
+    named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
+    return {name: _array(tensor).copy() for name, tensor in named.items()}
+
+
+def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
+    """Return a module's `state_dict` with what was pulled in the place of its own values.
+
+    Parameters
+    ----------
+    module
+        Is not changed.
+    weights
+        Such as `ParameterServer.pull` returns, of any arrays of the module.
+
+    Returns
+    -------
+    state
+        For `module.load_state_dict` and `torch.save`; of copies.
+    """
+    own = module.state_dict(keep_vars=True)
+    state = {name: tensor.detach().clone() for name, tensor in own.items()}
+    for name, array in weights.items():
+        if name not in state:
+            raise ConfigurationError(f"{name!r} is nothing of this module's state_dict")
+        for alias in (other for other, tensor in own.items() if tensor is own[name]):  # if tied
+            state[alias].copy_(torch.from_numpy(np.array(array)))
+    return state
+
+
+def attach(
+    worker: Worker,
+    module: Module,
+    *,
+    ahead: int = 0,
+    clip_norm: float | None = None,
+    buffers: Buffers = "kept",
+    average_every: int = 10,
+) -> Replica:
+    """Make a module a replica of the weights on the parameter server, which it gets at once.
+
+    Parameters
+    ----------
+    worker
+        What a training function is given.
+    module
+        On the CPU or on a CUDA device; the server has started from the `parameters` of one like it.
+        Its parameters keep their identity, but have other memory afterwards.
+    ahead
+        How many of its own last updates the weights may lack on which it computes; see
+        `dps.Pipeline`.
+    clip_norm
+        What the norm of all gradients together is clipped to, as `clip_grad_norm_` does.
+    buffers
+        "kept": each worker has its own. "averaged": they are averaged over the workers every
+        `average_every` steps and at the end; for a server that was given `parameters(module,
+        "averaged")` and `functions=dps.torch.FUNCTIONS`.
+
+    Raises
+    ------
+    ConfigurationError
+        The parameter server has other parameters, the consistency model does not allow `ahead`, or
+        the module is on several devices, or on one of another kind.
+    """
+    return Replica(worker, module, ahead, clip_norm, buffers, average_every)
+
+
+class Replica:
+    """A module whose weights are a parameter server's; made by `attach`. Not thread-safe.
+
+    Used in a `with` statement, it is closed at the end.
+
+    Attributes
+    ----------
+    module
+        The module.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        module: Module,
+        ahead: int,
+        clip_norm: float | None,
+        buffers: Buffers,
+        average_every: int,
+    ) -> None:
+        trained = _trained(module)
+        self.module = module
+        self._worker = worker
+        self._tensors = list(trained.values())
+        self._clip_norm = clip_norm
+        self._averaged = _float_buffers(module) if buffers == "averaged" else {}
+        self._average_every = average_every
+        self._steps = 0
+        _check(worker, {**trained, **self._averaged})
+        flat = worker.layout.flat(trained)
+        device = _device_of(trained)
+        self._memory: _Memory
+        if device.type == "cuda":
+            self._memory = _OnCuda(flat, trained, device, ahead)
+        else:
+            self._memory = _OnCpu(flat, trained, worker)
+        self._load_buffers(worker.pull() if self._averaged else {})
+        self._pipeline = Pipeline(worker, ahead, into=self._memory.weights)
+        self._memory.load()
+
+    def step(self) -> None:
+        """Send the gradients of the last `backward`, and take the weights for the next one.
+
+        The gradients are None afterwards, as after `zero_grad`. A parameter without any counts as
+        one whose gradient is zero. Waits for the server while more than `ahead` updates are under
+        way. Errors are those of `dps.Worker.push`.
+        """
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._tensors, self._clip_norm)
+        gradients = self._memory.collected([tensor.grad for tensor in self._tensors])
+        for tensor in self._tensors:
+            tensor.grad = None
+        before = self._worker.read_point
+        self._pipeline.push_pull(gradients)
+        if self._worker.read_point is not before:
+            self._memory.load()
+        self._steps += 1
+        if self._averaged and self._steps % self._average_every == 0:
+            self._average()
+
+    def drain(self) -> None:
+        """Wait for all that is under way, and take the weights after it."""
+        self._memory.settle()
+        self._pipeline.drain()
+        self._memory.load()
+
+    def close(self) -> None:
+        """Wait for all that is under way; average the buffers a last time, if they are averaged."""
+        self.drain()
+        if self._averaged:
+            self._average()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the module's `state_dict`, as copies, after all that is under way."""
+        self.drain()
+        return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the weights on the server, and here, to those of a `state_dict`.
+
+        For a server with `functions=dps.torch.FUNCTIONS`. What other workers push meanwhile is
+        applied before or after; slots of the update rule, such as momentum, stay as they are.
+        """
+        self.drain()
+        self.module.load_state_dict(state)
+        new = {name: _array(tensor) for name, tensor in _trained(self.module).items()}
+        new |= {name: _array(tensor) for name, tensor in self._averaged.items()}
+        self._worker.apply(AVERAGE, new, 1.0, False)
+        self._worker.pull_into(self._memory.weights)
+        self._memory.load()
+
+    def _average(self) -> None:
+        mine = {name: _array(tensor) for name, tensor in self._averaged.items()}
+        for shard in self._worker.apply(AVERAGE, mine, 1 / self._worker.workers):
+            for name, (spans, values) in shard.items():
+                flat, at = mine[name].reshape(-1), 0
+                for start, stop in spans:
+                    flat[start:stop] = values[at : at + stop - start]
+                    at += stop - start
+        self._load_buffers(mine)
+
+    def _load_buffers(self, arrays: Arrays) -> None:
+        for name, tensor in self._averaged.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+
+    def __enter__(self) -> Self:
+        """Return the replica itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it, unless something has failed."""
+        if kind is None:
+            self.close()
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+class _Memory(Protocol):
+    """Where the weights of a module and its gradients are on the host."""
+
+    weights: FlatArrays
+
+    def collected(self, gradients: list[Tensor | None]) -> FlatArrays:
+        """Return gradients on the host; `weights` may be written to afterwards."""
+        ...
+
+    def load(self) -> None:
+        """Have the module compute with `weights` from now on."""
+        ...
+
+    def settle(self) -> None:
+        """Return when `weights` may be written to."""
+        ...
+
+
+class _OnCpu:
+    """The module computes with the very memory that weights are written into."""
+
+    def __init__(self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker) -> None:
+        self.weights = flat.over(np.empty(flat.nbytes, np.uint8))
+        self._names = tuple(trained)
+        self._worker = worker
+        views = [torch.from_numpy(self.weights[name]) for name in trained]
+        self._copied = _moved_into(list(trained.values()), views)
+
+    def collected(self, gradients: list[Tensor | None]) -> FlatArrays:
+        arrays = self._worker.gradients(self._names)
+        _fill([torch.from_numpy(arrays[name]) for name in self._names], gradients)
+        return arrays
+
+    def load(self) -> None:
+        _copy_all(self._copied)
+
+    def settle(self) -> None:
+        pass
+
+
+class _OnCuda:
+    """Weights and gradients pass through pinned memory, each in one copy.
+
+    Gradients do so on a stream of their own.
+    """
+
+    def __init__(
+        self, flat: FlatLayout, trained: Mapping[str, Tensor], device: Any, ahead: int
+    ) -> None:
+        self._host = torch.empty(flat.nbytes, dtype=torch.uint8, pin_memory=True)
+        self.weights = flat.over(self._host.numpy())
+        self._device = torch.empty(flat.nbytes, dtype=torch.uint8, device=device)
+        self._copied = _moved_into(list(trained.values()), _views(flat, trained, self._device))
+        self._gradient = torch.empty_like(self._device)
+        self._gradients = _views(flat, trained, self._gradient)
+        self._stream = torch.cuda.Stream(device)
+        # One more than are under way: when it is its turn again, what it held is acknowledged.
+        pinned = [torch.empty_like(self._host, pin_memory=True) for _ in range(ahead + 1)]
+        self._pinned = cycle([(host, flat.over(host.numpy())) for host in pinned])
+
+    def collected(self, gradients: list[Tensor | None]) -> FlatArrays:
+        _fill(self._gradients, gradients)
+        host, arrays = next(self._pinned)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
+        with torch.cuda.stream(self._stream):
+            host.copy_(self._gradient, non_blocking=True)
+        self._stream.synchronize()  # the weights that came before have been loaded then as well
+        return arrays
+
+    def load(self) -> None:
+        self._device.copy_(self._host, non_blocking=True)
+        _copy_all(self._copied)
+
+    def settle(self) -> None:
+        torch.cuda.current_stream(self._device.device).synchronize()
+
+
+def _views(flat: FlatLayout, trained: Iterable[str], buffer: Tensor) -> list[Tensor]:
+    places = [flat.places[name] for name in trained]
+    return [
+        buffer[place.begin : place.end].view(getattr(torch, place.dtype)).view(place.shape)
+        for place in places
+    ]
+
+
+def _moved_into(tensors: list[Tensor], views: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Give parameters the memory of the views; return those that cannot have it, and theirs."""
+    rest: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for tensor, view in zip(tensors, views, strict=True):
+        if tensor.dtype == view.dtype and tensor.is_contiguous():
+            tensor.data = view
+        else:
+            rest[0].append(tensor.data)
+            rest[1].append(view)
+    return rest
+
+
+def _fill(views: list[Tensor], gradients: list[Tensor | None]) -> None:
+    pairs = list(zip(views, gradients, strict=True))
+    found = [(v, g.to_dense() if g.is_sparse else g) for v, g in pairs if g is not None]
+    _copy_all(([view for view, _ in found], [gradient for _, gradient in found]))
+    for view, gradient in pairs:
+        if gradient is None:
+            view.zero_()
+
+
+def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
+    to, of = pairs
+    if to:
+        torch._foreach_copy_(to, of)
+
+
+# -- what a module has -----------------------------------------------------------------------------
+
+
+def _trained(module: Module) -> dict[str, Tensor]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _float_buffers(module: Module) -> dict[str, Tensor]:
+    kept = module.state_dict().keys()
+    named = module.named_buffers()
+    return {name: b for name, b in named if name in kept and b.is_floating_point()}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array in the dtype that the server has; not always a copy."""
+    dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
+    array: np.ndarray = tensor.detach().to("cpu", dtype).contiguous().numpy()
+    return array
+
+
+def _device_of(trained: Mapping[str, Tensor]) -> Any:
+    devices = {tensor.device for tensor in trained.values()}
+    if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        found = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigurationError(
+            f"the parameters of the module are on these devices: {found}; expected the CPU, or one "
+            "CUDA device"
+        )
+    return devices.pop()
+
+
+def _check(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a module that the parameter server has no arrays for."""
+    specs = worker.layout.names
+    for name, tensor in tensors.items():
+        dtype = "float64" if tensor.dtype == torch.float64 else "float32"
+        wanted = f"{dtype}{list(tensor.shape)}"
+        spec = specs.get(name)
+        found = "nothing of that name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
+        if found != wanted:
+            raise ConfigurationError(
+                f"the module has {name!r}, {wanted}, and the parameter server {found}; start it "
+                "from dps.torch.parameters(module), with the same choice of buffers"
+            )

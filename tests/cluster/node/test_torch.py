@@ -1,0 +1,292 @@
+"""Modules of torch on a parameter server: trained as by torch's optimizers, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dps
+from dps import SGD, Momentum, ParameterServer, Worker
+from dps.errors import ConfigurationError, ShapeMismatch
+from tests.cluster.node.test_pipeline import staleness
+from tests.support.needs_torch import needs_torch
+from tests.support.training import Events, results
+
+pytestmark = [pytest.mark.cluster, *needs_torch]
+
+RATE = 0.1
+STEPS = 8
+CLIP = 0.05
+
+
+def module(seed: int = 0, dtype: str = "float32", norm: bool = False) -> Any:
+    """A small network, of two dtypes if it is of float64, with a tied and a frozen parameter."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    made = nn.Sequential(
+        nn.Linear(6, 6), nn.BatchNorm1d(6) if norm else nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)
+    ).to(getattr(torch, dtype))
+    made[2].weight = made[0].weight
+    made[0].bias.requires_grad_(False)
+    return made
+
+
+def batch(step: int, dtype: Any, seed: int = 0) -> tuple[Any, Any]:
+    import torch
+
+    random = np.random.default_rng([seed, step])
+    x = torch.tensor(random.normal(size=(16, 6))).to(dtype)
+    return x, torch.tensor(random.integers(3, size=16))
+
+
+def backward(made: Any, step: int, seed: int = 0) -> float:
+    import torch
+
+    x, y = batch(step, made[0].weight.dtype, seed)
+    loss = torch.nn.functional.cross_entropy(made(x).float(), y)
+    loss.backward()
+    return float(loss.item())
+
+
+def arrays(made: Any) -> dict[str, np.ndarray]:
+    return {n: p.detach().float().numpy().copy() for n, p in made.state_dict().items()}
+
+
+def by_torch(made: Any, clip: float | None = None, momentum: float = 0.0) -> dict[str, np.ndarray]:
+    import torch
+
+    optimizer = torch.optim.SGD(made.parameters(), RATE, momentum)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(made, step)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(made.parameters(), clip)
+        optimizer.step()
+    return arrays(made)
+
+
+def by_dps(make: Callable[[], Any], choices: Mapping[str, Any], worker: Worker) -> dict[str, Any]:
+    made = make()
+    with dps.torch.attach(worker, made, **choices) as replica:
+        for step in range(STEPS):
+            backward(made, step)
+            replica.step()
+            assert all(parameter.grad is None for parameter in made.parameters())
+    return arrays(made)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_a_replica_is_trained_as_by_torchs_own_optimizer(
+    plain: Client, shards: int, dtype: str, clip: float | None
+) -> None:
+    make = partial(module, dtype=dtype)
+    start = dps.torch.parameters(make())
+    assert "0.bias" not in start
+    assert set(map(str, (a.dtype for a in start.values()))) == {
+        dtype.replace("bfloat16", "float32")
+    }
+    with ParameterServer(plain, start, shards=shards, optimizer=SGD(RATE)) as ps:
+        (found,) = results(ps.run(partial(by_dps, make, {"clip_norm": clip})))
+        pulled = ps.pull()
+    expected = by_torch(make(), clip)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        # A server keeps float32 where torch's optimizer rounds bfloat16 at each step.
+        close = 0.05 if dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(found[name], array, atol=close, err_msg=name)
+        if name in pulled:
+            np.testing.assert_allclose(found[name], pulled[name], atol=close / 10)
+    moved = np.abs(found["0.weight"] - arrays(make())["0.weight"]).max()
+    assert moved > 0.01 * (clip or 1.0)
+
+
+def test_momentum_is_the_servers(plain: Client) -> None:
+    with ParameterServer(plain, dps.torch.parameters(module()), optimizer=Momentum(RATE)) as ps:
+        (found,) = results(ps.run(partial(by_dps, module, {})))
+    for name, array in by_torch(module(), momentum=0.9).items():
+        np.testing.assert_allclose(found[name], array, atol=1e-5, err_msg=name)
+
+
+def test_a_replica_may_be_ahead_and_is_drained_at_the_end(plain: Client) -> None:
+    events = Events()
+    start = dps.torch.parameters(module())
+    with ParameterServer(plain, start, optimizer=SGD(RATE), on_event=events) as ps:
+        (found,) = results(ps.run(partial(by_dps, module, {"ahead": 2})))
+        for name, array in ps.pull().items():
+            np.testing.assert_array_equal(found[name], array)
+        assert len(staleness(events, STEPS)) == STEPS
+        assert max(staleness(events, STEPS)) <= 2
+    with (
+        ParameterServer(plain, start, consistency=dps.BSP()) as ps,
+        pytest.raises(ConfigurationError, match=r"ahead=2, but under BSP"),
+    ):
+        results(ps.run(partial(by_dps, module, {"ahead": 2})))
+
+
+def unused(worker: Worker) -> list[float]:
+    """Push a gradient of one parameter alone; return how far each has moved."""
+    made = module()
+    before = arrays(made)
+    with dps.torch.attach(worker, made) as replica:
+        made[3].bias.sum().backward()
+        replica.step()
+    return [float(np.abs(array - before[name]).max()) for name, array in arrays(made).items()]
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is(plain: Client) -> None:
+    start = dps.torch.parameters(module())
+    with ParameterServer(plain, start, shards=2, optimizer=SGD(RATE)) as ps:
+        (moved,) = results(ps.run(unused))
+    assert moved == pytest.approx([0, 0, 0, 0, 0, RATE])
+
+
+# -- buffers and states ----------------------------------------------------------------------------
+
+
+def normalised(buffers: str, worker: Worker) -> dict[str, Any]:
+    made = module(norm=True)
+    with dps.torch.attach(worker, made, buffers=buffers, average_every=2) as replica:
+        for step in range(STEPS):
+            backward(made, step, seed=worker.index)
+            replica.step()
+        state = replica.state_dict()
+    assert state.keys() == made.state_dict().keys()
+    return arrays(made)
+
+
+@pytest.mark.parametrize("buffers", ["kept", "averaged"])
+def test_buffers_are_averaged_or_kept(plain: Client, buffers: Any) -> None:
+    start = dps.torch.parameters(module(norm=True), buffers)
+    assert ("1.running_mean" in start) == (buffers == "averaged")
+    with ParameterServer(
+        plain, start, shards=2, optimizer=SGD(RATE), functions=dps.torch.FUNCTIONS
+    ) as ps:
+        first, second = results(ps.run(partial(normalised, buffers), workers=2))
+        on_server = ps.pull()
+    name = "1.running_var"
+    assert not np.array_equal(first[name], np.ones(6))
+    if buffers == "kept":
+        assert name not in on_server
+        assert not np.array_equal(first[name], second[name])
+    else:
+        # Who is done last has what the server has; the other had it before.
+        assert min(np.abs(on_server[name] - one[name]).max() for one in (first, second)) == 0
+        assert np.abs(first[name] - second[name]).max() < 0.2
+
+
+def alone(worker: Worker) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Average with nobody else: that leaves all as it is."""
+    made = module(norm=True)
+    with dps.torch.attach(worker, made, buffers="averaged", average_every=3) as replica:
+        for step in range(STEPS):
+            backward(made, step)
+            replica.step()
+    return arrays(made), by_torch(module(norm=True))
+
+
+def test_the_average_of_one_is_its_own(plain: Client) -> None:
+    start = dps.torch.parameters(module(norm=True), "averaged")
+    with ParameterServer(
+        plain, start, shards=3, optimizer=SGD(RATE), functions=dps.torch.FUNCTIONS
+    ) as ps:
+        ((found, expected),) = results(ps.run(alone))
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
+
+
+def save_and_load(worker: Worker) -> float:
+    """Go back to the state after the first step; return how far the weights are from it then."""
+    made = module()
+    replica = dps.torch.attach(worker, made, ahead=1)
+    backward(made, 0)
+    replica.step()
+    saved = replica.state_dict()
+    for step in range(3):
+        backward(made, step)
+        replica.step()
+    replica.load_state_dict(saved)
+    again = {name: tensor.numpy() for name, tensor in saved.items()}
+    return max(float(np.abs(array - again[name]).max()) for name, array in arrays(made).items())
+
+
+def test_states_are_saved_and_loaded(plain: Client) -> None:
+    start = dps.torch.parameters(module())
+    choices: dict[str, Any] = {"optimizer": SGD(RATE), "functions": dps.torch.FUNCTIONS}
+    with ParameterServer(plain, start, shards=2, **choices) as ps:
+        assert results(ps.run(save_and_load)) == [0.0]
+        weights = ps.pull()
+    fresh = module(seed=1)
+    fresh.load_state_dict(dps.torch.state_dict(module(), weights))
+    for name, array in weights.items():
+        np.testing.assert_array_equal(arrays(fresh)[name], array)
+    assert not np.array_equal(weights["0.weight"], start["0.weight"])
+    with pytest.raises(ConfigurationError, match="'x' is nothing of this module's"):
+        dps.torch.state_dict(module(), {"x": np.zeros(1)})
+
+
+# -- what is taken as it is, and what is refused ---------------------------------------------------
+
+
+def push_tensors(worker: Worker) -> list[str]:
+    import torch
+
+    told = []
+    worker.pull()
+    worker.push({"w": torch.full((4,), -1.0)})
+    for wrong in (torch.ones(4, dtype=torch.bfloat16), torch.ones(4, requires_grad=True)):
+        with pytest.raises(ShapeMismatch) as caught:
+            worker.push({"w": wrong})
+        told.append(str(caught.value))
+    return told
+
+
+def test_tensors_are_pushed_as_they_are_or_refused_with_the_way_to_do_it(plain: Client) -> None:
+    with ParameterServer(plain, {"w": np.zeros(4, np.float32)}, optimizer=SGD(1.0)) as ps:
+        (told,) = results(ps.run(push_tensors))
+        assert list(ps.pull()["w"]) == [1.0] * 4
+    assert all("'w' is Tensor" in text and "dps.torch.attach" in text for text in told)
+
+
+def attach(make: Callable[[], Any], choices: Mapping[str, Any], worker: Worker) -> None:
+    dps.torch.attach(worker, make(), **choices)
+
+
+def elsewhere() -> Any:
+    import torch
+
+    with torch.device("meta"):
+        return module()
+
+
+@pytest.mark.parametrize(
+    ("make", "choices", "text"),
+    [
+        (partial(module, dtype="float64"), {}, r"'0.weight', float64\[6, 6\], and .* float32\[6"),
+        (partial(module, norm=True), {}, r"'1.weight', float32\[6\], and .* nothing of that name"),
+        (elsewhere, {}, "on these devices: meta; expected the CPU"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_refused(
+    plain: Client, make: Any, choices: Any, text: str
+) -> None:
+    with (
+        ParameterServer(plain, dps.torch.parameters(module())) as ps,
+        pytest.raises(ConfigurationError, match=text),
+    ):
+        results(ps.run(partial(attach, make, choices)))
+
+
+def test_torch_is_imported_only_for_it() -> None:
+    code = "import sys, dps; dps.Pipeline; assert 'torch' not in sys.modules; dps.torch.attach"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
