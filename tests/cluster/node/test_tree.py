@@ -1,0 +1,137 @@
+"""Trees of arrays on a parameter server: their structure, what counts as an array, and clipping."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dps
+from dps import SGD, ParameterServer, Worker
+from dps.errors import ConfigurationError, ShapeMismatch
+from tests.support.training import results
+
+pytestmark = pytest.mark.cluster
+
+STEPS = 5
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+class ByDLPack:
+    """An array that is no numpy array, and is given by DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **choices: Any) -> Any:
+        return self._array.__dlpack__(**choices)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def tree(value: float = 0.0) -> dict[str, Any]:
+    return {
+        "layers": [
+            Layer(np.full((2, 3), value, np.float32), np.full(3, value)),
+            Layer(np.full((3, 1), value, np.float16), None),
+        ],
+        "scale": (value,),
+        "z": {"a": np.full((), value, np.float32)},
+    }
+
+
+PATHS = {
+    "layers/0/w": "float32",
+    "layers/0/b": "float64",
+    "layers/1/w": "float32",
+    "scale/0": "float64",
+    "z/a": "float32",
+}
+
+
+def leaves(found: Any) -> list[np.ndarray]:
+    first, second = found["layers"]
+    assert (type(first), type(second), second.b) == (Layer, Layer, None)
+    assert isinstance(found["scale"], tuple)
+    return [first.w, first.b, second.w, found["scale"][0], found["z"]["a"]]
+
+
+def test_a_tree_is_named_by_paths_and_put_together_again() -> None:
+    arrays = dps.tree.parameters(tree(2.0))
+    assert {path: str(array.dtype) for path, array in arrays.items()} == PATHS
+    found = leaves(dps.tree.restored(tree(), arrays))
+    assert [str(a.dtype) for a in found] == ["float32", "float64", "float16", "float64", "float32"]
+    assert [a.shape for a in found] == [(2, 3), (3,), (3, 1), (), ()]
+    assert all((a == 2.0).all() for a in found)
+    with pytest.raises(ConfigurationError, match="two arrays of the tree have the path 'a/b'"):
+        dps.tree.parameters({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}})
+    with pytest.raises(ConfigurationError, match="'a/0' of the tree is str, expected an array"):
+        dps.tree.parameters({"a": ["text"]})
+
+
+def train(ahead: int, worker: Worker) -> list[float]:
+    """Push gradients that are changed at once; the sum of all is what the weights come to."""
+    with dps.tree.attach(worker, tree(), ahead=ahead) as replica:
+        for _ in range(STEPS):
+            gradients = tree(-1.0)
+            gradients["z"]["a"] = ByDLPack(np.full((), -1.0, np.float32))
+            replica.step(gradients)
+            gradients["layers"][0].w[:] = np.nan
+    return [float(array.flat[0]) for array in leaves(replica.weights)]
+
+
+@pytest.mark.parametrize(("shards", "ahead"), [(1, 0), (2, 1)])
+def test_every_gradient_is_applied_once(plain: Client, shards: int, ahead: int) -> None:
+    start = dps.tree.parameters(tree())
+    with ParameterServer(plain, start, shards=shards, optimizer=SGD(1.0)) as ps:
+        assert results(ps.run(partial(train, ahead))) == [[STEPS] * 5]
+        assert all((array == STEPS).all() for array in ps.pull().values())
+
+
+def clipped(worker: Worker) -> list[float]:
+    replica = dps.tree.attach(
+        worker, {"a": np.zeros(2), "b": np.zeros((), np.float32)}, clip_norm=1
+    )
+    replica.step({"a": np.array([2.0, 4.0]), "b": np.float32(4.0)})
+    found = replica.step({"a": np.array([0.1, 0.0]), "b": np.float32(0.0)})
+    return [*map(float, found["a"]), float(found["b"])]
+
+
+def test_gradients_are_clipped_to_the_norm_of_all_and_small_ones_left_alone(plain: Client) -> None:
+    with ParameterServer(
+        plain, {"a": np.zeros(2), "b": np.zeros((), np.float32)}, optimizer=SGD(1.0)
+    ) as ps:
+        (found,) = results(ps.run(clipped))
+    assert found == pytest.approx([-2 / 6 - 0.1, -4 / 6, -4 / 6], rel=1e-5)
+
+
+def push_what_does_not_fit(worker: Worker) -> list[str]:
+    told = []
+    replica = dps.tree.attach(worker, tree())
+    lacks = {key: part for key, part in tree().items() if key != "z"}
+    more = {**tree(), "more": np.zeros(1)}
+    other = {**tree(), "z": {"a": np.zeros(2)}}
+    for wrong in (lacks, more, other):
+        with pytest.raises(ShapeMismatch) as caught:
+            replica.step(wrong)
+        told.append(str(caught.value))
+    with pytest.raises(ConfigurationError) as refused:
+        dps.tree.attach(worker, {"z": np.zeros(3)})
+    return [*told, str(refused.value)]
+
+
+def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
+    with ParameterServer(plain, dps.tree.parameters(tree())) as ps:
+        (told,) = results(ps.run(push_what_does_not_fit))
+    assert "only the weights have 'z/a'" in told[0]
+    assert "only the gradients have 'more'" in told[1]
+    assert "the gradient of 'z/a' is [2], expected []" in told[2]
+    assert "the tree has 'z', float64[3], and the parameter server nothing of that path" in told[3]
