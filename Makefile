@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse simulate simulate-fresh soak clean
+.PHONY: help setup demo fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch simulate simulate-fresh soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -175,6 +175,9 @@ bench-measuring: setup ## compare updates per second with everything recorded an
 
 bench-sparse: setup ## count keys per second of sparse tables, beside a dictionary of arrays and Ray actors
 	$(BIN)/dps bench sparse
+
+bench-torch: torch ## train modules of torch beside the bare loop of the same module
+	$(BIN)/dps bench torch
 
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
 	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)

@@ -131,3 +131,14 @@ def sparse(
 
     tell = partial(print, file=sys.stderr, flush=True)
     print(bench_sparse.table(bench_sparse.sparse(tell, rounds), rounds))
+
+
+@bench.command()
+def torch(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each loop.")] = 7,
+) -> None:
+    """Train modules of torch beside the bare loop of the same, also on CUDA if it is there."""
+    from flows.benchmarks import torch as bench_torch
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(bench_torch.table(bench_torch.measure(tell, rounds)))
