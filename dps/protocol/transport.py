@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+import numpy as np
+
 # By what processes of a group call each other: the best that works, or one that was chosen, where
 # it works; "dask" always does.
 TransportChoice = Literal["auto", "shared_memory", "stream", "dask"]
 TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
-
-import numpy as np
 
 
 class Endpoint(NamedTuple):

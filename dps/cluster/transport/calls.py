@@ -137,10 +137,6 @@ class ClusterTransport:
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array to send (see `dps.protocol.transport.Transport`): any memory will do."""
-        return np.empty(shape, dtype)
-
     async def gone(self, address: str) -> bool:
         """Whether nobody listens at the address (see `dps.protocol.transport.Transport`).
 
@@ -159,7 +155,7 @@ class ClusterTransport:
         writer.close()
         return False
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array to be filled, which is sent to processes on this host as it lies.
 
         It is once it is frozen, for good, by ``array.flags.writeable = False``; before, it is
@@ -168,7 +164,7 @@ class ClusterTransport:
         if self._port is None:
             return np.empty(shape, dtype)
         try:
-            return self._port.pool.empty(shape, dtype)
+            return self._port.pool.empty(shape, np.dtype(dtype))
         except OSError as error:
             self._port.pool.complain(error)
             return np.empty(shape, dtype)
