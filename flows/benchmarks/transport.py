@@ -1,235 +1,209 @@
 """`dps bench transport`: push and pull between two processes, beside what else could carry it.
 
 All systems do the same: a gradient goes to the other process, is applied to the weights there, and
-the new weights come back. They take turns in short rounds, so that whatever else the machine does
-meanwhile falls on all of them; what counts are the ratios.
+the new weights come back. Each has processes of its own, and they take turns in short rounds, so
+that whatever else the machine does meanwhile falls on all of them; what counts are the ratios.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import socket
+import importlib.util
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
 
-import distributed
 import numpy as np
 
-from dps.cluster.backends.local import LocalCluster
-from dps.cluster.backends.tls import LOOPBACK
-from dps.cluster.driver.parameter_server import ParameterServer
-from dps.cluster.names import NodeSpec
-from dps.cluster.node.worker import Worker
-from dps.core.rules.rule import SGD
+from dps.errors import DpsError
+from flows.benchmarks.peers.dask_actor import dask_actor
+from flows.benchmarks.peers.floor import floor
+from flows.benchmarks.peers.parameter_server import parameter_server
+from flows.benchmarks.peers.peer import LEARNING_RATE, Peer, Timed
+from flows.benchmarks.peers.raw_tcp import raw_tcp
+from flows.benchmarks.peers.ray_actor import ray_actor
+from flows.benchmarks.peers.torch_rpc import torch_rpc
 
-LEARNING_RATE = 0.1
 ROUNDS = 8
 MEBIBYTE = 1 << 20
+
+RAW, FLOOR, ACTOR, RAY, TORCH = "raw TCP", "floor", "Dask actor", "Ray actor", "torch RPC"
+PEERS: Mapping[str, Peer] = {
+    RAW: raw_tcp,
+    FLOOR: floor,
+    ACTOR: dask_actor,
+    RAY: ray_actor,
+    TORCH: torch_rpc,
+}
+# What a peer needs beyond dps's own requirements, and the extra that has it.
+NEEDS = {RAY: ("ray", "bench"), TORCH: ("torch", "torch")}
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size of the parameters, how often it is sent in a round, and what the ratio may be."""
+    """A size of the parameters, and how often it is sent in a round."""
 
     name: str
     nbytes: int
     calls: int
-    target: float
 
 
-SIZES = (
-    Size("1 KB", 1024, 100, 1.1),
-    Size("4 MB", 4 * MEBIBYTE, 20, 0.75),
-    Size("64 MB", 64 * MEBIBYTE, 4, 0.75),
+KILOBYTE, MIDDLE, LARGE = SIZES = (
+    Size("1 KB", 1024, 100),
+    Size("4 MB", 4 * MEBIBYTE, 20),
+    Size("64 MB", 64 * MEBIBYTE, 4),
 )
-
-# Makes a number of calls and returns the seconds that each took.
-Timed = Callable[[int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Medians of one size, in milliseconds."""
+class Target:
+    """What the time of a transport of dps may be at most, as a multiple of another system's."""
+
+    transports: tuple[str, ...]
+    size: Size
+    other: str
+    limit: float
+
+
+SAME_HOST = ("auto", "shared_memory")  # here, both ends are on one host
+STREAM = ("stream",)
+TARGETS = (
+    Target(SAME_HOST, KILOBYTE, ACTOR, 0.30),
+    Target(SAME_HOST, KILOBYTE, TORCH, 1.0),
+    Target(SAME_HOST, MIDDLE, ACTOR, 0.35),
+    Target(SAME_HOST, MIDDLE, TORCH, 0.6),
+    Target(SAME_HOST, MIDDLE, FLOOR, 3.0),
+    Target(SAME_HOST, LARGE, ACTOR, 0.45),
+    Target(SAME_HOST, LARGE, RAY, 1.0),
+    Target(SAME_HOST, LARGE, FLOOR, 1.5),
+    Target(STREAM, KILOBYTE, RAW, 5.0),
+    Target(STREAM, MIDDLE, RAW, 1.5),
+    Target(STREAM, LARGE, RAW, 1.2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The seconds of a call with parameters of one size: system → the median of each round."""
 
     size: Size
-    raw: float
-    actor: float
-    dps: float
-    tls: float
+    seconds: Mapping[str, Sequence[float]]
 
-    @property
-    def ratio(self) -> float:
-        """Time of dps over that of the plain actor, both without TLS."""
-        return self.dps / self.actor
+    def milliseconds(self, system: str) -> float:
+        """The median of the rounds."""
+        return 1e3 * statistics.median(self.seconds[system])
 
+    def ratio(self, system: str, other: str) -> float:
+        """The time of a system as a multiple of another's: the median of their rounds' ratios.
 
-def transport() -> str:
-    """Measure, and return the table as text."""
-    rows = [measure(size) for size in SIZES]
-    lines = [
-        "push + pull between two processes, float32, median of "
-        f"{ROUNDS} rounds in turn; every system applies the gradient (SGD), the last one over TLS",
-        "",
-        f"{'size':>6} {'raw TCP':>10} {'Dask actor':>11} {'dps':>9} "
-        f"{'dps/raw':>8} {'dps/actor':>10} {'target':>14} {'dps, TLS':>11} {'TLS/dps':>8}",
-    ]
-    for row in rows:
-        verdict = "met" if row.ratio <= row.size.target else "missed"
-        lines.append(
-            f"{row.size.name:>6} {row.raw:>7.2f} ms {row.actor:>8.2f} ms {row.dps:>6.2f} ms "
-            f"{row.dps / row.raw:>8.2f} {row.ratio:>10.2f} ≤ {row.size.target:<5g}{verdict:>7} "
-            f"{row.tls:>8.2f} ms {row.tls / row.dps:>8.2f}"
-        )
-    return "\n".join(lines)
+        What slows the machine down for a round slows down both, so that this is steadier than the
+        ratio of the medians.
+        """
+        pairs = zip(self.seconds[system], self.seconds[other], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
-def measure(size: Size) -> Row:
-    """Time the systems in turn on one size."""
+def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) -> Measured:
+    """Time the systems in turn, each round beginning with another one.
+
+    The first round is not counted: connections are made in it, and memory is mapped.
+
+    Raises
+    ------
+    DpsError
+        A system has other weights than the gradients come to that it was sent.
+    """
+    found: dict[str, list[float]] = {name: [] for name in systems}
+    with _opened(systems, size.nbytes) as opened:
+        for number in range(rounds + 1):
+            first = number % len(opened)
+            for name, timed in opened[first:] + opened[:first]:
+                turn = timed(size.calls)
+                _check(name, turn.weight, size.calls * (number + 1))
+                found[name].append(statistics.median(turn.seconds))
+            tell(f"{size.name}: round {number} of {rounds}")
+    return Measured(size, {name: seconds[1:] for name, seconds in found.items()})
+
+
+@contextlib.contextmanager
+def _opened(systems: Mapping[str, Peer], nbytes: int) -> Iterator[list[tuple[str, Timed]]]:
     with contextlib.ExitStack() as stack:
-        systems = {
-            "raw": stack.enter_context(_raw(size.nbytes)),
-            "actor": stack.enter_context(_actor(size.nbytes)),
-            "dps": stack.enter_context(_dps(size.nbytes, "off")),
-            "tls": stack.enter_context(_dps(size.nbytes, None)),
-        }
-        times: dict[str, list[float]] = {name: [] for name in systems}
-        for _ in range(ROUNDS + 1):
-            for name, timed in systems.items():
-                times[name].append(statistics.median(timed(size.calls)))
-    # The first round warms up: connections are made and memory is mapped.
-    return Row(size, **{name: 1e3 * statistics.median(t[1:]) for name, t in times.items()})
+        yield [(name, stack.enter_context(peer(nbytes))) for name, peer in systems.items()]
 
 
-def _repeat(call: Callable[[], Any], calls: int) -> list[float]:
-    seconds = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+def _check(name: str, weight: float, calls: int) -> None:
+    expected = -LEARNING_RATE * calls
+    if not np.isclose(weight, expected, rtol=1e-3):
+        raise DpsError(f"{name}: a weight is {weight:g} after {calls} gradients, not {expected:g}")
 
 
-# -- dps -----------------------------------------------------------------------------------------
+def systems(transports: Sequence[str]) -> dict[str, Peer]:
+    """The peers that can be measured here, and dps with each of the transports.
+
+    One of them is measured over TLS as well: the first that goes over a network.
+    """
+    found = {name: peer for name, peer in PEERS.items() if name not in missing()}
+    found |= {ours(each): partial(parameter_server, transport=each) for each in transports}
+    for each in [each for each in transports if each not in SAME_HOST][:1]:
+        found[f"{ours(each)}, TLS"] = partial(parameter_server, transport=each, security=None)
+    return found
 
 
-@contextlib.contextmanager
-def _dps(nbytes: int, security: Literal["off"] | None) -> Iterator[Timed]:
-    params = {"weights": np.zeros(nbytes // 4, np.float32)}
-    nodes = [NodeSpec("server-0", "server"), NodeSpec("worker-0", "worker")]
-    with (
-        LocalCluster(
-            nodes, ("dps.cluster.driver.parameter_server", __name__), security=security, tell=_warn
-        ) as cluster,
-        ParameterServer(cluster.client, params, optimizer=SGD(LEARNING_RATE)) as ps,
-    ):
-
-        def timed(calls: int) -> list[float]:
-            (future,) = ps.run(partial(_push_pull, calls), workers=1)
-            seconds: list[float] = future.result()
-            return seconds
-
-        yield timed
+def ours(transport: str) -> str:
+    """The name of dps with a transport among the systems."""
+    return f"dps, {transport}"
 
 
-def _warn(line: str) -> None:
-    print(f"dps: warning: {line}", file=sys.stderr)
+def missing() -> list[str]:
+    """The peers that are not installed."""
+    return [peer for peer, (module, _) in NEEDS.items() if importlib.util.find_spec(module) is None]
 
 
-def _push_pull(calls: int, worker: Worker) -> list[float]:
-    gradient = {name: np.ones_like(array) for name, array in worker.pull().items()}
-    return _repeat(lambda: worker.push_pull(gradient), calls)
+# -- as text -----------------------------------------------------------------------------------
 
 
-# -- a plain Dask actor, everything at Dask's defaults ---------------------------------------------
+def table(found: Sequence[Measured], rounds: int) -> str:
+    """The times, and those of dps as multiples of the others'."""
+    others = [name for name in PEERS if name in found[0].seconds]
+    lines = [
+        f"push + pull between two processes, float32, medians of {rounds} rounds in turn; every "
+        "system applies the gradient (SGD)",
+        "",
+        f"{'':<7}{'':<26}{'ms':>9}   as a multiple of",
+        " " * 42 + "".join(f"{name:>12}" for name in others),
+    ]
+    for each in found:
+        for name in each.seconds:
+            row = f"{each.size.name:<7}{name:<26}{each.milliseconds(name):>9.3f}"
+            if name not in PEERS:
+                row += "".join(f"{each.ratio(name, other):>12.2f}" for other in others)
+            lines.append(row)
+        lines.append("")
+    return "\n".join([*lines, *map(_absent, missing())]).rstrip()
 
 
-class PlainActor:
-    """The least that a parameter server on a Dask actor can be."""
-
-    def __init__(self, elements: int) -> None:
-        self.weights = np.zeros(elements, np.float32)
-
-    def push_pull(self, gradient: np.ndarray) -> np.ndarray:
-        """Apply a gradient and return a copy of the weights."""
-        self.weights -= LEARNING_RATE * gradient
-        return self.weights.copy()
+def _absent(peer: str) -> str:
+    _, extra = NEEDS[peer]
+    return f"{peer}: not installed; pip install 'dps[{extra}]' has it measured as well"
 
 
-@contextlib.contextmanager
-def _actor(nbytes: int) -> Iterator[Timed]:
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=f"{LOOPBACK}:0", host=LOOPBACK
-        ) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
-        server, worker = sorted(client.scheduler_info()["workers"])
-        kept = client.submit(PlainActor, nbytes // 4, actor=True, workers=[server])
-        actor = kept.result()
-
-        def timed(calls: int) -> list[float]:
-            future = client.submit(_call, actor, nbytes // 4, calls, workers=[worker], pure=False)
-            seconds: list[float] = future.result()
-            return seconds
-
-        yield timed
+def verdicts(found: Sequence[Measured], targets: Sequence[Target] = TARGETS) -> str:
+    """Each target of what was measured, and by how much it is met or missed."""
+    lines = [f"{'target':<50}{'at most':>8}{'measured':>10}"]
+    for target in targets:
+        for each in (each for each in found if each.size == target.size):
+            for name in [ours(t) for t in target.transports if ours(t) in each.seconds]:
+                said = f"{target.size.name:<6} {name} / {target.other}"
+                lines.append(f"{said:<50}{target.limit:>8g}{_verdict(each, name, target)}")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
-def _call(actor: Any, elements: int, calls: int) -> list[float]:
-    gradient = np.ones(elements, np.float32)
-    return _repeat(lambda: actor.push_pull(gradient).result(), calls)
-
-
-# -- raw sockets -----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _raw(nbytes: int) -> Iterator[Timed]:
-    listener = socket.create_server((LOOPBACK, 0))
-    context = multiprocessing.get_context("spawn")
-    peer = context.Process(target=_serve, args=(listener.getsockname(), nbytes), daemon=True)
-    peer.start()
-    connection, _ = listener.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    gradient = np.ones(nbytes // 4, np.float32)
-    weights = np.empty_like(gradient)
-
-    def exchange() -> None:
-        connection.sendall(gradient.data)
-        _receive(connection, weights)
-
-    try:
-        yield partial(_repeat, exchange)
-    finally:
-        connection.close()
-        listener.close()
-        peer.join()
-
-
-def _serve(address: tuple[str, int], nbytes: int) -> None:
-    """Be the other process: apply each gradient and send the weights back, until the end."""
-    weights = np.zeros(nbytes // 4, np.float32)
-    gradient = np.empty_like(weights)
-    with socket.create_connection(address) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while _receive(connection, gradient):
-            gradient *= LEARNING_RATE
-            weights -= gradient
-            connection.sendall(weights.data)
-
-
-def _receive(connection: socket.socket, into: np.ndarray) -> bool:
-    """Fill the array; return False if the other end has closed."""
-    view = into.data.cast("B")
-    while view:
-        count = connection.recv_into(view)
-        if count == 0:
-            return False
-        view = view[count:]
-    return True
+def _verdict(found: Measured, name: str, target: Target) -> str:
+    if target.other not in found.seconds:
+        return f"{'-':>10}  not measured"
+    ratio = found.ratio(name, target.other)
+    said = "met" if ratio <= target.limit else "missed"
+    return f"{ratio:>10.2f}  {said}, {ratio / target.limit:.2f} of the limit"

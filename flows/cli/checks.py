@@ -78,11 +78,42 @@ def _bench() -> None:
 
 
 @bench.command()
-def transport() -> None:
-    """Time push and pull between two processes, beside raw sockets and a plain Dask actor."""
-    from flows.benchmarks.transport import transport as measure
+def transport(
+    transport: Annotated[
+        list[str],
+        typer.Option(
+            metavar="auto|shared_memory|stream|dask",
+            help="What dps's own messages travel by; may be given again. Else each of the last 3.",
+        ),
+    ] = [],  # noqa: B006
+    throughput: Annotated[
+        bool,
+        typer.Option(
+            "--throughput", help="Count gradients per second against workers and shards instead."
+        ),
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of each system.")] = None,
+) -> None:
+    """Time push and pull between two processes, beside raw TCP, shared memory, Dask, Ray, torch."""
+    from flows.benchmarks import throughput as bench_throughput
+    from flows.benchmarks import transport as bench_transport
+    from flows.benchmarks.peers.parameter_server import available, chosen
 
-    print(measure())
+    tell = partial(print, file=sys.stderr, flush=True)
+    for each in transport:
+        chosen(each)
+    transports = list(dict.fromkeys(transport)) or available()
+    if throughput:
+        rounds = rounds or bench_throughput.ROUNDS
+        rates = bench_throughput.throughput(transports, rounds, tell)
+        print(bench_throughput.table(rates, rounds))
+        return
+    rounds = rounds or bench_transport.ROUNDS
+    systems = bench_transport.systems(transports)
+    found = [bench_transport.measure(size, systems, rounds, tell) for size in bench_transport.SIZES]
+    print(bench_transport.table(found, rounds))
+    if judged := bench_transport.verdicts(found):
+        print(f"\n{judged}")
 
 
 @bench.command()

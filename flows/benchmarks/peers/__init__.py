@@ -1,0 +1,1 @@
+"""What `dps bench transport` measures, a module each: dps itself, and what else could carry it."""

@@ -1,0 +1,89 @@
+"""What every peer of the benchmark of transports does: the same work, timed call by call.
+
+A call sends a gradient of ones to another process, which applies it to its weights by SGD, and has
+the new weights back. So the weights tell how many calls have been carried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dps.errors import DpsError
+
+LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The seconds of each call, and the first of the weights that the last one brought."""
+
+    seconds: list[float]
+    weight: float
+
+
+# Makes a number of calls.
+Timed = Callable[[int], Turn]
+# Makes one, and returns the new weights.
+Call = Callable[[], Any]
+# Sets up the two processes of a peer, for so many bytes of float32.
+Peer = Callable[[int], contextlib.AbstractContextManager[Timed]]
+
+
+def repeat(call: Call, calls: int) -> Turn:
+    """Make so many calls, one after the other; at least one."""
+    seconds = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        weights = call()
+        seconds.append(time.perf_counter() - began)
+    return Turn(seconds, float(weights[0]))
+
+
+@contextlib.contextmanager
+def apart(
+    caller: Callable[[int], contextlib.AbstractContextManager[Call]], nbytes: int
+) -> Iterator[Timed]:
+    """Have the calls of a peer made in a process of their own, which starts the other one.
+
+    `caller` is a function of a module, so that it can be named in the other process.
+
+    Raises
+    ------
+    DpsError
+        The process has ended; what it wrote to stderr says why.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_obey, args=(caller, nbytes, theirs))
+    process.start()
+    theirs.close()
+
+    def timed(calls: int) -> Turn:
+        try:
+            ours.send(calls)
+            turn: Turn = ours.recv()
+        except (EOFError, OSError):
+            raise DpsError(f"{caller.__module__}: its process has ended, see above") from None
+        return turn
+
+    try:
+        yield timed
+    finally:
+        ours.close()
+        process.join()
+
+
+def _obey(
+    caller: Callable[[int], contextlib.AbstractContextManager[Call]],
+    nbytes: int,
+    orders: Connection,
+) -> None:
+    with caller(nbytes) as call, contextlib.suppress(EOFError):
+        while True:
+            orders.send(repeat(call, orders.recv()))
