@@ -161,7 +161,7 @@ ui: setup ## open the MLflow UI on loopback
 report: setup ## write report.html of the demo again, from its records
 	$(BIN)/dps report demo --output report.html
 
-bench: setup ## time push and pull beside raw sockets and a plain Dask actor
+bench: setup ## time push and pull beside raw TCP, shared memory, a plain Dask actor and what else is installed
 	$(BIN)/dps bench transport
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any

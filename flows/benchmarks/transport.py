@@ -109,15 +109,16 @@ class Measured:
 def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) -> Measured:
     """Time the systems in turn, each round beginning with another one.
 
-    The first round is not counted: connections are made in it, and memory is mapped.
+    The first round is not counted: connections are made in it, and memory is mapped. A peer that
+    cannot be set up here is told and left out.
 
     Raises
     ------
     DpsError
         A system has other weights than the gradients come to that it was sent.
     """
-    found: dict[str, list[float]] = {name: [] for name in systems}
-    with _opened(systems, size.nbytes) as opened:
+    with _opened(systems, size.nbytes, tell) as opened:
+        found: dict[str, list[float]] = {name: [] for name, _ in opened}
         for number in range(rounds + 1):
             first = number % len(opened)
             for name, timed in opened[first:] + opened[:first]:
@@ -129,9 +130,19 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) ->
 
 
 @contextlib.contextmanager
-def _opened(systems: Mapping[str, Peer], nbytes: int) -> Iterator[list[tuple[str, Timed]]]:
+def _opened(
+    systems: Mapping[str, Peer], nbytes: int, tell: Tell
+) -> Iterator[list[tuple[str, Timed]]]:
+    opened = []
     with contextlib.ExitStack() as stack:
-        yield [(name, stack.enter_context(peer(nbytes))) for name, peer in systems.items()]
+        for name, peer in systems.items():
+            try:
+                opened.append((name, stack.enter_context(peer(nbytes))))
+            except DpsError as problem:
+                if name not in PEERS:
+                    raise
+                tell(f"{name} is left out: {problem}")
+        yield opened
 
 
 def _check(name: str, weight: float, calls: int) -> None:
@@ -167,7 +178,7 @@ def missing() -> list[str]:
 
 def table(found: Sequence[Measured], rounds: int) -> str:
     """The times, and those of dps as multiples of the others'."""
-    others = [name for name in PEERS if name in found[0].seconds]
+    others = [name for name in PEERS if any(name in each.seconds for each in found)]
     lines = [
         f"push + pull between two processes, float32, medians of {rounds} rounds in turn; every "
         "system applies the gradient (SGD)",
@@ -179,10 +190,14 @@ def table(found: Sequence[Measured], rounds: int) -> str:
         for name in each.seconds:
             row = f"{each.size.name:<7}{name:<26}{each.milliseconds(name):>9.3f}"
             if name not in PEERS:
-                row += "".join(f"{each.ratio(name, other):>12.2f}" for other in others)
+                row += "".join(_multiple(each, name, other) for other in others)
             lines.append(row)
         lines.append("")
     return "\n".join([*lines, *map(_absent, missing())]).rstrip()
+
+
+def _multiple(found: Measured, name: str, other: str) -> str:
+    return f"{found.ratio(name, other):>12.2f}" if other in found.seconds else f"{'-':>12}"
 
 
 def _absent(peer: str) -> str:

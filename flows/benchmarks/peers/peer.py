@@ -56,7 +56,7 @@ def apart(
     Raises
     ------
     DpsError
-        The process has ended; what it wrote to stderr says why.
+        It cannot be set up, or its process has ended; what that wrote to stderr says why.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -64,15 +64,20 @@ def apart(
     process.start()
     theirs.close()
 
-    def timed(calls: int) -> Turn:
+    def told() -> Any:
         try:
-            ours.send(calls)
-            turn: Turn = ours.recv()
+            return ours.recv()
         except (EOFError, OSError):
-            raise DpsError(f"{caller.__module__}: its process has ended, see above") from None
+            raise DpsError("its process has ended, see above") from None
+
+    def timed(calls: int) -> Turn:
+        with contextlib.suppress(OSError):  # that it has ended is seen when it is to answer
+            ours.send(calls)
+        turn: Turn = told()
         return turn
 
     try:
+        told()  # that it is set up
         yield timed
     finally:
         ours.close()
@@ -85,5 +90,6 @@ def _obey(
     orders: Connection,
 ) -> None:
     with caller(nbytes) as call, contextlib.suppress(EOFError):
+        orders.send("set up")
         while True:
             orders.send(repeat(call, orders.recv()))

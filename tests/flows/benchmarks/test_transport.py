@@ -155,6 +155,23 @@ def test_a_system_that_does_less_is_not_measured() -> None:
         measure(SMALL, peers, 1, silent)
 
 
+@contextlib.contextmanager
+def absent(nbytes: int) -> Iterator[Call]:
+    """A peer that cannot be set up."""
+    raise OSError("no room for the store")
+    yield
+
+
+def test_a_peer_that_cannot_be_set_up_is_told_and_left_out() -> None:
+    told: list[str] = []
+    a = Scripted().peer("a", [1.0, 1.0])
+    found = measure(SMALL, {RAY: partial(apart, absent), "a": a}, 1, told.append)
+    assert found.seconds == {"a": [1.0]}
+    assert told[0] == f"{RAY} is left out: its process has ended, see above"
+    with pytest.raises(DpsError, match="its process has ended"):
+        measure(SMALL, {ours("dask"): partial(apart, absent)}, 1, silent)
+
+
 def test_a_ratio_is_that_of_each_round() -> None:
     found = Measured(SMALL, {"dps, stream": [1.0, 30.0, 2.0], RAW: [2.0, 40.0, 4.0]})
     assert found.ratio("dps, stream", RAW) == 0.5
@@ -198,6 +215,12 @@ def test_the_table_has_times_and_ratios() -> None:
     assert dask.split()[-3:] == ["8.000", "2.00", "8.00"]
     for peer in missing():
         assert f"{peer}: not installed" in text
+
+
+def test_the_table_has_gaps_where_a_peer_was_left_out() -> None:
+    larger = Measured(Size("9 GB", 1, 1), {RAW: [0.1], ours("dask"): [0.2]})
+    *_, line = (line for line in table([SHARED, larger], 1).splitlines() if "9 GB" in line)
+    assert line.split()[-3:] == ["200.000", "2.00", "-"]
 
 
 def test_a_target_is_met_or_missed_by_so_much() -> None:
