@@ -32,7 +32,6 @@ def caller(nbytes: int) -> Iterator[Call]:
     """Start Ray, on this machine alone, and the actor."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it would tell its makers that it runs
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex()  # else it leaves one in the home folder
-    os.environ["RAY_raylet_start_wait_time_s"] = "120"  # noqa: SIM112 - others start beside it
     import ray
 
     ray.init(
