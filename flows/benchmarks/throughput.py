@@ -7,12 +7,15 @@ transports take turns in each cell, and in several rounds over all cells.
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +32,7 @@ from flows.benchmarks.peers.parameter_server import TABLE, chosen
 
 NBYTES = 4 << 20
 SECONDS = 1.5
+PATIENCE = 120.0
 ROUNDS = 3
 LEARNING_RATE = 0.1
 FALLBACK = "dask"  # the transport that others are compared with
@@ -57,6 +61,30 @@ class Cell:
     def recovery(self) -> Recovery:
         """Nothing, or a chain."""
         return Recovery(Chain(self.replicas) if self.replicas > 1 else NoDurability())
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Files by which the workers on one machine begin and stop together."""
+
+    folder: Path
+
+    @property
+    def stop(self) -> Path:
+        """Is there when they are to stop."""
+        return self.folder / "stop"
+
+    def begin(self) -> None:
+        """Say that this process pushes."""
+        (self.folder / f"begun-{os.getpid()}").touch()
+
+    def await_begun(self, workers: int) -> None:
+        """Wait until so many processes push."""
+        until = time.monotonic() + PATIENCE
+        while len(list(self.folder.glob("begun-*"))) < workers:
+            if time.monotonic() > until:
+                raise DpsError(f"not all {workers} workers pushed within {PATIENCE:g} s")
+            time.sleep(0.01)
 
 
 CELLS = (
@@ -117,7 +145,7 @@ def rate_of(ends: Sequence[Sequence[float]]) -> float:
     """
     began, stopped = max(times[0] for times in ends), min(times[-1] for times in ends)
     if stopped <= began:
-        raise DpsError(f"at no time did all {len(ends)} workers push: the machine is too busy")
+        raise DpsError(f"at no time did all {len(ends)} workers push")
     calls = sum(bisect_right(times, stopped) - bisect_right(times, began) for times in ends)
     return calls / (stopped - began)
 
@@ -158,32 +186,42 @@ def _rate(cluster: LocalCluster, cell: Cell, transport: str, nbytes: int, second
     params = {
         f"{TABLE}-{n}": np.zeros(nbytes // 4 // cell.shards, np.float32) for n in range(cell.shards)
     }
-    with ParameterServer(
-        cluster.client,
-        params,
-        shards=cell.shards,
-        servers=cell.servers,
-        optimizer=SGD(LEARNING_RATE),
-        recovery=cell.recovery,
-        **chosen(transport),
-    ) as ps:
-        futures = ps.run(partial(_push, seconds), workers=cell.workers)
+    with (
+        tempfile.TemporaryDirectory(prefix="dps-bench-") as folder,
+        ParameterServer(
+            cluster.client,
+            params,
+            shards=cell.shards,
+            servers=cell.servers,
+            optimizer=SGD(LEARNING_RATE),
+            recovery=cell.recovery,
+            **chosen(transport),
+        ) as ps,
+    ):
+        flags = Flags(Path(folder))
+        futures = ps.run(partial(_push, flags), workers=cell.workers)
+        try:
+            flags.await_begun(cell.workers)
+            time.sleep(seconds)
+        finally:
+            flags.stop.touch()
         return rate_of([future.result() for future in futures])
 
 
-def _push(seconds: float, worker: Worker) -> list[float]:
-    """Push for so long; return when each call ended, by the clock of the machine."""
+def _push(flags: Flags, worker: Worker) -> list[float]:
+    """Push until told to stop; return when each call ended, by the clock of the machine."""
     gradient = {name: np.ones_like(array) for name, array in worker.pull().items()}
     worker.push_pull(gradient)  # connections are made, and memory is mapped
     ends = [time.monotonic()]
-    while ends[-1] - ends[0] < seconds:
+    flags.begin()
+    while not flags.stop.exists():
         worker.push_pull(gradient)
         ends.append(time.monotonic())
     return ends
 
 
 def _name(cell: Cell) -> str:
-    return f"{cell.shards} shards × {cell.replicas} replicas, {cell.workers} workers"
+    return f"{cell.workers} workers, {cell.shards} shards with {cell.replicas} replicas each"
 
 
 def _verdict(found: Rates, compared: Sequence[str]) -> str:
