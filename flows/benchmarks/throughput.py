@@ -154,19 +154,21 @@ def table(found: Sequence[Rates], rounds: int) -> str:
     """The rates, and those of each transport as multiples of the fallback's."""
     transports = list(found[0].rates)
     compared = [each for each in transports if each != FALLBACK and FALLBACK in transports]
-    titles = [*transports, *(f"÷ {FALLBACK}" for _ in compared)]
+    ratios = [f"{each} ÷ {FALLBACK}" for each in compared]
     lines = [
         f"gradients per second, {NBYTES >> 20} MB of float32 each, pushed and the weights pulled, "
         f"medians of {rounds} rounds in turn",
         "",
-        f"{'recovery':<10}{'shards':>7}{'workers':>8}" + "".join(f"{t:>15}" for t in titles),
+        f"{'recovery':<10}{'shards':>7}{'workers':>8}"
+        + "".join(f"{title:>15}" for title in transports)
+        + "".join(f"{title:>22}" for title in ratios),
     ]
     for each in found:
         cell = each.cell
         recovery = f"chain({cell.replicas})" if cell.replicas > 1 else "none"
         rates = "".join(f"{statistics.median(each.rates[t]):>15.1f}" for t in transports)
-        ratios = "".join(f"{each.ratio(t):>15.2f}" for t in compared)
-        line = f"{recovery:<10}{cell.shards:>7}{cell.workers:>8}{rates}{ratios}"
+        multiples = "".join(f"{each.ratio(t):>22.2f}" for t in compared)
+        line = f"{recovery:<10}{cell.shards:>7}{cell.workers:>8}{rates}{multiples}"
         lines.append(line + _verdict(each, compared))
     return "\n".join(lines)
 
