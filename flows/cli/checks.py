@@ -80,12 +80,12 @@ def _bench() -> None:
 @bench.command()
 def transport(
     transport: Annotated[
-        list[str],
+        str | None,
         typer.Option(
             metavar="auto|shared_memory|stream|dask",
-            help="What dps's own messages travel by; may be given again. Else each of the last 3.",
+            help="Measure dps with this one alone; else with each of the last three.",
         ),
-    ] = [],  # noqa: B006
+    ] = None,
     throughput: Annotated[
         bool,
         typer.Option(
@@ -100,9 +100,9 @@ def transport(
     from flows.benchmarks.peers.parameter_server import available, chosen
 
     tell = partial(print, file=sys.stderr, flush=True)
-    for each in transport:
-        chosen(each)
-    transports = list(dict.fromkeys(transport)) or available()
+    if transport:
+        chosen(transport)
+    transports = (transport,) if transport else available()
     if throughput:
         rounds = rounds or bench_throughput.ROUNDS
         rates = bench_throughput.throughput(transports, rounds, tell)
