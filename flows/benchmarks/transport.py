@@ -20,7 +20,7 @@ from dps.errors import DpsError
 from flows.benchmarks.peers.dask_actor import dask_actor
 from flows.benchmarks.peers.floor import floor
 from flows.benchmarks.peers.parameter_server import parameter_server
-from flows.benchmarks.peers.peer import LEARNING_RATE, Peer, Timed
+from flows.benchmarks.peers.peer import LEARNING_RATE, Peer, Timed, Turn
 from flows.benchmarks.peers.raw_tcp import raw_tcp
 from flows.benchmarks.peers.ray_actor import ray_actor
 from flows.benchmarks.peers.torch_rpc import torch_rpc
@@ -115,7 +115,7 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) ->
     Raises
     ------
     DpsError
-        A system has other weights than the gradients come to that it was sent.
+        The weights of a system moved in a turn by something else than the gradients come to.
     """
     with _opened(systems, size.nbytes, tell) as opened:
         found: dict[str, list[float]] = {name: [] for name, _ in opened}
@@ -123,7 +123,7 @@ def measure(size: Size, systems: Mapping[str, Peer], rounds: int, tell: Tell) ->
             first = number % len(opened)
             for name, timed in opened[first:] + opened[:first]:
                 turn = timed(size.calls)
-                _check(name, turn.weight, size.calls * (number + 1))
+                _check(name, turn)
                 found[name].append(statistics.median(turn.seconds))
             tell(f"{size.name}: round {number} of {rounds}")
     return Measured(size, {name: seconds[1:] for name, seconds in found.items()})
@@ -145,10 +145,14 @@ def _opened(
         yield opened
 
 
-def _check(name: str, weight: float, calls: int) -> None:
-    expected = -LEARNING_RATE * calls
-    if not np.isclose(weight, expected, rtol=1e-3):
-        raise DpsError(f"{name}: a weight is {weight:g} after {calls} gradients, not {expected:g}")
+def _check(name: str, turn: Turn) -> None:
+    first, last = turn.weights
+    applied = LEARNING_RATE * (len(turn.seconds) - 1)
+    if not np.isclose(first - last, applied, rtol=1e-3):
+        raise DpsError(
+            f"{name}: a weight went from {first:g} to {last:g} in {len(turn.seconds)} calls, "
+            f"expected {first - applied:g}"
+        )
 
 
 def systems(transports: Sequence[str]) -> dict[str, Peer]:

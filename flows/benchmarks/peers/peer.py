@@ -21,10 +21,10 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The seconds of each call, and the first of the weights that the last one brought."""
+    """The seconds of each call, and a weight as the first call brought it, and the last one."""
 
     seconds: list[float]
-    weight: float
+    weights: tuple[float, float]
 
 
 # Makes a number of calls.
@@ -37,12 +37,13 @@ Peer = Callable[[int], contextlib.AbstractContextManager[Timed]]
 
 def repeat(call: Call, calls: int) -> Turn:
     """Make so many calls, one after the other; at least one."""
-    seconds = []
+    seconds, weights = [], []
     for _ in range(calls):
         began = time.perf_counter()
-        weights = call()
+        brought = call()
         seconds.append(time.perf_counter() - began)
-    return Turn(seconds, float(weights[0]))
+        weights.append(float(brought[0]))
+    return Turn(seconds, (weights[0], weights[-1]))
 
 
 @contextlib.contextmanager
