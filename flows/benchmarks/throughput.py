@@ -28,14 +28,15 @@ from dps.errors import DpsError
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durability import NoDurability
 from dps.protocol.recovery import Recovery
-from flows.benchmarks.peers.parameter_server import TABLE, chosen
+from dps.protocol.transport import TransportChoice
+from flows.benchmarks.peers.parameter_server import TABLE
 
 NBYTES = 4 << 20
 SECONDS = 1.5
 PATIENCE = 120.0
 ROUNDS = 3
 LEARNING_RATE = 0.1
-FALLBACK = "dask"  # the transport that others are compared with
+FALLBACK: TransportChoice = "dask"  # the transport that others are compared with
 
 Tell = Callable[[str], None]
 
@@ -99,16 +100,16 @@ class Rates:
     """Gradients per second of a cell: transport → that of each round."""
 
     cell: Cell
-    rates: dict[str, list[float]]
+    rates: dict[TransportChoice, list[float]]
 
-    def ratio(self, transport: str) -> float:
+    def ratio(self, transport: TransportChoice) -> float:
         """The rate of a transport as a multiple of the fallback's: the median of the rounds'."""
         pairs = zip(self.rates[transport], self.rates[FALLBACK], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def throughput(
-    transports: Sequence[str],
+    transports: Sequence[TransportChoice],
     rounds: int,
     tell: Tell,
     cells: Sequence[Cell] = CELLS,
@@ -184,7 +185,9 @@ def _nodes(cells: Sequence[Cell]) -> list[NodeSpec]:
     ]
 
 
-def _rate(cluster: LocalCluster, cell: Cell, transport: str, nbytes: int, seconds: float) -> float:
+def _rate(
+    cluster: LocalCluster, cell: Cell, transport: TransportChoice, nbytes: int, seconds: float
+) -> float:
     params = {
         f"{TABLE}-{n}": np.zeros(nbytes // 4 // cell.shards, np.float32) for n in range(cell.shards)
     }
@@ -197,7 +200,7 @@ def _rate(cluster: LocalCluster, cell: Cell, transport: str, nbytes: int, second
             servers=cell.servers,
             optimizer=SGD(LEARNING_RATE),
             recovery=cell.recovery,
-            **chosen(transport),
+            transport=transport,
         ) as ps,
     ):
         flags = Flags(Path(folder))
@@ -226,7 +229,7 @@ def _name(cell: Cell) -> str:
     return f"{cell.workers} workers, {cell.shards} shards with {cell.replicas} replicas each"
 
 
-def _verdict(found: Rates, compared: Sequence[str]) -> str:
+def _verdict(found: Rates, compared: Sequence[TransportChoice]) -> str:
     target = found.cell.target
     of_one_host = [each for each in compared if each in ("auto", "shared_memory")]
     if target is None or not of_one_host:

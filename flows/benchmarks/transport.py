@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from dps.errors import DpsError
+from dps.protocol.transport import TransportChoice
 from flows.benchmarks.peers.dask_actor import dask_actor
 from flows.benchmarks.peers.floor import floor
 from flows.benchmarks.peers.parameter_server import parameter_server
@@ -26,6 +27,8 @@ from flows.benchmarks.peers.ray_actor import ray_actor
 from flows.benchmarks.peers.torch_rpc import torch_rpc
 
 ROUNDS = 8
+# What is measured if nothing is asked for: `auto` is one of them.
+TRANSPORTS: tuple[TransportChoice, ...] = ("shared_memory", "stream", "dask")
 MEBIBYTE = 1 << 20
 
 RAW, FLOOR, ACTOR, RAY, TORCH = "raw TCP", "floor", "Dask actor", "Ray actor", "torch RPC"
@@ -62,14 +65,15 @@ KILOBYTE, MIDDLE, LARGE = SIZES = (
 class Target:
     """What the time of a transport of dps may be at most, as a multiple of another system's."""
 
-    transports: tuple[str, ...]
+    transports: tuple[TransportChoice, ...]
     size: Size
     other: str
     limit: float
 
 
-SAME_HOST = ("auto", "shared_memory")  # here, both ends are on one host
-STREAM = ("stream",)
+# Here, both ends are on one host.
+SAME_HOST: tuple[TransportChoice, ...] = ("auto", "shared_memory")
+STREAM: tuple[TransportChoice, ...] = ("stream",)
 TARGETS = (
     Target(SAME_HOST, KILOBYTE, ACTOR, 0.30),
     Target(SAME_HOST, KILOBYTE, TORCH, 1.0),
@@ -155,7 +159,7 @@ def _check(name: str, turn: Turn) -> None:
         )
 
 
-def systems(transports: Sequence[str]) -> dict[str, Peer]:
+def systems(transports: Sequence[TransportChoice]) -> dict[str, Peer]:
     """The peers that can be measured here, and dps with each of the transports.
 
     One of them is measured over TLS as well: the first that goes over a network.
@@ -167,7 +171,7 @@ def systems(transports: Sequence[str]) -> dict[str, Peer]:
     return found
 
 
-def ours(transport: str) -> str:
+def ours(transport: TransportChoice) -> str:
     """The name of dps with a transport among the systems."""
     return f"dps, {transport}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -80,11 +80,8 @@ def _bench() -> None:
 @bench.command()
 def transport(
     transport: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|shared_memory|stream|dask",
-            help="Measure dps with this one alone; else with each of the last three.",
-        ),
+        Literal["auto", "shared_memory", "stream", "dask"] | None,
+        typer.Option(help="Measure dps with this one alone; else with each of the last three."),
     ] = None,
     throughput: Annotated[
         bool,
@@ -97,12 +94,9 @@ def transport(
     """Time push and pull between two processes, beside raw TCP, shared memory, Dask, Ray, torch."""
     from flows.benchmarks import throughput as bench_throughput
     from flows.benchmarks import transport as bench_transport
-    from flows.benchmarks.peers.parameter_server import available, chosen
 
     tell = partial(print, file=sys.stderr, flush=True)
-    if transport:
-        chosen(transport)
-    transports = (transport,) if transport else available()
+    transports = (transport,) if transport else bench_transport.TRANSPORTS
     if throughput:
         rounds = rounds or bench_throughput.ROUNDS
         rates = bench_throughput.throughput(transports, rounds, tell)

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from dps.errors import ConfigurationError, DpsError
+from dps.errors import DpsError
 from flows.benchmarks import throughput as bench
 from flows.benchmarks.peers.dask_actor import dask_actor
 from flows.benchmarks.peers.floor import CHUNK, floor
 from flows.benchmarks.peers.floor import caller as floor_caller
-from flows.benchmarks.peers.parameter_server import available, chosen, parameter_server
+from flows.benchmarks.peers.parameter_server import parameter_server
 from flows.benchmarks.peers.peer import Call, Peer, Timed, Turn, apart
 from flows.benchmarks.peers.raw_tcp import raw_tcp
 from flows.benchmarks.peers.ray_actor import ray_actor
@@ -27,6 +27,7 @@ from flows.benchmarks.transport import (
     RAW,
     RAY,
     TORCH,
+    TRANSPORTS,
     Measured,
     Size,
     Target,
@@ -74,8 +75,8 @@ def test_a_peer_of_processes_applies_every_gradient(peer: Peer, nbytes: int) -> 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "peer",
-    [dask_actor, *(partial(parameter_server, transport=each) for each in available())],
-    ids=["Dask actor", *available()],
+    [dask_actor, *(partial(parameter_server, transport=each) for each in TRANSPORTS)],
+    ids=["Dask actor", *TRANSPORTS],
 )
 def test_a_peer_on_dask_applies_every_gradient(peer: Peer) -> None:
     assert_all_were_applied(turns(peer, SMALL.nbytes))
@@ -274,13 +275,8 @@ def test_rates_are_told_with_what_they_are_to_be() -> None:
 @pytest.mark.cluster
 def test_a_real_round_has_a_rate_in_each_cell() -> None:
     cells = [Cell(2, 2), Cell(1, 1, replicas=2)]
-    found = bench.throughput(available(), 1, silent, cells, nbytes=8000, seconds=0.2)
+    found = bench.throughput(TRANSPORTS, 1, silent, cells, nbytes=8000, seconds=0.2)
     assert [each.cell for each in found] == cells
     for each in found:
-        assert list(each.rates) == list(available())
+        assert list(each.rates) == list(TRANSPORTS)
         assert all(rate > 0 for rates in each.rates.values() for rate in rates)
-
-
-def test_a_transport_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="transport 'pigeon' is unknown, expected auto"):
-        chosen("pigeon")
