@@ -1,4 +1,4 @@
-"""The compression of encoded gradients, and the way back from what travels to numbers."""
+"""The compression of encoded gradients and weights, and the way back to numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from importlib.util import find_spec
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.filters.chain import FilterChain, checked
+from dps.core.filters.chain import FilterChain, checked, checked_of_pulls
 from dps.core.filters.encoding import (
     Section,
     assembled,
     decoded,
     nbytes_of_keys,
     nbytes_of_values,
+    patched,
     stretches,
     taken_apart,
 )
@@ -25,6 +26,7 @@ from dps.core.rules.rule import UpdateRule
 from dps.core.shard import Each, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
+from dps.protocol.durability import Durability
 from dps.protocol.group import Group
 
 Array = np.ndarray
@@ -43,12 +45,34 @@ def checked_filters(
         They cannot work; or compression is wanted, and its library is not installed.
     """
     chains = checked(filters, names, rule)
+    _require_lz4(chains)
+    return chains
+
+
+def checked_pull_filters(
+    filters: Mapping[str, Sequence[Filter]], names: Collection[str], durability: Durability
+) -> dict[str, FilterChain]:
+    """Return each array's chain of filters for pulls (see `checked_of_pulls`).
+
+    Raises
+    ------
+    ConfigurationError
+        They cannot work, or not with where state survives; or compression is wanted, and its
+        library is not installed.
+    """
+    chains = checked_of_pulls(filters, names)
+    if chains and (refusal := durability.refusal("filtered pulls")):
+        raise ConfigurationError(refusal)
+    _require_lz4(chains)
+    return chains
+
+
+def _require_lz4(chains: Mapping[str, FilterChain]) -> None:
     if any(chain.lossless for chain in chains.values()) and find_spec("lz4") is None:
         raise ConfigurationError(
             "the filter Lossless needs the package lz4 in every process: pip install lz4, or leave "
             "the filter out"
         )
-    return chains
 
 
 def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
@@ -68,6 +92,17 @@ def dense(layout: ShardLayout, op: Operation) -> Operation:
         The payload is not what its description says, or does not fit the shard.
     """
     return decoded(layout, _unpacked(layout, op)) if op.codec else op
+
+
+def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
+    """Return a worker's copy of a shard's weights, brought up to date by what was sent of them.
+
+    Raises
+    ------
+    ShapeMismatch
+        The payload is not what its description says, or does not fit the shard.
+    """
+    return patched(layout, copy, _unpacked(layout, sent))
 
 
 def applied(

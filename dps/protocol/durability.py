@@ -21,7 +21,7 @@ from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
 
-Feature = Literal["buffered gradients", "functions", "moves", "tables"]
+Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
 
 class CutPersistence(Protocol):

@@ -20,7 +20,8 @@ class Group:
     """One parameter server: its name, how its parameters lie, and what was chosen for it.
 
     `incarnations` are those of workers that took part before it was brought up again; `recorded`
-    tells whether anybody listens to its events; `filters` are those of each array that has any.
+    tells whether anybody listens to its events; `filters` are those of each array that has any,
+    and `pull_filters` those of the weights that workers pull.
     `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
     moved until somebody asks for it. `functions` can be run on its shards, by name. `labels` go
     with what its processes say of themselves. `on_loss` is what follows when acknowledged updates
@@ -42,6 +43,7 @@ class Group:
     labels: Mapping[str, str] = field(default_factory=dict)
     on_loss: str = "warn"
     transport: TransportChoice = "auto"
+    pull_filters: dict[str, FilterChain] = field(default_factory=dict)
 
     @property
     def replicas(self) -> int:

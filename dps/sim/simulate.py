@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from dps.core.filters.chain import EVERY, checked
+from dps.core.filters.chain import EVERY, checked, checked_of_pulls
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
@@ -108,7 +108,10 @@ class _Run:
         filters = checked({EVERY: case.filters} if case.filters else {}, layout.names, rule)
         group = Group(NAME, layout, rule, case.consistency, recovery, COORDINATOR, TIMINGS)
         functions = {MARK: mark} if case.calls else {}
+        given = {EVERY: case.pull_filters} if case.pull_filters else {}
+        of_pulls = checked_of_pulls(given, layout.names)
         group = replace(group, filters=filters, servers=case.servers, functions=functions)
+        group = replace(group, pull_filters=of_pulls)
         self._case = case
         self._schedule = schedule
         self._record = record
@@ -199,6 +202,7 @@ class _Run:
             recovery=run.recovery,
             filters=run.filters,
             servers=run.servers,
+            pull_filters=run.pull_filters,
             incarnations=saved.incarnations,
         )
         notices = self._stream(f"notices {self._generation}")

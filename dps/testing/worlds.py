@@ -13,7 +13,7 @@ import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, Consistency
-from dps.core.filters.chain import checked
+from dps.core.filters.chain import checked, checked_of_pulls
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.rules.rule import SGD, UpdateRule, by_rows
@@ -147,6 +147,7 @@ def in_world(
     recovery: Recovery = Recovery(),  # noqa: B008 - a frozen value
     weather: Weather = Weather(),  # noqa: B008 - a frozen value
     filters: Mapping[str, Sequence[Filter]] | None = None,
+    pull_filters: Mapping[str, Sequence[Filter]] | None = None,
     servers: int | None = None,
     incarnations: Mapping[str, int] | None = None,
     extra: Sequence[str] = (),
@@ -168,6 +169,7 @@ def in_world(
         COORDINATOR,
         replace(TIMINGS, **timings),
         filters=checked(filters or {}, layout.names, rule),
+        pull_filters=checked_of_pulls(pull_filters or {}, layout.names),
     )
     group = replace(
         group, servers=servers, functions=functions or {}, incarnations=dict(incarnations or {})

@@ -30,7 +30,7 @@ from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
-from dps.protocol.compression import checked_filters
+from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.recovery import Recovery, as_servers
 from flows.config.axes import (
     OF_THE_GRID,
@@ -89,6 +89,9 @@ class _Settings(Section):
     optimizer: OptimizerSection
     # Left out of what is recorded unless there are any (see `OptimizerSection`).
     filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
+        default_factory=dict, exclude_if=lambda filters: not filters
+    )
+    pull_filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
         default_factory=dict, exclude_if=lambda filters: not filters
     )
     consistency: ConsistencySection = AspSection()
@@ -166,6 +169,10 @@ class TrialConfig(_Settings):
             with refusing("filters"):
                 names = workload_of(self).parameters
                 checked_filters(self.build_filters(), names, self.build_optimizer())
+        if self.pull_filters:
+            with refusing("pull_filters"):
+                names, durability = workload_of(self).parameters, self.build_recovery().durability
+                checked_pull_filters(self.build_pull_filters(), names, durability)
         return self
 
     @model_validator(mode="after")
@@ -255,6 +262,10 @@ class TrialConfig(_Settings):
     def build_filters(self) -> dict[str, list[Filter]]:
         """Return the filters of each array that has any, "*" for those that are not named."""
         return {name: [f.build() for f in chain] for name, chain in self.filters.items()}
+
+    def build_pull_filters(self) -> dict[str, list[Filter]]:
+        """Return the filters of what workers pull of each array that has any."""
+        return {name: [f.build() for f in chain] for name, chain in self.pull_filters.items()}
 
     def build_consistency(self) -> Consistency:
         """Return the consistency model."""

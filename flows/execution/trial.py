@@ -300,6 +300,7 @@ def _server(
         timings=timings,
         about=settings(trial, {}),
         filters=config.build_filters(),
+        pull_filters=config.build_pull_filters(),
         seats=seats,
         labels=labels,
         on_loss=ON_LOSS,

@@ -111,7 +111,8 @@ def test_an_error_is_raised_at_the_other_end_under_its_name(error: type[DpsError
 def test_the_header_is_json_and_the_rest_is_bare_arrays() -> None:
     message = messages.Weights(3, 1.5, -1, np.arange(4, dtype=np.uint8))
     header, *rest = encode(message)
-    assert json.loads(header.tobytes()) == {"@": "Weights", "v": [3, 1.5, -1, {"$": 1}, None]}
+    values = [3, 1.5, -1, {"$": 1}, None, None, None, []]
+    assert json.loads(header.tobytes()) == {"@": "Weights", "v": values}
     assert [frame.tobytes() for frame in rest] == [b"\x00\x01\x02\x03"]
 
 

@@ -115,6 +115,10 @@ class ParameterServer:
     filters
         The name of an array, or "*" for all others → what its gradients go through before they are
         sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
+    pull_filters
+        The same for the weights that workers pull: what has changed since their last pull goes
+        through it, such as ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators get
+        weights as they are. None: so does everybody.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     seats
@@ -169,6 +173,7 @@ class ParameterServer:
         timings: Timings = Timings(),
         about: Mapping[str, Any] | None = None,
         filters: Mapping[str, Sequence[Filter]] | None = None,
+        pull_filters: Mapping[str, Sequence[Filter]] | None = None,
         functions: Mapping[str, Function] | None = None,
         seats: NodeAssignment | None = None,
         labels: Mapping[str, str] | None = None,
@@ -177,7 +182,8 @@ class ParameterServer:
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
-        start = afresh(client, params, shards, *choices, kept, tables, filters, servers)
+        more = tables, filters, servers, pull_filters
+        start = afresh(client, params, shards, *choices, kept, *more)
         talk = on_loss, transport
         self._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
 

@@ -19,7 +19,7 @@ from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
 from dps.errors import ConfigurationError
-from dps.protocol.compression import checked_filters
+from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
 from dps.protocol.recovery import Recovery, as_servers
 from dps.protocol.storage.manifest import (
@@ -79,6 +79,7 @@ def afresh(
     tables: Sequence[SparseSpec] = (),
     filters: Mapping[str, Sequence[Filter]] | None = None,
     servers: int | None = None,
+    pull_filters: Mapping[str, Sequence[Filter]] | None = None,
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
@@ -87,14 +88,17 @@ def afresh(
     check_tables(tables, chosen)
     layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
     chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
+    given = {} if pull_filters is None else pull_filters
+    of_pulls = checked_pull_filters(given, layout.names, chosen.durability)
     if chosen.durability.writes_checkpoints:
         must_be_known("optimizer", optimizer)
         must_be_known("filters", chains)
+        must_be_known("pull_filters", of_pulls)
     if servers is not None:
         servers = as_servers(servers, len(layout.shards), chosen)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     choices = optimizer, consistency, chosen, coordinator, timings
-    group = Group(name, layout, *choices, filters=chains, servers=servers)
+    group = Group(name, layout, *choices, filters=chains, servers=servers, pull_filters=of_pulls)
     return Start(group, initial, None, kept)
 
 
@@ -114,6 +118,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         saved.incarnations,
         filters=run.filters,
         servers=run.servers,
+        pull_filters=run.pull_filters,
     )
     return Start(group, (), saved, about(run))
 

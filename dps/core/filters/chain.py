@@ -73,6 +73,36 @@ class FilterChain:
                 kept[mask] = accumulated[mask] - (sent if sent.size < mask.size else sent[mask])
         return section, kept if self.feedback else None
 
+    def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
+        """Return what is sent of weights to a worker that has a copy of them.
+
+        Quantised entries are differences, so that what rounding takes away is in the next one;
+        others are the weights themselves, exactly.
+
+        Parameters
+        ----------
+        values, copy
+            1-D, float32 or float64: the weights, and what the worker has of them.
+
+        Raises
+        ------
+        ConfigurationError
+            A selection returned something else than a mask.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = values - copy
+        if not all_finite(difference):  # of a run that diverges; nothing is to hide that
+            return encoded(values, None, "raw", np.random.default_rng)
+        mask, _ = self._selected(difference, sending)
+        if self.quantise is not None:
+            seed, place = self.quantise.seed, len(self.selections)
+            rounding = replace(sending, place=place)
+            return encoded(difference, mask, self.quantise.form, lambda: rounding.random(seed))
+        section = encoded(values, mask, "raw", np.random.default_rng)
+        if section.part.entries < 0:  # all are sent: those that the mask leaves out not as zeros
+            return encoded(values, None, "raw", np.random.default_rng)
+        return section
+
     def _selected(self, accumulated: Array, sending: Sending) -> tuple[Array | None, Array]:
         """Return the mask of what is sent (None: everything) and what is kept of the rest."""
         kept = np.zeros_like(accumulated)
@@ -108,31 +138,62 @@ def checked(
     ConfigurationError
         There is no such array, or its filters cannot work together or with the rule.
     """
-    _check_form(filters)
+    chains = _chains("filters", filters, names)
+    for name, chain in filters.items():
+        _check_rule(name, chain, rule)
+    return chains
+
+
+def checked_of_pulls(
+    filters: Mapping[str, Sequence[Filter]], names: Collection[str]
+) -> dict[str, FilterChain]:
+    """Return the chain of each array whose weights are filtered when they are pulled.
+
+    Parameters are those of `checked`.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such array, its filters cannot work together, or one of them would not make up
+        for what it withholds.
+    """
+    chains = _chains("pull_filters", filters, names)
+    for name, chain in filters.items():
+        for selection in made(chain).selections:
+            if not selection.feedback:
+                raise ConfigurationError(
+                    f"pull_filters[{name!r}]: {selection} drops what it withholds of a gradient; "
+                    "weights need a filter that sends it later, such as SignificantlyModified"
+                )
+    return chains
+
+
+def _chains(
+    what: str, filters: Mapping[str, Sequence[Filter]], names: Collection[str]
+) -> dict[str, FilterChain]:
+    _check_form(what, filters)
     for name in filters:
         if name != EVERY and name not in names:
             raise ConfigurationError(
-                f"filters[{name!r}]: there is no such array; there are: {', '.join(names)} "
+                f"{what}[{name!r}]: there is no such array; there are: {', '.join(names)} "
                 f"(and {EVERY!r} for all that are not named)"
             )
-    for name, chain in filters.items():
-        _check_rule(name, chain, rule)
     chains = {name: made(chain) for name, chain in filters.items()}
     found = {name: chains.get(name, chains.get(EVERY)) for name in names}
     return {name: chain for name, chain in found.items() if chain is not None}
 
 
-def _check_form(filters: object) -> None:
+def _check_form(what: str, filters: object) -> None:
     """Refuse filters that no arrays and no rule could make work; raises `ConfigurationError`."""
     if not isinstance(filters, Mapping):
         raise ConfigurationError(
-            f"filters={filters!r}, expected a mapping of names of arrays to lists of filters, such "
+            f"{what}={filters!r}, expected a mapping of names of arrays to lists of filters, such "
             "as {'*': [TopK(0.05)]}"
         )
     for name, chain in filters.items():
         if isinstance(chain, str) or not isinstance(chain, Iterable):
-            raise ConfigurationError(f"filters[{name!r}]={chain!r}, expected a list of filters")
-        _check_order(name, tuple(chain))
+            raise ConfigurationError(f"{what}[{name!r}]={chain!r}, expected a list of filters")
+        _check_order(f"{what}[{name!r}]", tuple(chain))
 
 
 def made(filters: Iterable[Filter]) -> FilterChain:
@@ -145,8 +206,7 @@ def made(filters: Iterable[Filter]) -> FilterChain:
     )
 
 
-def _check_order(name: str, chain: tuple[object, ...]) -> None:
-    where = f"filters[{name!r}]"
+def _check_order(where: str, chain: tuple[object, ...]) -> None:
     kinds = [type(f).__name__ for f in chain]
     for given in chain:
         if isinstance(given, type) or not isinstance(given, Quantise | Lossless | Selection):

@@ -140,6 +140,31 @@ def decoded(layout: ShardLayout, op: Operation) -> Operation:
     return replace(op, gradient=gradient, codec=())
 
 
+def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:
+    """Return a shard's buffer with what is sent of each array in its place: a new one.
+
+    Entries that are sent as they are replace those of the buffer, others are added to them. Both
+    ends do this with the same bytes, so that they hold the same bits.
+
+    Raises
+    ------
+    ShapeMismatch
+        The payload is not what its description says, or does not fit the shard.
+    """
+    chosen = stretches(layout, ())
+    _require(op, len(chosen) == len(op.codec) and buffer.nbytes == layout.nbytes)
+    new = buffer.copy()
+    for stretch, section in zip(chosen, taken_apart(op), strict=True):
+        part = new[stretch.begin : stretch.end].view(stretch.dtype)
+        if section.part.values == "raw":
+            _fill(op, part, section)
+        else:
+            change = np.zeros_like(part)
+            _fill(op, change, section)
+            part += change
+    return new
+
+
 def values_of(section: Section, dtype: str, size: int) -> Array:
     """The values in a section as they will be at the shard."""
     part = section.part

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +33,7 @@ from dps.errors import (
     StoreUnavailable,
     TransportError,
 )
+from dps.protocol.client.copy import Copy
 from dps.protocol.client.key_cache import KnownKeys
 from dps.protocol.client.read_point import ShardRead
 from dps.protocol.client.receipts import Receipts
@@ -98,6 +98,7 @@ class ShardClient:
         self._may_go_on = may_go_on
         self._turn = asyncio.Lock()
         self.read = ShardRead()
+        self._copy = Copy(group.layout.shards[shard])
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
@@ -153,9 +154,14 @@ class ShardClient:
         `epoch`, `seen` and `patience` of what is asked are filled in here.
         """
         found: list[RowsRead] = []
+
+        async def keep(reply: RowsRead) -> bool:
+            found.append(reply)
+            return True
+
         async with self._turn:
             try:
-                await self._until_served("pull of rows", self._asking(asked, found.append))
+                await self._until_served("pull of rows", self._asking(asked, keep))
             except Evicted:
                 self._note_evicted(asked.incarnation)
                 return None
@@ -262,7 +268,8 @@ class ShardClient:
             await self._flush_held(view)
             patience, head = self._group.timings.patience, view.chain[0]
             sent = self.keys.shortened(op, head)
-            request = Push(view.shard, view.epoch, sent, pull, patience)
+            has = self._copy.has if pull else None
+            request = Push(view.shard, view.epoch, sent, pull, patience, has)
             try:
                 reply = await self._ask(view, head, request)
             except KeysUnknown:
@@ -272,6 +279,8 @@ class ShardClient:
                 self._why = reply.reason
                 return False
             self.keys.acked(op, sent, head)
+            if reply.weights is not None:
+                reply = replace(reply, weights=await self._copy.whole(reply.weights))
             replies.append(reply)
             self.acked_in = view.epoch
             return True
@@ -329,13 +338,19 @@ class ShardClient:
             allowed = base is not None and mine and self._since_read <= base.slack
             return allowed or (base is not None and base.slack < 0)
 
+        async def keep_whole(reply: Weights) -> bool:
+            whole = await self._copy.whole(reply)
+            if whole is not None:
+                self._keep(reader.incarnation, whole)
+            return whole is not None
+
         keep = isinstance(self._group.recovery.outage, Continue) and reader.worker
         pull = Pull(self._shard, 0, reader.worker, reader.incarnation, 0, 0.0)
-        attempt = self._asking(pull, partial(self._keep, reader.incarnation))
+        attempt = self._asking(pull, keep_whole)
         await self._until_served("pull", attempt, keep_last if keep else None)
 
     def _asking(
-        self, asked: Pull | RowsAsked, keep: Callable[[Any], None]
+        self, asked: Pull | RowsAsked, keep: Callable[[Any], Awaitable[bool]]
     ) -> Callable[[View], Awaitable[bool]]:
         async def attempt(view: View) -> bool:
             await self._tell(view)  # the shard judges by this worker's clock
@@ -343,11 +358,10 @@ class ShardClient:
             seen = self.read.seen[0] if self.read.seen else 0
             patience = self._group.timings.patience
             request = replace(asked, epoch=view.epoch, seen=seen, patience=patience)
+            if isinstance(request, Pull):
+                request = replace(request, has=self._copy.has)
             reply = await self._ask(view, self._serving_reads(view, asked.worker), request)
-            if isinstance(reply, Waiting):
-                return False
-            keep(reply)
-            return True
+            return not isinstance(reply, Waiting) and await keep(reply)
 
         return attempt
 

@@ -51,6 +51,11 @@ _NO_TABLES = (
     "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
     "chain, checkpoint or shared_store"
 )
+_NO_FILTERED_PULLS = (
+    "worker_cache brings a shard back from what workers have read of it, which pull_filters leave "
+    "less exact; use another durability, or leave the filters out"
+)
+_REFUSALS: dict[Feature, str] = {"tables": _NO_TABLES, "filtered pulls": _NO_FILTERED_PULLS}
 
 
 @message
@@ -63,8 +68,8 @@ class WorkerCache(Durability):
     """
 
     def refusal(self, feature: Feature) -> str | None:
-        """Why it does not go with tables, of which workers hold but some rows."""
-        return _NO_TABLES if feature == "tables" else None
+        """Why it does not go with tables and filters, where workers hold less than the state."""
+        return _REFUSALS.get(feature)
 
     def metadata(self, epoch: int, state: ShardState) -> ShardMetadata:
         """Return what makes a copy of the weights a whole state, but for the optimizer's part."""

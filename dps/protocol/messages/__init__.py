@@ -55,6 +55,7 @@ from dps.protocol.messages.membership import Scale as Scale
 from dps.protocol.messages.membership import Seeded as Seeded
 from dps.protocol.messages.membership import StopTraining as StopTraining
 from dps.protocol.messages.membership import donor_name as donor_name
+from dps.protocol.messages.pull import CopyId as CopyId
 from dps.protocol.messages.pull import Pull as Pull
 from dps.protocol.messages.pull import PullRange as PullRange
 from dps.protocol.messages.pull import PullRows as PullRows

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps.core.shard import Progress
+from dps.core.updates import Encoding
 from dps.protocol.wire import message
 
 
@@ -24,11 +25,25 @@ class ShardMetadata:
 
 @message
 @dataclass(frozen=True, slots=True)
+class CopyId:
+    """Names what a worker has of a shard's weights where pulls are filtered: no two are alike.
+
+    `holder` is the replica that has sent it, `number` counts what that one has sent.
+    """
+
+    holder: str
+    number: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
     `slack` is how many further gradients the consistency model lets the worker compute from them
     without reading again; -1: any number. `metadata` is there if workers' copies are of use.
+    Where pulls are filtered, the worker has the copy `copy` then; with `since`, `values` is what
+    has to be done to that one for it, as `codec` describes.
     """
 
     version: int
@@ -36,6 +51,9 @@ class Weights:
     slack: int
     values: np.ndarray
     metadata: ShardMetadata | None = None
+    copy: CopyId | None = None
+    since: CopyId | None = None
+    codec: tuple[Encoding, ...] = ()
 
 
 @message
@@ -55,7 +73,7 @@ class Pull:
     """Read the weights; `worker` waits as the consistency model says, "" never waits.
 
     `seen` is the version that the client has read before: it is not shown an older one, unless
-    that one is lost.
+    that one is lost. `has` is the copy that it has, where pulls are filtered.
     """
 
     shard: int
@@ -64,6 +82,7 @@ class Pull:
     incarnation: int
     seen: int
     patience: float
+    has: CopyId | None = None
 
 
 @message

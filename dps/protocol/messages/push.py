@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.messages.pull import Weights
+from dps.protocol.messages.pull import CopyId, Weights
 from dps.protocol.wire import message
 
 # -- to a shard's head; a pull to the replica that serves reads ----------------------------------
@@ -18,6 +18,8 @@ from dps.protocol.wire import message
 class Push:
     """Apply an operation; if `pull`, return the weights that the worker may read next.
 
+    `has` is as in `Pull`.
+
     If the consistency model makes it wait for more than `patience` seconds, the reply is `Waiting`.
     """
 
@@ -26,6 +28,7 @@ class Push:
     operation: Operation
     pull: bool
     patience: float
+    has: CopyId | None = None
 
 
 @message

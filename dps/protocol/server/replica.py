@@ -33,6 +33,7 @@ from dps.protocol.functions import names_of
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     Configure,
+    CopyId,
     Done,
     Durable,
     Extend,
@@ -48,6 +49,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.server.batching import Batching, evicted, is_refused
 from dps.protocol.server.commit_log import CommitLog
+from dps.protocol.server.copies import SentCopies
 from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.row_reads import read_rows, weights
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
@@ -104,6 +106,8 @@ class Replica:
             self._notify,
         )
         self.cutter = SnapshotBarrier(self, persistence.cuts) if persistence.cuts else None
+        holder = f"{me.address}/{me.key}/{epoch}/{clock.now()}"
+        self._copies = SentCopies(self._layout, shard, group.pull_filters, holder)
         self._batching = Batching(self._layout, group.aggregate, self)
         self._lingering: asyncio.Task[None] | None = None
         self._closed = False
@@ -141,7 +145,7 @@ class Replica:
             self.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)
         version = next(versions, step.state.version)
-        read = await self._readable(op.id.worker, until) if m.pull else None
+        read = await self._readable(op.id, until, m.has) if m.pull else None
         if self._is_refused(op.id._replace(seq=0)):
             read = None  # it is told when it reads
         known = step.state.workers[op.id.worker]
@@ -161,8 +165,10 @@ class Replica:
         seen = min(m.seen, self.state.version)
         if not await self._until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
-        read: Weights | RowsRead | None = await self._readable(m.worker, until)
-        if read is not None and not isinstance(m, Pull):
+        read: Weights | RowsRead | None = None
+        if isinstance(m, Pull):
+            read = await self._readable(reader, until, m.has)
+        elif await self._until(lambda: self._may_read(m.worker), until):
             read = await read_rows(self._layout, self._commits.visible, m, self._clock.now())
         self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
         return read if read is not None else Waiting()
@@ -411,6 +417,8 @@ class Replica:
         step = await self._stepped(op)
         if step.outcome == "applied":
             self.state = step.state
+            if op.kind == "leave":
+                self._copies.forget(op.id.worker)
             self.ledger.add(self.epoch, self.is_head, step.updates)
             self._commits.add(step.state, step.operation)
         return step
@@ -427,12 +435,13 @@ class Replica:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def _readable(self, worker: str, until: float) -> Weights | None:
-        if not await self._until(lambda: self._may_read(worker), until):
+    async def _readable(self, reader: UpdateId, until: float, has: CopyId | None) -> Weights | None:
+        if not await self._until(lambda: self._may_read(reader.worker), until):
             return None
-        left, now = self._slack(worker), self._clock.now()
+        left, now = self._slack(reader.worker), self._clock.now()
         slack_left = -1 if left is None else left
-        return weights(self._commits.visible, self.epoch, now, slack_left, self._group)
+        read = weights(self._commits.visible, self.epoch, now, slack_left, self._group)
+        return await self._copies.filtered(read, reader, has)
 
     def _may_read(self, worker: str) -> bool:
         left = self._slack(worker)

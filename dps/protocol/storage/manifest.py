@@ -73,6 +73,7 @@ class Run:
     about: str
     filters: dict[str, FilterChain] = field(default_factory=dict)
     servers: int | None = None
+    pull_filters: dict[str, FilterChain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         about,
         group.filters,
         group.servers,
+        group.pull_filters,
     )
 
 

@@ -18,6 +18,7 @@ from dps.protocol.messages import (
     Install,
     PutState,
 )
+from dps.protocol.server.copies import SentCopies
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
@@ -30,6 +31,7 @@ from dps.sim.broken.variant import (
     filters_buffered,
     filters_resent,
     instead_of,
+    pull_filters,
     stores,
     sums,
 )
@@ -112,6 +114,23 @@ def _sum_encoded(self: Replica, op: Operation) -> Operation:
     return op
 
 
+# -- filtered pulls --------------------------------------------------------------------------------
+
+
+@instead_of(SentCopies, "_found", "copy of another replica", pull_filters)
+def _whoever_sent_it(self: SentCopies, worker: str, has: Any) -> Any:
+    """Take what a worker has from another replica for what it was sent here."""
+    known = self._sent.get(worker)
+    return replace(known, id=has) if known is not None and has is not None else None
+
+
+@instead_of(SentCopies, "_keep", "what is sent not kept", pull_filters)
+def _keep_the_first(self: SentCopies, worker: str, sent: Any) -> None:
+    """Keep the weights that a worker was sent at first, under the name of what it has."""
+    before = self._sent.get(worker)
+    _keep(self, worker, replace(sent, values=before.values) if before is not None else sent)
+
+
 _install, _put = ShardServer._install, StateStore.put
 _operations, _filtered, _commit = Encoder.operations, FilterChain.filtered, Outbox.commit
-_arrays = files._arrays
+_arrays, _keep = files._arrays, SentCopies._keep

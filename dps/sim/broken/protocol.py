@@ -81,7 +81,7 @@ instead_of(Replica, "push", "ack before the store", stores)(_ack_at_once)
 
 
 @instead_of(Replica, "_readable", "uncommitted weights served", chains)
-async def _read_uncommitted(self: Replica, worker: str, until: float) -> Weights:
+async def _read_uncommitted(self: Replica, reader: UpdateId, until: float, has: Any) -> Weights:
     """Serve weights that a failure may take back."""
     return Weights(self.state.version, self._clock.now(), -1, self.state.values)
 

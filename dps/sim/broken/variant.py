@@ -104,6 +104,11 @@ def filters(case: Case) -> bool:
     return bool(case.filters)
 
 
+def pull_filters(case: Case) -> bool:
+    """Where what workers pull is filtered."""
+    return bool(case.pull_filters)
+
+
 def filters_resent(case: Case) -> bool:
     """Where filtered gradients are sent again after all shards have gone back."""
     durability = case.recovery.durability

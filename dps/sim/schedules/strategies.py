@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.filters.filter import Filter, Quantise
+from dps.core.filters.filter import Filter, Quantise, SignificantlyModified
 from dps.core.outage import Continue, Replay, Wait
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
@@ -28,7 +28,8 @@ class Case:
 
     `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
     hardly pause between updates, or for up to `think` seconds; with `calls`, functions make some of
-    the updates.
+    the updates. What workers pull goes through
+    `pull_filters`, which leave it exact.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     filters: tuple[Filter, ...] = ()
     servers: int | None = None
     calls: bool = False
+    pull_filters: tuple[Filter, ...] = ()
 
     @property
     def interval(self) -> float:
@@ -79,6 +81,10 @@ class Case:
 
 
 _FILTERS: tuple[Filter, ...] = (Bins(CELLS, WITHHELD), Quantise("bf16"))
+
+# Counts are whole numbers below 256, so what changes is above the threshold, and exact in bf16.
+_SPARSE: tuple[Filter, ...] = (SignificantlyModified(0.5),)
+_SHORT: tuple[Filter, ...] = (SignificantlyModified(0.5), Quantise("bf16"))
 
 _ALL = (
     Case("none", Recovery(NoDurability())),
@@ -131,6 +137,34 @@ _ALL = (
         Recovery(Chain(2), Continue(limit=3, buffer="worker")),
         SSP(1),
         filters=_FILTERS,
+    ),
+    Case("none, pull filters", Recovery(NoDurability()), pull_filters=_SPARSE),
+    Case("checkpoint, pull filters", Recovery(Checkpoint(every=4)), pull_filters=_SHORT),
+    Case(
+        "checkpoint, all, pull filters",
+        Recovery(Checkpoint(every=4, scope="all")),
+        pull_filters=_SPARSE,
+    ),
+    Case("chain(2), pull filters", Recovery(Chain(2)), pull_filters=_SPARSE),
+    Case("chain(3), reads any, pull filters", Recovery(Chain(3, reads="any")), pull_filters=_SHORT),
+    Case(
+        "stateless, pull filters",
+        Recovery(SharedStore(every=4), Continue()),
+        pull_filters=_SPARSE,
+    ),
+    Case("chain(2), BSP, pull filters", Recovery(Chain(2)), BSP(), pull_filters=_SHORT),
+    Case(
+        "chain(2), filters both ways",
+        Recovery(Chain(2)),
+        filters=_FILTERS,
+        pull_filters=_SHORT,
+    ),
+    Case(
+        "chain(2), elastic, pull filters",
+        Recovery(Chain(2)),
+        shards=4,
+        servers=3,
+        pull_filters=_SPARSE,
     ),
     Case("none, elastic", Recovery(NoDurability()), shards=5, servers=2),
     Case("chain(2), elastic", Recovery(Chain(2)), shards=4, servers=3),

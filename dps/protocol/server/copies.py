@@ -1,0 +1,139 @@
+"""What workers have of a shard where pulls are filtered, and what brings it up to date.
+
+A replica keeps, for each worker that reads from it, what it has sent last: the same bits that the
+worker has, if the worker got them. Each is named by the replica and a number, and a worker says
+which one it has. If that is not the one that is kept here (a reply was lost, another replica has
+sent it, there was no room for it, the worker has started again), it is sent all weights. So nothing
+is taken for granted, and nothing here need survive.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from dps.core.blocks import ShardLayout
+from dps.core.filters.chain import FilterChain
+from dps.core.filters.encoding import Section, assembled, stretches, taken_apart
+from dps.core.filters.filter import Sending
+from dps.core.filters.outbox import PLAIN
+from dps.core.updates import Operation, UpdateId
+from dps.protocol.compression import packed, updated
+from dps.protocol.executor import offload
+from dps.protocol.key_cache import digest_of, is_cached
+from dps.protocol.messages import CopyId, Weights
+
+KEPT_BYTES = 1 << 30  # of a shard, for all workers: those that have not read for longest go first
+PASSES = 4  # how often the weights are gone through to find what has changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a worker has been sent: its name, the weights, how often it was sent changes, and
+    the lists of indices of the last ones."""
+
+    id: CopyId
+    values: np.ndarray
+    pulls: int
+    lists: tuple[str, ...]
+
+
+class SentCopies:
+    """What one replica has sent to workers. Used from one event loop.
+
+    Parameters
+    ----------
+    holder
+        Names the replica, as no other one of the group is named.
+    chains
+        The filters of each array that has any; empty: nothing is filtered, and nothing is kept.
+    """
+
+    def __init__(
+        self, layout: ShardLayout, shard: int, chains: Mapping[str, FilterChain], holder: str
+    ) -> None:
+        self._layout = layout
+        self._shard = shard
+        self._chains = chains
+        self._holder = holder
+        self._numbers = count(1)
+        self._sent: OrderedDict[str, _Sent] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept here."""
+        return sum(sent.values.nbytes for sent in self._sent.values())
+
+    async def filtered(self, whole: Weights, reader: UpdateId, has: CopyId | None) -> Weights:
+        """Return what is sent of weights to a worker that `has` a copy. Evaluators get them all.
+
+        The reader is a worker in its incarnation.
+        """
+        if not self._chains or not reader.worker:
+            return whole
+        name = CopyId(self._holder, next(self._numbers))
+        known = self._found(reader.worker, has)
+        if known is None:
+            reply, sent = replace(whole, copy=name), _Sent(name, whole.values, 0, ())
+        else:
+            work = partial(self._changes, known, whole, name, reader)
+            reply, sent = await offload(work, PASSES * whole.values.nbytes)
+        self._keep(reader.worker, sent)
+        return reply
+
+    def forget(self, worker: str) -> None:
+        """Keep nothing for a worker that has left."""
+        self._sent.pop(worker, None)
+
+    def _found(self, worker: str, has: CopyId | None) -> _Sent | None:
+        """What is kept for a worker, if that is what it has."""
+        known = self._sent.get(worker)
+        return known if known is not None and known.id == has else None
+
+    def _keep(self, worker: str, sent: _Sent) -> None:
+        self._sent[worker] = sent
+        self._sent.move_to_end(worker)
+        while self.nbytes > KEPT_BYTES:
+            self._sent.popitem(last=False)
+
+    def _changes(
+        self, known: _Sent, whole: Weights, name: CopyId, reader: UpdateId
+    ) -> tuple[Weights, _Sent]:
+        number = reader._replace(seq=name.number)
+        op = Operation("gradient", number)
+        sections, lossless = [], []
+        for stretch in stretches(self._layout, ()):
+            chain = self._chains.get(stretch.name, PLAIN)
+            part = slice(stretch.begin, stretch.end)
+            values = whole.values[part].view(stretch.dtype)
+            copy = known.values[part].view(stretch.dtype)
+            sending = Sending(number, self._shard, stretch.name, known.pulls + 1, copy)
+            sections.append(chain.changed(values, copy, sending))
+            lossless.append(chain.lossless)
+        op = packed(assembled(op, sections), lossless)
+        values = updated(self._layout, known.values, op)
+        op, lists = _without_lists(op, known.lists)
+        assert op.gradient is not None
+        reply = replace(whole, values=op.gradient, copy=name, since=known.id, codec=op.codec)
+        return reply, _Sent(name, values, known.pulls + 1, lists)
+
+
+def _without_lists(op: Operation, had: tuple[str, ...]) -> tuple[Operation, tuple[str, ...]]:
+    """Leave out the lists of indices that the last reply had too; return what this one has."""
+    sections = list(taken_apart(op))
+    lists = tuple(digest_of(s.keys) if is_cached(s.keys) else "" for s in sections)
+    known = set(had) - {""}
+    if known.isdisjoint(lists):
+        return op, lists
+    short = [
+        Section(replace(s.part, cached=digest), np.empty(0, np.uint8), s.values)
+        if digest in known
+        else s
+        for s, digest in zip(sections, lists, strict=True)
+    ]
+    return assembled(op, short), lists

@@ -1,0 +1,334 @@
+"""Filtered pulls: what a worker has is what its server thinks, and no further off than promised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dps
+from dps.core.blocks import Layout
+from dps.core.filters.chain import checked_of_pulls
+from dps.core.filters.filter import Filter
+from dps.core.updates import UpdateId
+from dps.errors import ConfigurationError, ShapeMismatch
+from dps.protocol import wire
+from dps.protocol.client.copy import Copy
+from dps.protocol.compression import checked_pull_filters
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.protocol.durability import Durability
+from dps.protocol.messages import CopyId, Weights
+from dps.protocol.recovery import Recovery
+from dps.protocol.server import copies
+from dps.protocol.server.copies import SentCopies
+from dps.testing.worlds import Setting, in_world
+
+Array = np.ndarray
+
+SIZES = {"w": (3000, "float32"), "v": (41, "float64")}
+LAYOUT = Layout.of({name: np.zeros(n, dtype) for name, (n, dtype) in SIZES.items()}, 1)
+SHARD = LAYOUT.shards[0]
+READER = UpdateId("worker-0", 1, 0)
+THRESHOLD = 0.25
+CHAINS: dict[str, list[Filter]] = {
+    "as they are": [dps.SignificantlyModified(0.0)],
+    "threshold": [dps.SignificantlyModified(THRESHOLD)],
+    "decaying threshold": [dps.SignificantlyModified(THRESHOLD, "1/t")],
+    "bf16": [dps.Quantise("bf16")],
+    "int8": [dps.Quantise("int8")],
+    "threshold, int8, lz4": [
+        dps.SignificantlyModified(THRESHOLD),
+        dps.Quantise("int8"),
+        dps.Lossless(),
+    ],
+    "top-k": [dps.TopK(0.1)],
+    "random, lz4": [dps.RandomSkip(0.5), dps.Lossless()],
+}
+
+
+class Pair:
+    """A replica, and a worker that reads from it; what they say goes over the wire."""
+
+    def __init__(self, chain: Sequence[Filter], holder: str = "a", copy: Copy | None = None):
+        chains = checked_of_pulls({"*": chain}, LAYOUT.names)
+        self.sent = SentCopies(SHARD, 0, chains, holder)
+        self.copy = copy or Copy(SHARD)
+        self.version = 0
+
+    def asked(self, values: Array, reader: UpdateId = READER) -> Weights:
+        """What the replica answers when the worker reads these values."""
+        self.version += 1
+        whole = Weights(self.version, 0.0, -1, values)
+        reply = asyncio.run(self.sent.filtered(whole, reader, self.copy.has))
+        arrived: Weights = wire.decode([frame.copy() for frame in wire.encode(reply)])
+        return arrived
+
+    def read(self, values: Array) -> Array | None:
+        """What the worker has after it has read these values; None: it has to ask again."""
+        found = asyncio.run(self.copy.whole(self.asked(values)))
+        return found.values if found is not None else None
+
+    def kept(self) -> Array:
+        return self.sent._sent[READER.worker].values
+
+
+def buffer_of(random: np.random.Generator, size: float = 1.0) -> Array:
+    arrays = {n: (size * random.standard_normal(s)).astype(d) for n, (s, d) in SIZES.items()}
+    return LAYOUT.gather(0, arrays)[0].copy()
+
+
+def changed(values: Array, random: np.random.Generator, share: float, size: float) -> Array:
+    new = values.copy()
+    for name, array in LAYOUT.scatter({0: values}).items():
+        step = size * random.standard_normal(array.shape) * (random.random(array.shape) < share)
+        part = _part(new, name)
+        part += step.astype(array.dtype)
+    return new
+
+
+def _part(buffer: Array, name: str) -> Array:
+    pieces = [piece for piece in SHARD.pieces if piece.block.name == name]
+    return buffer[pieces[0].offset : pieces[-1].end].view(pieces[0].block.dtype)
+
+
+def furthest(values: Array, copy: Array) -> float:
+    """The largest difference of any coordinate."""
+    there, here = (LAYOUT.scatter({0: b}) for b in (values, copy))
+    return max(float(np.abs(there[name] - here[name]).max()) for name in SIZES)
+
+
+# -- what both ends have -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    fates=st.lists(
+        st.sampled_from(["arrives", "arrives", "is lost", "comes twice", "starts anew", "other"]),
+        min_size=2,
+        max_size=12,
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_worker_has_bit_by_bit_what_its_replica_thinks_it_has(
+    chain: list[Filter], seed: int, fates: list[str]
+) -> None:
+    """Whatever becomes of replies, whoever else it has read from, and if it starts again."""
+    random = np.random.default_rng(seed)
+    pair = Pair(chain)
+    other = Pair(chain, "b", pair.copy)
+    values = buffer_of(random)
+    for fate in fates:
+        values = changed(values, random, random.random(), 2.0 ** random.integers(-6, 3))
+        if fate == "is lost":
+            pair.asked(values)
+            continue
+        if fate == "starts anew":
+            pair.copy = other.copy = Copy(SHARD)
+        if fate == "comes twice":
+            pair.asked(values)
+        asked = other if fate == "other" else pair
+        before = asked.copy._weights
+        held = before.values.copy() if before is not None else None
+        found = asked.read(values)
+        assert found is not None
+        assert found.tobytes() == asked.kept().tobytes()
+        if before is not None and held is not None:  # what was given out stays as it is
+            assert before.values.tobytes() == held.tobytes()
+
+
+@given(seed=st.integers(0, 2**32 - 1), pulls=st.integers(1, 12), decay=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_no_coordinate_is_further_off_than_the_threshold_after_any_number_of_pulls(
+    seed: int, pulls: int, decay: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    pair = Pair([dps.SignificantlyModified(THRESHOLD, "1/t" if decay else None)])
+    values = buffer_of(random)
+    pair.read(values)
+    withheld = 0.0
+    for pull in range(1, pulls + 1):
+        values = changed(values, random, 0.5, THRESHOLD / 2)
+        found = pair.read(values)
+        assert found is not None
+        off = furthest(values, found)
+        assert off <= (THRESHOLD / pull if decay else THRESHOLD)
+        withheld = max(withheld, off)
+    assert withheld > 0
+
+
+def test_at_threshold_zero_the_copy_is_exact() -> None:
+    random, pair = np.random.default_rng(0), Pair(CHAINS["as they are"])
+    values = buffer_of(random)
+    for share in (1.0, 0.3, 0.01, 0.0, 0.9):
+        values = changed(values, random, share, 1e-3)
+        found = pair.read(values)
+        assert found is not None
+        assert found.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(("form", "rest"), [("bf16", 2.0**-8), ("int8", 1 / 127)])
+def test_what_rounding_takes_away_is_made_up_for_by_the_next_pull(form: str, rest: float) -> None:
+    random, pair = np.random.default_rng(0), Pair([dps.Quantise(form)])  # type: ignore[arg-type]
+    start = buffer_of(random)
+    pair.read(start)
+    values = changed(start, random, 1.0, 1.0)
+    off = furthest(values, start)
+    for _ in range(3):  # nothing changes any more, so what is off gets less by that factor
+        found = pair.read(values)
+        assert found is not None
+        assert furthest(values, found) <= rest * off + 1e-6
+        off = max(furthest(values, found), 1e-6)
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_weights_that_are_not_finite_are_shown_as_they_are(chain: list[Filter]) -> None:
+    random, pair = np.random.default_rng(0), Pair(chain)
+    values = buffer_of(random)
+    pair.read(values)
+    diverged = values.copy()
+    diverged.view(np.uint8)[SHARD.pieces[0].offset :][:8] = np.array([np.nan]).view(np.uint8)
+    for again in (diverged, diverged, values):
+        found = pair.read(again)
+        assert found is not None
+        first = SHARD.pieces[0].view(found)[0]
+        assert np.isnan(first) == np.isnan(SHARD.pieces[0].view(again)[0])
+
+
+# -- what is sent ------------------------------------------------------------------------------
+
+
+def test_what_has_changed_alone_is_sent() -> None:
+    random, pair = np.random.default_rng(0), Pair(CHAINS["threshold"])
+    values = buffer_of(random)
+    pair.read(values)
+    assert pair.asked(values).values.nbytes == 0
+    assert pair.asked(values).values.nbytes == SHARD.nbytes  # the reply before was lost
+    pair.read(values)
+    few = changed(values, random, 0.01, 10.0)
+    reply = pair.asked(few)
+    assert reply.since == pair.copy.has
+    assert 0 < reply.values.nbytes < SHARD.nbytes / 20
+
+
+def test_a_list_of_indices_that_repeats_is_sent_once() -> None:
+    random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.0)])
+    values = buffer_of(random)
+    pair.read(values)
+    sizes = []
+    for _ in range(3):
+        values = values.copy()
+        _part(values, "w")[::20] += 1  # the same entries each time
+        reply = pair.asked(values)
+        found = asyncio.run(pair.copy.whole(reply))
+        assert found is not None
+        assert found.values.tobytes() == values.tobytes()
+        sizes.append(reply.values.nbytes)
+    assert sizes[1] == sizes[2] == 4 * 150 < sizes[0]
+
+
+def test_whoever_is_no_worker_gets_weights_as_they_are_and_nothing_is_kept_for_it() -> None:
+    pair = Pair([dps.Quantise("int8")])
+    values = buffer_of(np.random.default_rng(0))
+    for _ in range(2):
+        reply = pair.asked(values, UpdateId("", 0, 0))
+        assert (reply.copy, reply.since, reply.codec) == (None, None, ())
+        assert reply.values.tobytes() == values.tobytes()
+    assert pair.sent.nbytes == 0
+
+
+def test_without_filters_nothing_is_kept() -> None:
+    sent = SentCopies(SHARD, 0, {}, "a")
+    whole = Weights(1, 0.0, -1, buffer_of(np.random.default_rng(0)))
+    assert asyncio.run(sent.filtered(whole, READER, None)) is whole
+    assert sent.nbytes == 0
+
+
+def test_what_is_kept_for_workers_is_bounded_and_goes_when_they_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "KEPT_BYTES", 3 * SHARD.nbytes)
+    pair, values = Pair(CHAINS["threshold"]), buffer_of(np.random.default_rng(0))
+    for number in range(5):
+        pair.asked(values, UpdateId(f"worker-{number}", 1, 0))
+        assert pair.sent.nbytes <= 3 * SHARD.nbytes
+    assert list(pair.sent._sent) == ["worker-2", "worker-3", "worker-4"]
+    for number in range(5):
+        pair.sent.forget(f"worker-{number}")
+    assert pair.sent.nbytes == 0
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def test_changes_of_a_copy_that_a_worker_does_not_have_are_not_taken() -> None:
+    random, pair = np.random.default_rng(0), Pair(CHAINS["threshold"])
+    values = buffer_of(random)
+    pair.read(values)
+    late = pair.asked(changed(values, random, 0.5, 1.0))
+    other = replace(late, since=CopyId("b", 1))
+    assert asyncio.run(pair.copy.whole(other)) is None
+    assert pair.copy.has is None
+    found = pair.read(values)
+    assert found is not None
+    assert found.tobytes() == values.tobytes()
+
+
+def test_a_payload_that_does_not_fit_is_refused() -> None:
+    random, pair = np.random.default_rng(0), Pair(CHAINS["threshold"])
+    values = buffer_of(random)
+    pair.read(values)
+    reply = pair.asked(changed(values, random, 0.5, 1.0))
+    with pytest.raises(ShapeMismatch):
+        asyncio.run(pair.copy.whole(replace(reply, values=reply.values[:-1])))
+    assert pair.copy.has is None
+
+
+def test_filters_that_drop_what_they_withhold_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"pull_filters\['w'\]: KKT.* drops"):
+        checked_of_pulls({"w": [dps.KKT(0.1)]}, LAYOUT.names)
+    with pytest.raises(ConfigurationError, match=r"pull_filters\['x'\]: there is no such array"):
+        checked_of_pulls({"x": [dps.TopK(0.1)]}, LAYOUT.names)
+
+
+def test_copies_that_shards_are_rebuilt_from_must_be_whole() -> None:
+    chain = {"*": [dps.TopK(0.1)]}
+    with pytest.raises(ConfigurationError, match="worker_cache brings a shard back"):
+        checked_pull_filters(chain, LAYOUT.names, WorkerCache())
+    assert checked_pull_filters({}, LAYOUT.names, WorkerCache()) == {}
+
+
+# -- in a group --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", [Chain(2), Checkpoint(1, "sync", path="memory://copies")])
+def test_the_loss_of_a_server_leaves_workers_with_what_the_shard_has(
+    durability: Durability,
+) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        for number in range(12):
+            if number in (4, 8):
+                s.world.crash(s.world.name_of((await s.world.complete()).views[0].chain[0]))
+                await asyncio.sleep(0.5)
+            gradient = np.zeros(40)
+            gradient[number] = -1.0
+            await process.run(client.push({"w": gradient}, pull=number % 3 != 0))
+            if number % 3 == 0:
+                await process.run(client.pull())
+            found = client.weights()["w"]
+            assert found.tolist() == [1.0] * (number + 1) + [0.0] * (39 - number)
+
+    in_world(
+        scenario,
+        recovery=Recovery(durability),
+        pull_filters={"*": [dps.SignificantlyModified(0.0)]},
+        extra=("spare-0", "spare-1"),
+    )
