@@ -83,7 +83,7 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 	$(BIN)/dps replicate ftps
 
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
-	for each in staleness scaling filters elastic; do $(BIN)/dps run $$each || exit; done
+	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
 replicate-full: torch fashion-data ## the same with all cells and seeds: a day
 	$(BIN)/dps replicate ttf --full

@@ -9,7 +9,8 @@ weights that may lack the other workers' latest steps.
 A worker pushes by how much its part has changed, and the server steps along the sum of all parts
 (`Aggregated`). The KKT filter leaves out an element while its weight is zero and its gradient, as
 far as one worker can tell, too small to change that. The change is not lost but becomes a part of
-the next one that is pushed; and as a single worker may be wrong, all is pushed now and then.
+the next one that is pushed; and as a single worker may be wrong, all is pushed now and then. Most
+weights stay at zero, so that what workers pull is sent in little as well, exactly.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def solve(client: Client, task: Task) -> Outcome:
         optimizer=Aggregated(rule),
         consistency=SSP(BOUND),
         filters={"*": [SignificantlyModified(0.0)]},  # zeros are not sent
+        pull_filters={"*": [SignificantlyModified(0.0)]},  # nor weights that have not changed
         recovery=task.recovery,
         timings=PATIENT,
     ) as ps:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import count
 
 import numpy as np
@@ -60,7 +61,7 @@ class SentCopies:
         self._layout = layout
         self._shard = shard
         self._chains = chains
-        self._holder = holder
+        self._holder = blake2b(holder.encode(), digest_size=8).hexdigest()  # it is in each request
         self._numbers = count(1)
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
 

@@ -86,6 +86,35 @@ def test_filters_send_less_and_in_the_end_all_of_it(with_roles: Client) -> None:
     assert sent["filters"] < 0.3 * sent["none"]
 
 
+def read_and_check(worker: Worker) -> int:
+    """Push to a few entries at a time; return how often what was read was not what was pushed."""
+    expected, wrong = worker.pull()["w"].copy(), 0
+    for step in range(STEPS):
+        gradient = {"w": np.zeros_like(expected)}
+        gradient["w"][:, step] = -1.0
+        expected[:, step] += 1.0
+        wrong += not np.array_equal(worker.push_pull(gradient)["w"], expected)
+    return wrong
+
+
+def test_filtered_pulls_send_what_has_changed_and_exactly_that(with_roles: Client) -> None:
+    sent = {}
+    for name, filters in (("none", None), ("filters", {"*": [dps.SignificantlyModified(0.0)]})):
+        events = Events()
+        choices: dict[str, Any] = {"optimizer": COUNTING, "recovery": "chain", "shards": 2}
+        with ParameterServer(
+            with_roles, INITIAL, on_event=events, pull_filters=filters, **choices
+        ) as ps:
+            assert results(ps.run(read_and_check, workers=1)) == [0]
+            found = ps.pull()["w"]
+            assert (found[:, :STEPS] == 1).all()
+            assert not found[:, STEPS:].any()
+        last = {event.pid: event for event in events.of(ResourceSampled)}
+        servers = [e for e in last.values() if e.role in ("server", "replica")]
+        sent[name] = sum(event.sent.get("train", 0) for event in servers)
+    assert sent["filters"] < 0.5 * sent["none"]
+
+
 def test_delay_compensation_sends_the_weights_too(with_roles: Client) -> None:
     events = Events()
     rule = dps.DelayCompensated(dps.SGD(0.5), 0.25)
@@ -106,6 +135,9 @@ def test_delay_compensation_sends_the_weights_too(with_roles: Client) -> None:
 def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) -> None:
     with pytest.raises(ConfigurationError, match="no such array; there are: w, b"):
         ParameterServer(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
+    chain, recovery = {"w": [dps.TopK(0.1)]}, dps.Recovery(dps.WorkerCache())
+    with pytest.raises(ConfigurationError, match="worker_cache brings a shard back"):
+        ParameterServer(with_roles, INITIAL, recovery=recovery, pull_filters=chain)
 
 
 @dataclass(frozen=True)

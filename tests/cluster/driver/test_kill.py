@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from dps import (
     ParameterServer,
     Recovery,
     SharedStore,
+    SignificantlyModified,
+    Worker,
 )
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
@@ -51,6 +54,7 @@ from tests.support.training import (
     count_until,
     counts,
     nodes,
+    ones,
     params,
     results,
     versions,
@@ -115,6 +119,8 @@ def training(
     consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
     shards: int = 2,
     timings: Timings = Timings(),
+    train: Callable[..., int] = count_until,
+    **more: Any,
 ) -> Iterator[Run]:
     """Start a group and its two workers on a fresh cluster."""
     events, flag = Events(), folder / "stop"
@@ -122,6 +128,7 @@ def training(
         "optimizer": COUNTING,
         "consistency": consistency,
         "timings": timings,
+        **more,
     }
     with (
         LocalCluster(specs, PRELOAD) as cluster,
@@ -129,7 +136,7 @@ def training(
             cluster.client, params(), shards=shards, recovery=recovery, on_event=events, **choices
         ) as ps,
     ):
-        futures = ps.run(partial(count_until, str(flag)), workers=2)
+        futures = ps.run(partial(train, str(flag)), workers=2)
         run = Run(cluster, ps, events, futures, flag)
         eventually(run.both_push, SECONDS)
         yield run
@@ -192,6 +199,29 @@ def test_a_checkpoint_survives_the_loss_of_all_servers(tmp_path: Path) -> None:
         pushed = run.finish()
         assert counts(run.ps) == [reply.version for reply in audited(run.ps)]
         assert all(0 <= pushed - reply.version <= 10 for reply in audited(run.ps))
+
+
+def count_and_check(flag: str, worker: Worker) -> int:
+    """Push until there is a file `flag`; whatever is read must be one count, and no less."""
+    gradients = ones(worker.pull())
+    for step in itertools.count(1):
+        for name, found in worker.push_pull(gradients).items():
+            of_shards = set(found.reshape(-1).tolist())
+            if len(of_shards) > 2 or min(of_shards) < step:  # each array is on two shards at most
+                raise AssertionError(f"update {step}: {name!r} was read as {sorted(of_shards)}")
+        if os.path.exists(flag):
+            return step
+    raise AssertionError
+
+
+@pytest.mark.parametrize("lost", ["server-0", "replica-0-1"])
+def test_after_a_failover_filtered_pulls_show_what_the_shard_has(tmp_path: Path, lost: str) -> None:
+    filters = {"*": [SignificantlyModified(0.0)]}
+    more: dict[str, Any] = {"train": count_and_check, "pull_filters": filters}
+    with training(tmp_path, Recovery(Chain()), nodes(replicas=1, spares=1), **more) as run:
+        run.lose(lost)
+        run.advance()
+        assert_nothing_lost_and_nothing_twice(run, run.finish())
 
 
 @pytest.mark.parametrize("lost", ["server-0", "replica-0-1"])

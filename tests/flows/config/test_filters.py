@@ -62,6 +62,23 @@ def test_an_axis_over_filters_leaves_trials_without_them_as_they_were(config: Pa
     assert some.config.build_filters() == {"*": [dps.Lossless()]}
 
 
+def test_pull_filters_are_built_like_those_of_gradients(config: Path) -> None:
+    chain = "[{kind: significantly_modified, threshold: 0.5}, {kind: quantise, form: int8}]"
+    trial = only(config, f"pull_filters={{'*': {chain}}}")
+    built = [dps.SignificantlyModified(0.5), dps.Quantise("int8")]
+    assert trial.build_pull_filters() == {"*": built}
+    assert trial.build_filters() == {}
+    assert TrialConfig.model_validate(trial.model_dump(mode="json")) == trial
+
+
+def test_an_axis_over_pull_filters_leaves_trials_without_them_as_they_were(config: Path) -> None:
+    axes = "axes={pull_filters: {none: {}, some: {'*': [{kind: lossless}]}}}"
+    without, some = expand(load_experiment(str(config), [axes]))
+    assert without.config.model_dump(mode="json") == only(config).model_dump(mode="json")
+    assert "pull_filters" not in without.config.model_dump(mode="json")
+    assert without.digest != some.digest
+
+
 def test_delay_compensation_wraps_the_rule(config: Path) -> None:
     compensated = only(config, "optimizer.delay_compensation=0.5")
     assert compensated.build_optimizer() == dps.DelayCompensated(dps.SGD(0.1), 0.5)
@@ -87,6 +104,14 @@ def test_delay_compensation_wraps_the_rule(config: Path) -> None:
         ),
         ("filters={'*': {kind: lossless}}", "filters.*: expected a list"),
         ("filters=[{kind: lossless}]", "filters: expected keys and values"),
+        (
+            "pull_filters={v: [{kind: lossless}]}",
+            "pull_filters['v']: there is no such array; there are:",
+        ),
+        (
+            "pull_filters={'*': [{kind: kkt, strength: 1}]}",
+            "drops what it withholds of a gradient; weights need a filter that sends it later",
+        ),
         ("optimizer.delay_compensation=-1", "optimizer.delay_compensation: expected at least 0"),
     ],
 )
@@ -96,4 +121,16 @@ def test_mistakes_are_told(config: Path, override: str, told: str) -> None:
 
 def test_compression_needs_its_library(config: Path) -> None:
     with patch("dps.protocol.compression.find_spec", return_value=None):
-        assert "pip install lz4" in complaint(config, "filters={'*': [{kind: lossless}]}")
+        for which in ("filters", "pull_filters"):
+            assert "pip install lz4" in complaint(config, f"{which}={{'*': [{{kind: lossless}}]}}")
+
+
+def test_pull_filters_and_copies_that_shards_are_rebuilt_from_exclude_each_other(
+    config: Path,
+) -> None:
+    told = complaint(
+        config,
+        "pull_filters={'*': [{kind: lossless}]}",
+        "recovery={durability: {kind: worker_cache}}",
+    )
+    assert "pull_filters: worker_cache brings a shard back from what workers have read" in told

@@ -24,10 +24,13 @@ from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability
+from dps.protocol.group import Group
 from dps.protocol.messages import CopyId, Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server import copies
 from dps.protocol.server.copies import SentCopies
+from dps.protocol.storage.manifest import describe
+from dps.protocol.transport import Endpoint
 from dps.testing.worlds import Setting, in_world
 
 Array = np.ndarray
@@ -303,6 +306,14 @@ def test_copies_that_shards_are_rebuilt_from_must_be_whole() -> None:
     with pytest.raises(ConfigurationError, match="worker_cache brings a shard back"):
         checked_pull_filters(chain, LAYOUT.names, WorkerCache())
     assert checked_pull_filters({}, LAYOUT.names, WorkerCache()) == {}
+
+
+def test_a_group_that_goes_on_from_checkpoints_filters_as_before() -> None:
+    chains = checked_of_pulls({"*": CHAINS["threshold, int8, lz4"]}, LAYOUT.names)
+    choices = dps.SGD(1.0), dps.ASP(), Recovery(), Endpoint("", "")
+    group = Group("g", LAYOUT, *choices, pull_filters=chains)
+    run = wire.decode([frame.copy() for frame in wire.encode(describe(group, 0, 1.0, "{}"))])
+    assert run.pull_filters == chains
 
 
 # -- in a group --------------------------------------------------------------------------------
