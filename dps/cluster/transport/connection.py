@@ -323,16 +323,14 @@ class Connection:
             working = handler(link, *frames)
             frames.clear()
             reply = await working
+            places = await self._places(reply)
+            if not self.lost:
+                self._sent(Kind.REPLY, number, Description(), reply, places)
         except Exception as error:  # noqa: BLE001 - whatever it is, who asked is told
             # As text: a log that keeps the traceback would keep the arrays, and their segments.
             _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
             if not self.lost:
                 self._sent(Kind.FAILED, number, Description(f"{type(error).__name__}: {error}"))
-            return
-        if not self.lost:
-            places = await self._places(reply)
-            if not self.lost:
-                self._sent(Kind.REPLY, number, Description(), reply, places)
 
     def _keep(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -442,10 +442,15 @@ def test_what_is_no_message_ends_the_connection_and_nothing_else() -> None:
 
 
 def test_arrays_of_objects_are_refused_by_who_sends_them() -> None:
+    async def wrong(link: str, *frames: np.ndarray) -> Frames:
+        return [np.array([object()])]
+
     async def scenario() -> None:
-        async with pair("tcp") as line:
+        async with pair("tcp", {"wrong": wrong}) as line:
             with pytest.raises(TypeError, match="object cannot cross"):
                 await line.ask(np.array([object()]))
+            with pytest.raises(RuntimeError, match="TypeError: arrays of object cannot cross"):
+                await line.ask(key="wrong")
             assert await line.ask() == []
 
     carry_out(scenario)
