@@ -117,6 +117,11 @@ class FlatArrays(Mapping[str, np.ndarray]):
         """Return how many there are."""
         return len(self._arrays)
 
+    def freeze(self) -> None:
+        """Have nobody write into them any more: they are looked at where they are."""
+        for array in (self.buffer, *self._arrays.values()):
+            array.flags.writeable = False
+
     def gathered(self, shard: int) -> np.ndarray:
         """Return a shard's part as one uint8 buffer: a view if it is one stretch, else a copy."""
         part = self.layout.shards[shard]

@@ -27,6 +27,8 @@ CHUNK_BYTES = 1 << 20
 
 # Does a piece of work for each of some items, which do not depend on one another, in any order.
 Each = Callable[[Callable[[Any], None], Sequence[Any]], None]
+# Makes an array of a shape and a dtype that is not filled.
+Empty = Callable[[tuple[int, ...], str], np.ndarray]
 
 
 def in_turn(work: Callable[[Any], None], items: Sequence[Any]) -> None:
@@ -161,10 +163,12 @@ def apply(
     op: Operation,
     functions: Mapping[str, Function] | None = None,
     each: Each = in_turn,
+    empty: Empty = np.empty,
 ) -> Step:
     """Return the state after `op`; a duplicate leaves it as it is.
 
-    `each` runs the chunks of a step, which is the same bit by bit however it does that.
+    `each` runs the chunks of a step, which is the same bit by bit however it does that. `empty`
+    makes the buffer of the weights after it.
 
     Raises
     ------
@@ -185,7 +189,7 @@ def apply(
         return Step("applied", _entered(state, op.id, clock), op)
     if op.kind == "tick":
         return Step("applied", _entered(state, op.id, op.id.seq), op)
-    return _gradient(layout, rule, state, op, each)
+    return _gradient(layout, rule, state, op, each, empty)
 
 
 def check_gradient(layout: ShardLayout, op: Operation, each: Each = in_turn) -> None:
@@ -253,12 +257,17 @@ def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) 
 
 
 def _gradient(
-    layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation, each: Each
+    layout: ShardLayout,
+    rule: UpdateRule,
+    state: ShardState,
+    op: Operation,
+    each: Each,
+    empty: Empty,
 ) -> Step:
     op = compensated(layout, rule, state.values, op)
     scale = op.scale * factor(rule, _staleness(state, op))
     with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
-        values, slots = _stepped(layout, rule, state, op, scale, each)
+        values, slots = _stepped(layout, rule, state, op, scale, each, empty)
         tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
     updates: list[AppliedUpdate] = []
     following = state
@@ -308,6 +317,7 @@ def _stepped(
     op: Operation,
     scale: float,
     each: Each,
+    empty: Empty,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Run the rule over what the gradient covers, copy the rest; return new buffers.
 
@@ -317,7 +327,7 @@ def _stepped(
     if op.gradient is None and op.rows:
         return state.values, state.slots
     chunks = list(_chunks(layout, op, by_rows(rule)))
-    values = np.empty_like(state.values)
+    values = empty(state.values.shape, state.values.dtype.str)
     slots = {name: np.empty_like(slot) for name, slot in state.slots.items()}
 
     def step(chunk: _Chunk) -> None:
@@ -341,6 +351,7 @@ def _stepped(
 
     each(step, chunks)
     each(copy, list(_gaps(layout, chunks)))
+    values.flags.writeable = False  # whoever is sent it may look at this very memory
     return values, slots
 
 

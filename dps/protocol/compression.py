@@ -23,7 +23,7 @@ from dps.core.filters.encoding import (
 from dps.core.filters.filter import Filter
 from dps.core.rules.compensation import compensated
 from dps.core.rules.rule import UpdateRule
-from dps.core.shard import Each, ShardState, Step, apply, in_turn
+from dps.core.shard import Each, Empty, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol.durability import Durability
@@ -106,10 +106,15 @@ def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
 
 
 def applied(
-    layout: ShardLayout, group: Group, state: ShardState, op: Operation, each: Each = in_turn
+    layout: ShardLayout,
+    group: Group,
+    state: ShardState,
+    op: Operation,
+    each: Each = in_turn,
+    empty: Empty = np.empty,
 ) -> Step:
     """Return what `dps.core.shard.apply` returns for an operation as it travels, and travels on."""
-    step = apply(layout, group.rule, state, dense(layout, op), group.functions, each)
+    step = apply(layout, group.rule, state, dense(layout, op), group.functions, each, empty)
     return replace(step, operation=op) if op.codec else step
 
 

@@ -13,7 +13,7 @@ from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1
 from dps.core.rules.proximal import Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
-from dps.core.shard import CHUNK_BYTES, ShardState, is_duplicate
+from dps.core.shard import CHUNK_BYTES, ShardState, apply, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.protocol import wire
@@ -337,3 +337,19 @@ def test_a_state_that_somebody_holds_is_never_changed(
 
 def _bytes(state: ShardState) -> list[bytes]:
     return [frame.tobytes() for frame in wire.encode(state)]
+
+
+def test_the_weights_after_a_step_lie_where_they_are_told_to_and_are_read_only() -> None:
+    model = Model.of(w=np.zeros(9, np.float32))
+    made: list[np.ndarray] = []
+
+    def empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    layout, rule = model.layout.shards[0], SGD(1.0)
+    state = model.state(rule)
+    step = apply(layout, rule, state, model.gradient("a", 1), empty=empty)
+    assert [step.state.values is array for array in made] == [True]
+    with pytest.raises(ValueError, match="read-only"):
+        step.state.values[0] = 1

@@ -226,8 +226,8 @@ class Worker:
         """Return arrays to compute gradients into, so that they can be pushed without a copy.
 
         They are the same ones until they are pushed; then they are the parameter server's, and the
-        next call returns others. So a gradient that is on its way is never written to by a loop
-        that asks for arrays at each step.
+        next call returns others, and these are read-only. So a gradient that is on its way is never
+        written to.
 
         Parameters
         ----------
@@ -430,7 +430,10 @@ class Worker:
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
     ) -> Future[Any]:
         arrays = as_arrays(gradients)
-        self._computing = {k: own for k, own in self._computing.items() if own is not arrays}
+        for names, own in list(self._computing.items()):
+            if own is arrays:
+                own.freeze()
+                del self._computing[names]
         return self._begin(self._client.push(arrays, pull, rows, computed_on or self._given))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ COORDINATOR_PREFIX = "dps_coordinator_"
 PROBE_SECONDS = 0.25
 LATE_SECONDS = 10.0  # later a connection is taken for broken on which the coordinator owes a reply
 METER = "dps-meter"
+SHARING: tuple[TransportChoice, ...] = ("auto", "shared_memory")
 
 
 class SystemClock:
@@ -161,7 +163,8 @@ class ClusterTransport:
         It is once it is frozen, for good, by ``array.flags.writeable = False``; before, it is
         copied as others are. Thread-safe.
         """
-        if self._port is None:
+        nbytes = np.dtype(dtype).itemsize * prod(shape)
+        if self._port is None or self._wanted not in SHARING or nbytes < LARGE_BYTES:
             return np.empty(shape, dtype)
         try:
             return self._port.pool.empty(shape, np.dtype(dtype))

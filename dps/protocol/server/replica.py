@@ -424,7 +424,8 @@ class Replica:
         return step
 
     async def _stepped(self, op: Operation) -> Step:
-        work = partial(applied, self._layout, self._group, self.state, op, self._each)
+        means = self._each, self._transport.empty
+        work = partial(applied, self._layout, self._group, self.state, op, *means)
         if op.kind == "apply":  # a function may take any time
             return await asyncio.get_running_loop().run_in_executor(None, work)
         return await offload(work, written_bytes(self._layout, self.state.tables, op))

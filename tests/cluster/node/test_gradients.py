@@ -11,6 +11,8 @@ import pytest
 from distributed import Client
 
 from dps import ParameterServer, Worker
+from dps.cluster.transport.connection import LARGE_BYTES
+from dps.cluster.transport.memory import Held, held_by
 from dps.errors import ShapeMismatch
 from tests.cluster.node.test_pipeline import HOLD
 from tests.support.training import COUNTING, counts, ones, params, results
@@ -69,6 +71,34 @@ def test_a_gradient_on_its_way_keeps_its_memory(plain: Client, tmp_path: Path) -
     with ParameterServer(plain, params(), optimizer=COUNTING, functions=HOLD) as ps:
         assert results(ps.run(partial(keep_two_under_way, str(tmp_path / "go on")))) == [True]
         assert counts(ps) == [3]
+
+
+def look_where_arrays_lie(worker: Worker) -> list[bool]:
+    """Whether in shared memory are: an array to compute into, it once pushed, and weights."""
+    gradients = worker.gradients()
+    gradients["w"][:] = -1.0
+    lent = in_a_segment(gradients["w"])
+    weights = worker.push_pull(gradients)["w"]
+    with pytest.raises(ValueError, match="read-only"):
+        gradients["w"][:] = 0.0
+    return [lent, held_by(gradients["w"]) is not None, held_by(weights) is not None]
+
+
+def in_a_segment(array: Any) -> bool:
+    """Whether an array that may be written to lies in a segment."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, Held)
+
+
+@pytest.mark.parametrize(("transport", "shared"), [("auto", True), ("dask", False)])
+def test_large_arrays_lie_in_shared_memory_from_the_beginning(
+    plain: Client, transport: Any, shared: bool
+) -> None:
+    large = {"w": np.zeros(LARGE_BYTES, np.float32)}
+    with ParameterServer(plain, large, optimizer=COUNTING, transport=transport) as ps:
+        assert results(ps.run(look_where_arrays_lie)) == [[shared] * 3]
+        assert ps.pull()["w"][0] == 1.0
 
 
 def pull_into_arrays(worker: Worker) -> list[bool]:
