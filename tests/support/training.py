@@ -10,6 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,8 @@ COUNTING = SGD(1.0)
 SECONDS = 60.0  # until something that happens for sure counts as not happening
 # Whoever waited for a lease or the end of a call would wait longer than a test does.
 PATIENT = Timings(call=2 * SECONDS, lease=2 * SECONDS)
+# For tests that no loss belongs to: on a machine that is too busy, leases of a second end.
+patient_server = partial(ParameterServer, timings=PATIENT)
 PRELOAD = ("dps.cluster.driver.parameter_server", "tests.support.training")
 
 E = TypeVar("E", bound=Event)

@@ -22,7 +22,6 @@ from dps import (
     Chain,
     Checkpoint,
     Momentum,
-    ParameterServer,
     Recovery,
     Worker,
 )
@@ -42,6 +41,7 @@ from tests.support.training import (
     counts,
     ones,
     params,
+    patient_server,
     results,
     versions,
 )
@@ -56,7 +56,7 @@ STEPS = 20
 
 
 def test_every_update_of_every_worker_is_applied_once(client: Client) -> None:
-    with ParameterServer(client, params(), shards=2, optimizer=COUNTING) as ps:
+    with patient_server(client, params(), shards=2, optimizer=COUNTING) as ps:
         assert results(ps.run(partial(count, STEPS), workers=2)) == [STEPS, STEPS]
         assert counts(ps) == [2 * STEPS] * 2
         for reply in audited(ps):
@@ -66,7 +66,7 @@ def test_every_update_of_every_worker_is_applied_once(client: Client) -> None:
 
 @pytest.mark.parametrize("recovery", ["chain", "stateless"])
 def test_replicated_and_stored_state_counts_the_same(plain: Client, recovery: str) -> None:
-    with ParameterServer(plain, params(), optimizer=COUNTING, recovery=recovery) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING, recovery=recovery) as ps:
         results(ps.run(partial(count, STEPS)))
         assert counts(ps) == [STEPS]
 
@@ -81,7 +81,7 @@ def test_updates_can_be_summed_before_they_are_replicated(plain: Client, reads: 
         recovery = Recovery(Chain(2, reads=reads, aggregate=aggregate, linger=5.0))
         choices: dict[str, Any] = {"recovery": recovery, "consistency": SSP(steps)}  # begin as one
         initial = {"w": np.zeros(elements)}
-        with ParameterServer(plain, initial, optimizer=COUNTING, on_event=events, **choices) as ps:
+        with patient_server(plain, initial, optimizer=COUNTING, on_event=events, **choices) as ps:
             results(ps.run(partial(count, steps), workers=2))
             assert counts(ps) == [2 * steps]
         sent = {event.pid: event.sent for event in events.of(ResourceSampled)}
@@ -93,7 +93,7 @@ def test_updates_can_be_summed_before_they_are_replicated(plain: Client, reads: 
 
 def test_weights_keep_shape_and_dtype(plain: Client) -> None:
     given = {"w": np.arange(6.0).reshape(2, 3), "v": np.float32([[1.5], [2.5]])}
-    with ParameterServer(plain, given, shards=2) as ps:
+    with patient_server(plain, given, shards=2) as ps:
         got = ps.pull()
     for name, array in given.items():
         assert got[name].dtype == array.dtype
@@ -102,27 +102,27 @@ def test_weights_keep_shape_and_dtype(plain: Client) -> None:
 
 def test_what_was_pulled_or_given_is_not_the_servers_own(plain: Client) -> None:
     given = params()
-    with ParameterServer(plain, given) as ps:
+    with patient_server(plain, given) as ps:
         given["w"][:] = 5.0
         ps.pull()["w"][:] = 7.0
         assert counts(ps) == [0]
 
 
 def test_workers_of_a_second_run_go_on_from_the_first(plain: Client) -> None:
-    with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
         results(ps.run(partial(count, 3)))
         results(ps.run(partial(count, 4)))
         assert counts(ps) == [7]
 
 
 def test_momentum_accumulates(plain: Client) -> None:
-    with ParameterServer(plain, params(), shards=2, optimizer=Momentum(1.0, 0.5)) as ps:
+    with patient_server(plain, params(), shards=2, optimizer=Momentum(1.0, 0.5)) as ps:
         results(ps.run(partial(count, 3)))
         np.testing.assert_array_equal(ps.pull()["w"], 1 + 1.5 + 1.75)
 
 
 def test_adam_takes_steps_of_the_learning_rate(plain: Client) -> None:
-    with ParameterServer(plain, params(), shards=2, optimizer=Adam(0.1)) as ps:
+    with patient_server(plain, params(), shards=2, optimizer=Adam(0.1)) as ps:
         results(ps.run(partial(count, 10)))
         np.testing.assert_allclose(ps.pull()["w"], 10 * 0.1, rtol=1e-6)
 
@@ -139,7 +139,7 @@ def approach(target: float, worker: Worker) -> None:
 def test_two_runs_under_bsp_are_bitwise_equal(plain: Client) -> None:
     def train() -> dict[str, np.ndarray]:
         choices: dict[str, Any] = {"optimizer": Momentum(0.1), "consistency": BSP()}
-        with ParameterServer(plain, params(), shards=2, **choices) as ps:
+        with patient_server(plain, params(), shards=2, **choices) as ps:
             results(ps.run(partial(approach, 1.0), workers=2))
             return ps.pull()
 
@@ -164,7 +164,7 @@ def test_under_ssp_nobody_gets_more_than_the_bound_ahead(
 ) -> None:
     flag, events = tmp_path / "go on", Events()
     choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": SSP(tau), "on_event": events}
-    with ParameterServer(plain, params(), **choices) as ps:
+    with patient_server(plain, params(), **choices) as ps:
         futures = ps.run(partial(paced, str(flag)), workers=2)
         eventually(lambda: audited(ps)[0].applied == {"worker-0": tau + 2, "worker-1": 1}, SECONDS)
         flag.touch()
@@ -186,7 +186,7 @@ def first_weight(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
 
 def test_snapshots_are_scored_until_the_group_is_closed(client: Client) -> None:
     events = Events()
-    with ParameterServer(client, params(), optimizer=COUNTING, on_event=events) as ps:
+    with patient_server(client, params(), optimizer=COUNTING, on_event=events) as ps:
         ps.evaluate(first_weight, every=0.05)
         results(ps.run(partial(count, STEPS)))
     scores = events.of(Evaluated)
@@ -196,7 +196,7 @@ def test_snapshots_are_scored_until_the_group_is_closed(client: Client) -> None:
 
 def test_the_first_and_the_last_score_have_more_time_than_the_interval(plain: Client) -> None:
     events = Events()
-    with ParameterServer(plain, params(), optimizer=COUNTING, on_event=events) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING, on_event=events) as ps:
         ps.evaluate(first_weight, every=1e-6)
         results(ps.run(partial(count, 1)))
     assert events.of(EvaluationMissed)
@@ -209,7 +209,7 @@ def fail(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
 
 def test_a_score_that_raises_is_recorded(plain: Client) -> None:
     events = Events()
-    with ParameterServer(plain, params(), on_event=events) as ps:
+    with patient_server(plain, params(), on_event=events) as ps:
         ps.evaluate(fail, every=0.05)
         results(ps.run(partial(count, 1)))
     assert "ZeroDivisionError" in events.of(EvaluationMissed)[-1].reason
@@ -231,7 +231,7 @@ def use_handles(worker: Worker) -> list[float]:
 
 
 def test_requests_made_by_handles_keep_their_order(plain: Client) -> None:
-    with ParameterServer(plain, params(), shards=2, optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING) as ps:
         assert results(ps.run(use_handles)) == [[STEPS, STEPS + 3]]
         assert counts(ps) == [STEPS + 3] * 2
 
@@ -253,7 +253,7 @@ def wait_impatiently(flag: str, worker: Worker) -> bool:
 
 def test_a_request_goes_on_after_waiting_for_it_timed_out(plain: Client, tmp_path: Path) -> None:
     choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": BSP()}
-    with ParameterServer(plain, params(), **choices) as ps:
+    with patient_server(plain, params(), **choices) as ps:
         train = partial(wait_impatiently, str(tmp_path / "go on"))
         assert results(ps.run(train, workers=2)) == [True, True]
         assert counts(ps) == [2]
@@ -269,7 +269,7 @@ def push_partly(worker: Worker) -> tuple[float, float]:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_push_of_some_arrays_leaves_the_others_alone(plain: Client, shards: int) -> None:
-    with ParameterServer(plain, params(), shards=shards, optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), shards=shards, optimizer=COUNTING) as ps:
         assert results(ps.run(push_partly)) == [(STEPS, 1)]
 
 
@@ -278,7 +278,7 @@ def write_into_weights(worker: Worker) -> None:
 
 
 def test_a_worker_cannot_write_into_the_weights_it_read(plain: Client) -> None:
-    with ParameterServer(plain, params()) as ps, pytest.raises(ValueError, match="read-only"):
+    with patient_server(plain, params()) as ps, pytest.raises(ValueError, match="read-only"):
         results(ps.run(write_into_weights))
 
 
@@ -317,7 +317,7 @@ def test_a_wrong_gradient_is_refused_whole_on_every_shard(
     plain: Client, what: str, shards: int
 ) -> None:
     change, error, message = REFUSED[what]
-    with ParameterServer(plain, params(), shards=shards, optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), shards=shards, optimizer=COUNTING) as ps:
         with pytest.raises(error, match=message):
             results(ps.run(partial(push_once, change)))
         assert versions(ps) == [0] * shards
@@ -335,13 +335,13 @@ def test_a_rule_that_cannot_be_kept_beside_checkpoints_is_refused_by_name(
 ) -> None:
     recovery = Recovery(Checkpoint(every=10, path=str(tmp_path)))
     with pytest.raises(ConfigurationError, match=r"OwnRule.* beside checkpoints: .*message"):
-        ParameterServer(plain, params(), optimizer=OwnRule(0.1), recovery=recovery)
+        patient_server(plain, params(), optimizer=OwnRule(0.1), recovery=recovery)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest_name(plain: Client) -> None:
     with pytest.raises(ConfigurationError, match=r"'chian'; did you mean 'chain'\?"):
-        ParameterServer(plain, params(), recovery="chian")
+        patient_server(plain, params(), recovery="chian")
 
 
 @pytest.mark.parametrize(
@@ -357,17 +357,17 @@ def test_choices_that_cannot_work_are_refused_at_once(
     plain: Client, wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        ParameterServer(plain, **{"params": params(), **wrong})
+        patient_server(plain, **{"params": params(), **wrong})
 
 
 def test_too_few_nodes_are_counted(plain: Client) -> None:
     with pytest.raises(CapacityError, match=r"4 for servers, 1 for workers; there are 4 nodes"):
-        ParameterServer(plain, params(), recovery=Recovery(Chain(replicas=4)))
+        patient_server(plain, params(), recovery=Recovery(Chain(replicas=4)))
 
 
 def test_a_shard_that_no_named_server_is_meant_for_is_refused_at_once(with_roles: Client) -> None:
     with pytest.raises(CapacityError, match="shard 2"):
-        ParameterServer(with_roles, params(), shards=3, recovery="chain")
+        patient_server(with_roles, params(), shards=3, recovery="chain")
 
 
 @pytest.mark.parametrize(("workers", "message"), [(99, "workers=99.*have 2"), (0, "workers=0")])
@@ -375,7 +375,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(
     with_roles: Client, workers: int, message: str
 ) -> None:
     with (
-        ParameterServer(with_roles, params()) as ps,
+        patient_server(with_roles, params()) as ps,
         pytest.raises(ConfigurationError, match=message),
     ):
         ps.run(partial(count, 1), workers=workers)
@@ -383,7 +383,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(
 
 def test_what_is_no_function_is_refused(plain: Client) -> None:
     with (
-        ParameterServer(plain, params()) as ps,
+        patient_server(plain, params()) as ps,
         pytest.raises(ConfigurationError, match="train='count', expected a function of the worker"),
     ):
         ps.run("count")  # type: ignore[arg-type]

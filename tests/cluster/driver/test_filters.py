@@ -15,10 +15,10 @@ import pytest
 from distributed import Client
 
 import dps
-from dps import ParameterServer, Worker
+from dps import Worker
 from dps.errors import ConfigurationError
 from dps.events import Filtered, ResourceSampled
-from tests.support.training import COUNTING, Events, audited, results
+from tests.support.training import COUNTING, Events, audited, patient_server, results
 
 pytestmark = pytest.mark.cluster
 
@@ -62,9 +62,7 @@ def test_filters_send_less_and_in_the_end_all_of_it(with_roles: Client) -> None:
     for name, filters in (("none", None), ("filters", {"w": chain})):
         events = Events()
         choices: dict[str, Any] = {"optimizer": COUNTING, "recovery": "chain", "shards": 2}
-        with ParameterServer(
-            with_roles, INITIAL, on_event=events, filters=filters, **choices
-        ) as ps:
+        with patient_server(with_roles, INITIAL, on_event=events, filters=filters, **choices) as ps:
             results(ps.run(steps, workers=2))
             found, expected = ps.pull(), total(2)
             updates = STEPS if filters is None else STEPS + 1
@@ -102,7 +100,7 @@ def test_filtered_pulls_send_what_has_changed_and_exactly_that(with_roles: Clien
     for name, filters in (("none", None), ("filters", {"*": [dps.SignificantlyModified(0.0)]})):
         events = Events()
         choices: dict[str, Any] = {"optimizer": COUNTING, "recovery": "chain", "shards": 2}
-        with ParameterServer(
+        with patient_server(
             with_roles, INITIAL, on_event=events, pull_filters=filters, **choices
         ) as ps:
             assert results(ps.run(read_and_check, workers=1)) == [0]
@@ -124,7 +122,7 @@ def test_delay_compensation_sends_the_weights_too(with_roles: Client) -> None:
         for _ in range(2):
             worker.push({"b": np.full(50, 2.0)})
 
-    with ParameterServer(with_roles, INITIAL, optimizer=rule, on_event=events) as ps:
+    with patient_server(with_roles, INITIAL, optimizer=rule, on_event=events) as ps:
         results(ps.run(late))
         after = ps.pull()
     first = 0 - 0.5 * 2.0
@@ -134,10 +132,10 @@ def test_delay_compensation_sends_the_weights_too(with_roles: Client) -> None:
 
 def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) -> None:
     with pytest.raises(ConfigurationError, match="no such array; there are: w, b"):
-        ParameterServer(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
+        patient_server(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
     chain, recovery = {"w": [dps.TopK(0.1)]}, dps.Recovery(dps.WorkerCache())
     with pytest.raises(ConfigurationError, match="worker_cache brings a shard back"):
-        ParameterServer(with_roles, INITIAL, recovery=recovery, pull_filters=chain)
+        patient_server(with_roles, INITIAL, recovery=recovery, pull_filters=chain)
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ def test_a_filter_that_could_not_be_read_back_is_refused(
 ) -> None:
     recovery = dps.Recovery(dps.Checkpoint(path=str(tmp_path)))
     with pytest.raises(ConfigurationError, match=r"filters=.*Own is not registered"):
-        ParameterServer(with_roles, INITIAL, recovery=recovery, filters={"w": [Own()]})
+        patient_server(with_roles, INITIAL, recovery=recovery, filters={"w": [Own()]})
 
 
 @pytest.mark.slow

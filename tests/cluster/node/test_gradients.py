@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dps import ParameterServer, Worker
+from dps import Worker
 from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.memory import Held, held_by
 from dps.errors import ShapeMismatch
 from tests.cluster.node.test_pipeline import HOLD
-from tests.support.training import COUNTING, counts, ones, params, results
+from tests.support.training import COUNTING, counts, ones, params, patient_server, results
 
 pytestmark = pytest.mark.cluster
 
@@ -45,7 +45,7 @@ def compute_into(names: tuple[str, ...], worker: Worker) -> list[float]:
 def test_arrays_to_compute_into_are_others_as_soon_as_they_are_pushed(
     plain: Client, shards: int, names: tuple[str, ...], found: list[float]
 ) -> None:
-    with ParameterServer(plain, params(), shards=shards, optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), shards=shards, optimizer=COUNTING) as ps:
         assert results(ps.run(partial(compute_into, names))) == [found]
 
 
@@ -68,7 +68,7 @@ def keep_two_under_way(flag: str, worker: Worker) -> bool:
 
 
 def test_a_gradient_on_its_way_keeps_its_memory(plain: Client, tmp_path: Path) -> None:
-    with ParameterServer(plain, params(), optimizer=COUNTING, functions=HOLD) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING, functions=HOLD) as ps:
         assert results(ps.run(partial(keep_two_under_way, str(tmp_path / "go on")))) == [True]
         assert counts(ps) == [3]
 
@@ -96,7 +96,7 @@ def test_large_arrays_lie_in_shared_memory_from_the_beginning(
     plain: Client, transport: Any, shared: bool
 ) -> None:
     large = {"w": np.zeros(LARGE_BYTES, np.float32)}
-    with ParameterServer(plain, large, optimizer=COUNTING, transport=transport) as ps:
+    with patient_server(plain, large, optimizer=COUNTING, transport=transport) as ps:
         assert results(ps.run(look_where_arrays_lie)) == [[shared] * 3]
         assert ps.pull()["w"][0] == 1.0
 
@@ -112,7 +112,7 @@ def pull_into_arrays(worker: Worker) -> list[bool]:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_weights_can_be_written_into_arrays_of_ones_own(plain: Client, shards: int) -> None:
-    with ParameterServer(plain, params(), shards=shards, optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), shards=shards, optimizer=COUNTING) as ps:
         assert results(ps.run(pull_into_arrays)) == [[True, True]]
         assert counts(ps) == [1] * shards
 
@@ -140,7 +140,7 @@ def push_others(worker: Worker) -> str:
 
 
 def test_what_can_be_read_as_an_array_is_taken_and_else_refused(plain: Client) -> None:
-    with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
         (told,) = results(ps.run(push_others))
         assert "'w' is Readable" in told
         assert "it is on another device" in told

@@ -14,10 +14,20 @@ import pytest
 from distributed import Client
 
 import dps
-from dps import BSP, SSP, DelayCompensated, ParameterServer, Part, Pipeline, Worker
+from dps import BSP, SSP, DelayCompensated, Part, Pipeline, Worker
 from dps.errors import ConfigurationError, NonFiniteGradient
 from dps.events import Applied
-from tests.support.training import COUNTING, SECONDS, Events, audited, counts, ones, params, results
+from tests.support.training import (
+    COUNTING,
+    SECONDS,
+    Events,
+    audited,
+    counts,
+    ones,
+    params,
+    patient_server,
+    results,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -73,7 +83,7 @@ def test_staleness_counts_from_the_weights_that_were_computed_on(
     plain: Client, train: Any, stale: list[int]
 ) -> None:
     events = Events()
-    with ParameterServer(plain, params(), optimizer=COUNTING, on_event=events) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING, on_event=events) as ps:
         results(ps.run(train))
         assert staleness(events, 3) == stale
 
@@ -89,7 +99,7 @@ def compensate(worker: Worker) -> list[float]:
 def test_a_rule_gets_the_weights_that_were_computed_on(plain: Client) -> None:
     """The second gradient is compensated for the 1 that the weights have moved since."""
     rule = DelayCompensated(dps.SGD(1.0), 0.5)
-    with ParameterServer(plain, {"w": np.zeros(2)}, optimizer=rule) as ps:
+    with patient_server(plain, {"w": np.zeros(2)}, optimizer=rule) as ps:
         (found,) = results(ps.run(compensate))
     assert found == [1 + 1 - 0.5] * 2  # g + λ g² (w - base), of which the step is the opposite
 
@@ -118,9 +128,7 @@ def test_a_worker_computes_on_while_so_many_updates_are_under_way(
     plain: Client, ahead: int, tmp_path: Path
 ) -> None:
     events = Events()
-    with ParameterServer(
-        plain, params(), optimizer=COUNTING, functions=HOLD, on_event=events
-    ) as ps:
+    with patient_server(plain, params(), optimizer=COUNTING, functions=HOLD, on_event=events) as ps:
         train = partial(run_ahead, ahead, str(tmp_path / "go on"))
         ((computed_on, last),) = results(ps.run(train))
         assert computed_on == [0.0] * (ahead + 1)
@@ -158,7 +166,7 @@ def note_what_is_lacking(worker: Worker) -> list[tuple[int, int]]:
 
 def test_ssp_bounds_what_a_worker_ahead_computes_on(plain: Client) -> None:
     choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": SSP(TAU)}
-    with ParameterServer(plain, params(), **choices) as ps:
+    with patient_server(plain, params(), **choices) as ps:
         for lacking in results(ps.run(note_what_is_lacking, workers=2)):
             assert len(lacking) == STEPS
             assert max(mine for mine, _ in lacking) <= TAU
@@ -181,7 +189,7 @@ def test_what_the_consistency_model_forbids_is_refused(
         Pipeline(worker, ahead)
 
     with (
-        ParameterServer(plain, params(), consistency=consistency) as ps,
+        patient_server(plain, params(), consistency=consistency) as ps,
         pytest.raises(ConfigurationError, match=text),
     ):
         results(ps.run(train))
@@ -204,7 +212,7 @@ def push_a_bad_one(worker: Worker) -> float:
 
 
 def test_the_first_error_is_raised_and_what_is_good_is_applied(plain: Client) -> None:
-    with ParameterServer(plain, params(), shards=2, optimizer=COUNTING) as ps:
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING) as ps:
         (left,) = results(ps.run(push_a_bad_one))
         assert left in (1.0, 2.0)  # the third may have been sent before the second was refused
         assert counts(ps) == [left] * 2
