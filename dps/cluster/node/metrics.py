@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from dps.cluster.transport.process_state import made_once, state_of
 from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics
 
 if TYPE_CHECKING:
@@ -93,16 +94,18 @@ def publish(
         return lambda: None
     from prometheus_client import REGISTRY
 
-    metrics = dask_worker.extensions.get(NAME)
-    if metrics is None:
-        metrics = dask_worker.extensions[NAME] = ShardMetrics()
+    def registered() -> ShardMetrics:
+        metrics = ShardMetrics()
         REGISTRY.register(metrics)
+        return metrics
+
+    metrics = made_once(dask_worker, NAME, registered)
     source = _Source(labels, figures)
     metrics.add(source)
 
     def withdraw() -> None:
         if metrics.remove(source):
-            del dask_worker.extensions[NAME]
+            del state_of(dask_worker)[NAME]
             REGISTRY.unregister(metrics)
 
     return withdraw

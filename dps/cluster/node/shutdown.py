@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from distributed import Client
 
+from dps.cluster.transport.process_state import made_once
+
 if TYPE_CHECKING:
     import distributed
 
@@ -129,7 +131,4 @@ class Leave:
 
 def leave_of(dask_worker: distributed.Worker) -> Leave:
     """The `Leave` of a node's process; first asked for on its event loop."""
-    if NAME not in dask_worker.extensions:
-        dask_worker.extensions[NAME] = Leave(dask_worker)
-    found: Leave = dask_worker.extensions[NAME]
-    return found
+    return made_once(dask_worker, NAME, lambda: Leave(dask_worker))

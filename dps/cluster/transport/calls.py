@@ -26,6 +26,7 @@ from distributed.protocol.serialize import Serialize, Serialized, merge_and_dese
 from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.links import Links
 from dps.cluster.transport.port import AS_CHOSEN, Port, Way
+from dps.cluster.transport.process_state import state_of
 from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint, TransportChoice
@@ -60,10 +61,10 @@ class Meter:
 
 def meter_of(dask_worker: Worker, group: str) -> Meter:
     """The meter of all workers of a group in a node's process, at the same time or in turn."""
-    last, meter = dask_worker.extensions.get(METER, ("", None))
+    last, meter = state_of(dask_worker).get(METER, ("", None))
     if last != group:
         meter = Meter()
-        dask_worker.extensions[METER] = (group, meter)
+        state_of(dask_worker)[METER] = (group, meter)
     found: Meter = meter
     return found
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from dps.cluster.transport.process_state import made_once
 from dps.errors import StoreUnavailable
 from dps.protocol import wire
 from dps.protocol.messages import Deposit, PutSince, PutState
@@ -130,5 +131,4 @@ class Links:
 
 def links_of(dask_worker: distributed.Worker) -> Links:
     """The links of a node's process: the same for all that runs in it."""
-    found: Links = dask_worker.extensions.setdefault(NAME, Links())
-    return found
+    return made_once(dask_worker, NAME, Links)

@@ -25,6 +25,7 @@ from dps.cluster.transport import probe
 from dps.cluster.transport.connection import Connection, Handler
 from dps.cluster.transport.memory import Pool
 from dps.cluster.transport.probe import Place
+from dps.cluster.transport.process_state import made_once
 from dps.cluster.transport.sockets import GREETING_SECONDS, Line, to_tcp, to_unix, welcomed
 from dps.protocol.transport import TransportChoice
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import distributed
 
 HANDLER = "dps_port"
-EXTENSION = "dps-port"
+NAME = "dps-port"
 CONNECT_SECONDS = 3.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a better way is looked for than the one that was found
@@ -345,14 +346,15 @@ def _host_of(address: str) -> tuple[str, str]:
 
 def port_of(dask_worker: distributed.Worker) -> Port:
     """The port of a node's process: the same for all that runs in it."""
-    if EXTENSION not in dask_worker.extensions:
+
+    def opened() -> Port:
         calling = dask_worker.security.get_connection_args("worker").get("ssl_context")
         called = dask_worker.security.get_listen_args("worker").get("ssl_context")
         port = Port(dask_worker.rpc, lambda: dask_worker.address, calling, called)
-        dask_worker.extensions[EXTENSION] = port
         dask_worker.handlers[HANDLER] = port.offer
-    found: Port = dask_worker.extensions[EXTENSION]
-    return found
+        return port
+
+    return made_once(dask_worker, NAME, opened)
 
 
 def port_of_driver(client: distributed.Client) -> Port:

@@ -404,3 +404,13 @@ def test_the_lines_in_a_document_run_as_they_stand(tmp_path: Path, document: str
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_what_dps_keeps_on_a_node_is_not_among_dasks_extensions(plain: Client) -> None:
+    # Dask goes through them for each heartbeat, and a node is lost if that fails.
+    def extensions(dask_worker: Any) -> list[str]:
+        return [name for name in dask_worker.extensions if name.startswith("dps")]
+
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        results(ps.run(partial(count, 2)))
+        assert not any(plain.run(extensions).values())

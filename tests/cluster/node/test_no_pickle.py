@@ -19,6 +19,7 @@ from distributed.protocol import pickle as dask_pickle
 
 from dps import Chain, Continue, Recovery, SharedStore
 from dps.cluster.names import NodeSpec
+from dps.cluster.transport.process_state import state_of
 from dps.core.shard import ShardState
 from tests.cluster.driver.test_kill import SECONDS, audited, nodes, training
 from tests.support.waiting import eventually
@@ -47,7 +48,7 @@ def unpickled(data: bytes, buffers: Sequence[Any] = ()) -> tuple[Any, set[str]]:
 
 def watch(dask_worker: Worker) -> None:
     """Have a node note what its Dask unpickles from now on."""
-    noted = dask_worker.extensions[NAME] = set()
+    noted = state_of(dask_worker)[NAME] = set()
 
     def loads(data: bytes, *, buffers: Sequence[Any] = ()) -> Any:
         value, names = unpickled(data, buffers)
@@ -59,7 +60,7 @@ def watch(dask_worker: Worker) -> None:
 
 def noted(dask_worker: Worker) -> list[str]:
     """What a node noted, but for what this test itself sends to it."""
-    return [name for name in dask_worker.extensions[NAME] if not name.startswith(f"{__name__}.")]
+    return [name for name in state_of(dask_worker)[NAME] if not name.startswith(f"{__name__}.")]
 
 
 @pytest.mark.slow
