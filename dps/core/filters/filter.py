@@ -34,6 +34,12 @@ class Sending:
         The weights that the gradient was computed from, like it; None: the worker has read none.
     place
         Which filter of the array's this is for, from 0.
+
+    Notes
+    -----
+    For weights that a worker pulls, the gradient is by how much they differ from what the worker
+    has, `weights` is that, `push` counts what it was sent since it last got all weights, and
+    `update` has the worker, its incarnation and the number of the reply.
     """
 
     update: UpdateId

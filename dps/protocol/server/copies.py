@@ -35,8 +35,10 @@ PASSES = 4  # how often the weights are gone through to find what has changed
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a worker has been sent: its name, the weights, how often it was sent changes, and
-    the lists of indices of the last ones."""
+    """The copy that a worker has been sent.
+
+    `pulls` is how often it was sent changes, `lists` the digests of the indices of the last ones.
+    """
 
     id: CopyId
     values: np.ndarray
