@@ -15,6 +15,8 @@ T = TypeVar("T")
 INLINE_BYTES = 1 << 20
 # What one step of a rule can use: further cores would wait for the memory.
 MOST_CORES = 8
+# Items of work that make another core worth its while: a busy machine may keep a thread waiting.
+ITEMS_OF_A_CORE = 8
 
 
 async def offload(work: Callable[[], T], nbytes: int) -> T:
@@ -60,7 +62,7 @@ class Cores:
                 except Exception as error:  # noqa: BLE001 - raised below
                     failed[number] = error
 
-        helpers = min(self.count, len(items)) - 1
+        helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
         others = [self._helpers.submit(drain) for _ in range(helpers)]
         drain()
         for other in others:

@@ -13,7 +13,7 @@ from dps.core import shard
 from dps.core.rules.rule import UpdateRule
 from dps.core.updates import Operation
 from dps.errors import NonFiniteGradient
-from dps.protocol.executor import Cores, available_cores
+from dps.protocol.executor import ITEMS_OF_A_CORE, Cores, available_cores
 from dps.testing.worlds import same_state
 from tests.support.builders import Model
 
@@ -60,7 +60,7 @@ def test_two_cores_are_at_work_at_the_same_time(two: Cores) -> None:
         meeting.wait(WAIT_SECONDS)
         cores_used.add(threading.get_ident())
 
-    two.each(meet, [1, 2])
+    two.each(meet, range(2 * ITEMS_OF_A_CORE))
     assert len(cores_used) == 2
     assert threading.get_ident() in cores_used
 
@@ -96,19 +96,27 @@ def test_who_finds_all_helpers_busy_does_the_work_alone(two: Cores) -> None:
     begun, enough = threading.Barrier(3), threading.Event()
 
     def hold(item: int) -> None:
-        begun.wait(WAIT_SECONDS)
-        assert enough.wait(WAIT_SECONDS)
+        if item < 2:
+            begun.wait(WAIT_SECONDS)
+            assert enough.wait(WAIT_SECONDS)
 
-    other = threading.Thread(target=two.each, args=(hold, [1, 2]))
+    many = range(2 * ITEMS_OF_A_CORE)
+    other = threading.Thread(target=two.each, args=(hold, many))
     other.start()
     try:
         begun.wait(WAIT_SECONDS)
         done: list[int] = []
-        two.each(done.append, range(7))
-        assert done == list(range(7))
+        two.each(done.append, many)
+        assert done == list(many)
     finally:
         enough.set()
         other.join()
+
+
+def test_few_items_are_not_worth_a_thread(two: Cores) -> None:
+    used: list[int] = []
+    two.each(lambda item: used.append(threading.get_ident()), range(2 * ITEMS_OF_A_CORE - 1))
+    assert set(used) == {threading.get_ident()}
 
 
 def test_it_may_use_the_cores_that_the_process_may_run_on() -> None:
