@@ -173,7 +173,8 @@ class Layout:
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
-                f"params is {type(params).__name__}, expected a mapping of names to arrays"
+                f"params is {type(params).__name__}, expected a mapping of names to arrays, such "
+                "as dps.torch.parameters makes of a module, or dps.tree.parameters of a tree"
             )
         arrays = tuple(_spec(name, array) for name, array in params.items())
         if not arrays and not tables:
@@ -392,7 +393,10 @@ def all_finite(array: np.ndarray) -> bool:
 
 def _spec(name: str, array: np.ndarray) -> ArraySpec:
     if not isinstance(array, np.ndarray):
-        raise ConfigurationError(f"params[{name!r}] is {type(array).__name__}, expected an array")
+        raise ConfigurationError(
+            f"params[{name!r}] is {type(array).__name__}, expected an array of numpy; "
+            "dps.torch.parameters makes them of a module, dps.tree.parameters of other arrays"
+        )
     dtype = str(array.dtype)
     if dtype not in DTYPES:
         raise ConfigurationError(f"params[{name!r}] is {dtype}, expected float32 or float64")
