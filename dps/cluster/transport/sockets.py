@@ -1,7 +1,9 @@
 """Non-blocking sockets under one interface: unix, which pass descriptors, TCP, and TCP with TLS.
 
 Whoever connects proves first that it knows the secret of the process at the other end, which is
-told through Dask's own connections alone; and is proven the same. The secret itself is not sent.
+told through Dask's own connections alone; and is proven the same. The secret itself is not sent,
+and each proof is of a number that the other end has just made up: one that was overheard is of no
+use.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 
-MAGIC = b"dps transport 1\n"
+MAGIC = b"dps transport 2\n"
 NONCE_BYTES, PROOF_BYTES = 16, 32
 GREETING_SECONDS = 5.0
 MOST_DESCRIPTORS = 64  # that one message brings
@@ -182,12 +184,13 @@ async def welcomed(sock: socket.socket, secret: bytes, tls: ssl.SSLContext | Non
             sock = wrapped
             await _shake_hands(wrapped)
             line = TlsLine(wrapped)
-        told = await _receive(line, len(MAGIC) + NONCE_BYTES + PROOF_BYTES)
-        nonce = told[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
-        proof = told[-PROOF_BYTES:]
-        if not (told.startswith(MAGIC) and hmac.compare_digest(proof, _proof(secret, b">", nonce))):
+        mine = MAGIC + secrets.token_bytes(NONCE_BYTES)
+        await _send(line, mine)
+        theirs = await _receive(line, NONCE_BYTES)
+        proof = await _receive(line, PROOF_BYTES)
+        if not hmac.compare_digest(proof, _proof(secret, b">", mine + theirs)):
             raise Refused("whoever has connected does not know the secret")
-        await _send(line, _proof(secret, b"<", nonce))
+        await _send(line, _proof(secret, b"<", mine + theirs))
     except BaseException:
         sock.close()
         raise
@@ -195,16 +198,19 @@ async def welcomed(sock: socket.socket, secret: bytes, tls: ssl.SSLContext | Non
 
 
 async def _greeted(line: Line, secret: bytes) -> Line:
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    await _send(line, MAGIC + nonce + _proof(secret, b">", nonce))
+    theirs = await _receive(line, len(MAGIC) + NONCE_BYTES)
+    if not theirs.startswith(MAGIC):
+        raise Refused("whoever listens there does not speak as dps does")
+    mine = secrets.token_bytes(NONCE_BYTES)
+    await _send(line, mine + _proof(secret, b">", theirs + mine))
     proof = await _receive(line, PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"<", nonce)):
+    if not hmac.compare_digest(proof, _proof(secret, b"<", theirs + mine)):
         raise Refused("whoever listens there does not know the secret")
     return line
 
 
-def _proof(secret: bytes, way: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(secret, way + nonce, "sha256")
+def _proof(secret: bytes, way: bytes, numbers: bytes) -> bytes:
+    return hmac.digest(secret, way + numbers, "sha256")
 
 
 def _check_user(sock: socket.socket) -> None:

@@ -24,7 +24,16 @@ from dps.cluster.backends.tls import temporary
 from dps.cluster.transport import memory
 from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler, Lost
 from dps.cluster.transport.memory import Pool
-from dps.cluster.transport.sockets import Line, Refused, to_tcp, to_unix, welcomed
+from dps.cluster.transport.sockets import (
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Line,
+    Refused,
+    to_tcp,
+    to_unix,
+    welcomed,
+)
 from dps.protocol import wire
 
 SECONDS = 20.0
@@ -390,8 +399,9 @@ def test_who_listens_without_the_secret_is_refused_and_does_not_learn_it() -> No
                 loop = asyncio.get_running_loop()
                 sock, _ = await loop.sock_accept(listener)
                 with sock:
+                    await loop.sock_sendall(sock, MAGIC + bytes(NONCE_BYTES))
                     heard.extend(await loop.sock_recv(sock, 4096))
-                    await loop.sock_sendall(sock, bytes(32))
+                    await loop.sock_sendall(sock, bytes(PROOF_BYTES))
 
             pretending = asyncio.ensure_future(pretend())
             with pytest.raises(Refused, match="who"):
@@ -399,6 +409,56 @@ def test_who_listens_without_the_secret_is_refused_and_does_not_learn_it() -> No
             await pretending
         assert heard
         assert SECRET not in heard
+
+    carry_out(scenario)
+
+
+def test_what_was_overheard_lets_nobody_in() -> None:
+    """Neither does it let anybody pass for who listens."""
+
+    async def overhear(name: str, listener: socket.socket) -> tuple[bytes, bytes]:
+        """What goes to and fro while one connects that knows the secret."""
+        loop = asyncio.get_running_loop()
+        joining = asyncio.ensure_future(to_unix(name, SECRET))
+        near, _ = await loop.sock_accept(listener)
+        far, there = socket.socketpair()
+        near.setblocking(False)
+        far.setblocking(False)
+        welcoming = asyncio.ensure_future(welcomed(there, SECRET, None))
+        ways: dict[socket.socket, bytes] = {near: b"", far: b""}
+
+        async def pass_on(of: socket.socket, to: socket.socket) -> None:
+            while data := await loop.sock_recv(of, 4096):
+                ways[of] += data
+                await loop.sock_sendall(to, data)
+
+        passing = [asyncio.ensure_future(pass_on(*way)) for way in ((near, far), (far, near))]
+        for line in await asyncio.gather(joining, welcoming):
+            line.close()
+        await asyncio.gather(*passing)
+        near.close()
+        far.close()
+        return ways[near], ways[far]
+
+    async def scenario() -> None:
+        name, loop = secrets.token_hex(8), asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            listener.setblocking(False)
+            async with asyncio.timeout(SECONDS):
+                asked, answered = await overhear(name, listener)
+                again, there = socket.socketpair()
+                with again:
+                    again.sendall(asked)
+                    with pytest.raises(Refused, match="has connected does not know"):
+                        await welcomed(there, SECRET, None)
+                joining = asyncio.ensure_future(to_unix(name, SECRET))
+                sock, _ = await loop.sock_accept(listener)
+                with sock:
+                    await loop.sock_sendall(sock, answered)
+                    with pytest.raises(Refused, match="listens there does not know"):
+                        await joining
 
     carry_out(scenario)
 
