@@ -471,7 +471,7 @@ def test_another_user_is_refused() -> None:
             listener.bind(f"\0{name}")
             listener.listen()
             program = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX)"
-            program += f"; s.connect('\\0{name}'); sys.exit(len(s.recv(1)))"
+            program += f"; s.connect('\\x00{name}'); sys.exit(len(s.recv(1)))"
             with subprocess.Popen([sys.executable, "-c", program]) as other:
                 sock, _ = await asyncio.to_thread(listener.accept)
                 with pytest.raises(Refused, match="is user 65534"):
