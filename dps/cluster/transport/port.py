@@ -37,6 +37,7 @@ NAME = "dps-port"
 CONNECT_SECONDS = 3.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a better way is looked for than the one that was found
+REST_SECONDS = 1.0  # after a connection could not be accepted, for want of descriptors
 BACKLOG = 128
 
 Kind = Literal["shared_memory", "stream"]
@@ -193,10 +194,21 @@ class Port:
         except OSError as error:
             if not isinstance(error, BlockingIOError | InterruptedError | ConnectionError):
                 _log.warning("a connection could not be accepted: %s", error)
+                self._rest(listener)
             return
         task = asyncio.ensure_future(self._welcome(sock))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
+
+    def _rest(self, listener: socket.socket) -> None:
+        """Accept nothing for a while: who waits stays there, and would be tried without end."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener.fileno())
+        loop.call_later(REST_SECONDS, self._go_on, listener)
+
+    def _go_on(self, listener: socket.socket) -> None:
+        if listener in self._listeners.values():
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     async def _welcome(self, sock: socket.socket) -> None:
         tls = self._called if self._address and _host_of(self._address())[0] == "tls" else None
@@ -306,6 +318,8 @@ class Port:
 
     def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
         self._connections.discard(connection)
+        # Nobody may ever ask for this peer again: one that has ended has no successor there.
+        self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
         address = self._peers.pop(connection, "")
         if no_memory:
             _log.warning("no shared memory with %s: %s", address or "a peer", why)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -203,6 +205,58 @@ def test_a_peer_that_closes_and_opens_again_is_reached_again() -> None:
                         continue
                     break
         assert {by for by, _ in caller.told} == {"shared_memory"}
+
+    carry_out(scenario)
+
+
+@pytest.mark.parametrize("wanted", ["shared_memory", "stream"])
+def test_nothing_is_kept_for_a_peer_that_is_gone(wanted: TransportChoice) -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller(wanted)
+        await caller.echo(peer, LARGE)
+        await caller.echo(peer)
+        assert caller.port._ways
+        peer.port.exit()
+        async with asyncio.timeout(SECONDS):
+            while caller.port._connections:
+                await asyncio.sleep(0.01)
+        assert not caller.port._ways
+        peer.port.enter()
+
+    carry_out(scenario)
+
+
+def test_who_cannot_be_accepted_for_want_of_descriptors_is_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And is not tried without end until then, with a line in the log each time."""
+
+    async def scenario(places: Places) -> None:
+        peer = await places.peer()
+        offer = await peer.port.offer("shared_memory")
+        assert offer is not None
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, limits[1]))
+            fill = []
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        fill.append(os.dup(sock.fileno()))
+                sock.connect("\0" + offer["name"])
+                async with asyncio.timeout(SECONDS):
+                    while "could not be accepted" not in caplog.text:
+                        await asyncio.sleep(0.01)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                for descriptor in fill:
+                    os.close(descriptor)
+            assert caplog.text.count("could not be accepted") < 10
+            async with asyncio.timeout(SECONDS):
+                assert await asyncio.get_running_loop().sock_recv(sock, 1)
 
     carry_out(scenario)
 
