@@ -56,7 +56,7 @@ class Lost(ConnectionError):
 
 
 class _Outgoing:
-    """A message that is being sent."""
+    """A message that is being sent: `begun` says that some of it may be on its way."""
 
     __slots__ = ("begun", "buffers", "descriptors")
 
@@ -66,7 +66,7 @@ class _Outgoing:
         self.begun = False
 
     def advance(self, sent: int) -> None:
-        self.begun, self.descriptors = True, ()
+        self.descriptors = ()
         while self.buffers and sent >= len(self.buffers[0]):
             sent -= len(self.buffers.pop(0))
         if sent:
@@ -168,12 +168,15 @@ class Connection:
         places: list[tuple[Held, int] | None] = [None] * len(frames)
         if self._pool is None:
             return places
-        to_copy = []
+        to_copy, lying = [], set()
         for index, frame in enumerate(frames):
             if frame.nbytes >= LARGE_BYTES:
-                places[index] = _place_of(frame)
-                if places[index] is None:
+                place = _place_of(frame)
+                if place is None or len(lying) == MOST_DESCRIPTORS - 1:  # one for the copies
                     to_copy.append(index)
+                else:
+                    places[index] = place
+                    lying.add(id(place[0]))
         if to_copy:
             arrays = [frames[index] for index in to_copy]
             try:
@@ -205,9 +208,9 @@ class Connection:
         """Begin to send a message; what can be sent at once is."""
         if self.lost:
             raise Lost("the connection is lost")
+        for frame in frames:
+            described(frame, INLINE, 0)  # what is refused must not have been lent in part
         new = self._loans.described(about, frames, places)
-        if len(new) > MOST_DESCRIPTORS:
-            raise Lost(f"{len(new)} segments in one message")
         inline = [
             flat(frame)
             for frame, place in zip(frames, places, strict=True)
@@ -228,6 +231,7 @@ class Connection:
         try:
             while self._queue and sent < BUDGET_BYTES:
                 message = self._queue[0]
+                message.begun = True  # TLS may have taken some of it though it says that it has not
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
                 message.advance(done)
@@ -278,7 +282,10 @@ class Connection:
         except OSError as error:
             self._lose(str(error))
             return
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except MemoryError as error:
+            self._lose(f"there is no memory here for what came: {error}")
+            return
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             self._lose(f"what came is no message of dps: {error!r}")
             return
         if self._line.has_more:

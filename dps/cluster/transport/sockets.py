@@ -22,6 +22,7 @@ from collections.abc import Sequence
 MAGIC = b"dps transport 2\n"
 NONCE_BYTES, PROOF_BYTES = 16, 32
 GREETING_SECONDS = 5.0
+ENCRYPT_BYTES = 1 << 20  # that TLS is given before others have their turn
 MOST_DESCRIPTORS = 64  # that one message brings
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -121,7 +122,7 @@ class TlsLine(Line):
     def send(self, buffers: Sequence[memoryview], descriptors: Sequence[int]) -> int:
         """Send as `Line` does; no descriptors."""
         try:
-            return self._tls.send(buffers[0])
+            return self._tls.send(buffers[0][:ENCRYPT_BYTES])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 

@@ -23,9 +23,12 @@ import pytest
 from dps.cluster.backends.tls import temporary
 from dps.cluster.transport import memory
 from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler, Lost
+from dps.cluster.transport.framing import Description, packed
+from dps.cluster.transport.framing import Kind as MessageKind
 from dps.cluster.transport.memory import Pool
 from dps.cluster.transport.sockets import (
     MAGIC,
+    MOST_DESCRIPTORS,
     NONCE_BYTES,
     PROOF_BYTES,
     Line,
@@ -226,6 +229,27 @@ def test_who_gives_up_half_way_may_change_what_it_was_sending(kind: str) -> None
             values[:] = 1
             await line.ask(np.zeros(1))
             assert all(not array.any() for array in came)
+
+    carry_out(scenario)
+
+
+def test_who_gives_up_what_tls_has_taken_leaves_the_connection_whole() -> None:
+    """TLS says that nothing was sent, and has encrypted some of it."""
+
+    async def scenario() -> None:
+        async with pair("tls") as line:
+            loop, descriptor = asyncio.get_running_loop(), line.there._line.sock.fileno()
+            loop.remove_reader(descriptor)
+            asking = []
+            while not line.here._writing:
+                asking.append(asyncio.ensure_future(line.ask(np.ones(1000))))
+                await asyncio.sleep(0)
+            asking[-1].cancel()
+            await asyncio.wait(asking[-1:])
+            loop.add_reader(descriptor, line.there._readable)
+            assert (await line.ask(np.ones(1)))[0][0] == 1
+            await asyncio.gather(*asking[:-1])
+            assert line.why == []
 
     carry_out(scenario)
 
@@ -497,6 +521,50 @@ def test_what_is_no_message_ends_the_connection_and_nothing_else() -> None:
                     await asyncio.sleep(0.01)
             assert "no message of dps" in why[0]
             lines[0].close()
+
+    carry_out(scenario)
+
+
+def test_what_there_is_no_memory_for_ends_the_connection() -> None:
+    async def scenario() -> None:
+        lines = await ends("unix")
+        why: list[str] = []
+        connection = Connection(lines[1], {}, None, lambda _, text, __: why.append(text))
+        about = Description("echo", "train", [("|u1", (1 << 60,), -1, 0)])
+        lines[0].send([memoryview(packed(MessageKind.REQUEST, 1, about))], ())
+        async with asyncio.timeout(SECONDS):
+            while not connection.lost:
+                await asyncio.sleep(0.01)
+        assert "no memory here" in why[0]
+        lines[0].close()
+
+    carry_out(scenario)
+
+
+def test_what_is_refused_leaves_nothing_on_loan() -> None:
+    async def scenario() -> None:
+        async with pair("memory") as line:
+            with pytest.raises(TypeError, match="object cannot cross"):
+                await line.ask(np.ones(LARGE), np.array([object()]))
+            assert not line.here._loans._lent
+            assert (await line.ask(np.ones(LARGE)))[0].sum() == LARGE
+
+    carry_out(scenario)
+
+
+def test_a_message_may_be_of_more_segments_than_it_can_bring() -> None:
+    async def scenario() -> None:
+        async with pair("memory") as line:
+            pool = line.pools[0]
+            assert pool is not None
+            frames = [pool.empty((LARGE,), np.dtype(np.uint8)) for _ in range(MOST_DESCRIPTORS + 5)]
+            for mark, frame in enumerate(frames):
+                frame[:] = mark
+                frame.flags.writeable = False
+            for _ in range(2):
+                back = await line.ask(*frames)
+                assert [frame[-1] for frame in back] == list(range(len(frames)))
+            assert line.why == []
 
     carry_out(scenario)
 
