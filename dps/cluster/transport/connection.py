@@ -168,7 +168,8 @@ class Connection:
         places: list[tuple[Held, int] | None] = [None] * len(frames)
         if self._pool is None:
             return places
-        to_copy, lying = [], set()
+        to_copy: list[int] = []
+        lying: set[int] = set()
         for index, frame in enumerate(frames):
             if frame.nbytes >= LARGE_BYTES:
                 place = _place_of(frame)

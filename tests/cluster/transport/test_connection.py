@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -12,8 +13,9 @@ import ssl
 import subprocess
 import sys
 import zlib
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -339,8 +341,9 @@ def test_what_was_lent_is_passed_on_from_the_same_memory() -> None:
                 assert len(first.pools[0] or ()) == 4
                 second.there.close()  # nobody can say now what the third still holds
                 await asyncio.sleep(0)
-                for _ in range(4):
-                    await first.ask(np.full(LARGE, 9), key="copied")
+                nines = np.full(LARGE, 9)
+                for _ in range(3):  # more at once than could do with memory that is free for sure
+                    await asyncio.gather(*(first.ask(nines, key="copied") for _ in range(8)))
                 assert [(frame == i).all() for i, frame in enumerate(kept)] == [True] * 4
                 kept.clear()
 
@@ -367,6 +370,67 @@ def test_what_is_on_loan_when_a_connection_is_lost_is_never_filled_again() -> No
         assert (kept == 1).all()
 
     carry_out(scenario)
+
+
+def test_memory_that_its_maker_gives_back_is_given_back_by_who_knows_it() -> None:
+    async def scenario() -> None:
+        async with pair("memory") as line:
+            pool, known = line.pools[0], line.there._loans._known
+            assert pool is not None
+            await line.ask(np.ones(LARGE))
+            assert len(known) == 1
+            pool.close()
+            async with asyncio.timeout(SECONDS):
+                while known:
+                    await asyncio.sleep(0.01)
+                    await line.ask()
+
+    carry_out(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_is_retired_still_gets_the_replies_that_it_waits_for(kind: str) -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def late(link: str, *frames: np.ndarray) -> Frames:
+            await go.wait()
+            return list(frames)
+
+        async with pair(kind, {"late": late}) as line:
+            asking = [asyncio.ensure_future(line.ask(np.ones(3), key="late")) for _ in range(2)]
+            await asyncio.sleep(0)
+            line.here.retire()
+            assert not line.here.lost
+            go.set()
+            assert [float(came.sum()) for (came,) in await asyncio.gather(*asking)] == [3.0, 3.0]
+            assert line.here.lost
+
+    carry_out(scenario)
+
+
+def test_who_is_sent_more_descriptors_than_it_has_room_for_knows() -> None:
+    mine, theirs = socket.socketpair()
+    mine.sendmsg([b"1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [0] * 3))])
+    mine.sendmsg([b"2"])
+    line, fill = Line(theirs), [os.dup(0)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fill[0] + 1, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                fill.append(os.dup(0))
+        os.close(fill.pop(0))
+        assert line.receive(memoryview(bytearray(1))) == 1
+        assert len(line.descriptors) < 3
+        assert line.receive(memoryview(bytearray(1))) == 1
+        assert line.truncated
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in fill:
+            os.close(descriptor)
+        line.close()
+        mine.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

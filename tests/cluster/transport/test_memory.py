@@ -87,6 +87,12 @@ def test_nobody_else_can_write_to_a_segment_nor_change_its_size() -> None:
         seen.flags.writeable = True
 
 
+def test_the_memory_of_a_segment_is_there_before_anybody_writes_to_it() -> None:
+    """Who writes to memory that is only promised is killed where there is none."""
+    made = module.create(8 * SMALLEST)
+    assert os.fstat(made.fd).st_blocks * 512 >= made.size
+
+
 def test_what_may_shrink_or_is_too_small_is_not_mapped() -> None:
     with nothing_left():
         unsealed = os.memfd_create("dps", os.MFD_ALLOW_SEALING)
