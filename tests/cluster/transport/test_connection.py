@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from dps.cluster.backends.tls import temporary
-from dps.cluster.transport import memory
+from dps.cluster.transport import connection, memory
 from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler, Lost
 from dps.cluster.transport.framing import Description, packed
 from dps.cluster.transport.framing import Kind as MessageKind
@@ -283,6 +283,26 @@ def test_the_end_of_a_loan_is_told_though_nothing_else_is_said() -> None:
             assert len(lent) == 1
             del came
             async with asyncio.timeout(SECONDS):
+                while lent:
+                    await asyncio.sleep(0.01)
+
+    carry_out(scenario)
+
+
+def test_the_end_of_a_loan_is_told_however_long_it_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "NEWS_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        async with pair("memory") as line:
+            (came,) = await line.ask(np.zeros(LARGE), key="copied")
+            first, lent = line.here._news, line.there._loans._lent
+            async with asyncio.timeout(SECONDS):
+                while line.here._news is first:
+                    await asyncio.sleep(0.01)
+                assert came.sum() == 0
+                del came
                 while lent:
                     await asyncio.sleep(0.01)
 
@@ -578,10 +598,10 @@ def test_what_is_no_message_ends_the_connection_and_nothing_else() -> None:
             def lost(_: Connection, text: str, __: bool, why: list[str] = why) -> None:
                 why.append(text)
 
-            connection = Connection(lines[1], {}, None, lost)
+            end = Connection(lines[1], {}, None, lost)
             lines[0].send([memoryview(garbage)], ())
             async with asyncio.timeout(SECONDS):
-                while not connection.lost:
+                while not end.lost:
                     await asyncio.sleep(0.01)
             assert "no message of dps" in why[0]
             lines[0].close()
@@ -593,11 +613,11 @@ def test_what_there_is_no_memory_for_ends_the_connection() -> None:
     async def scenario() -> None:
         lines = await ends("unix")
         why: list[str] = []
-        connection = Connection(lines[1], {}, None, lambda _, text, __: why.append(text))
+        end = Connection(lines[1], {}, None, lambda _, text, __: why.append(text))
         about = Description("echo", "train", [("|u1", (1 << 60,), -1, 0)])
         lines[0].send([memoryview(packed(MessageKind.REQUEST, 1, about))], ())
         async with asyncio.timeout(SECONDS):
-            while not connection.lost:
+            while not end.lost:
                 await asyncio.sleep(0.01)
         assert "no memory here" in why[0]
         lines[0].close()

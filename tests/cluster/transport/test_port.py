@@ -184,6 +184,8 @@ def test_what_did_not_work_is_tried_again_after_a_time(monkeypatch: pytest.Monke
                 while len(caller.told) == before:
                     await caller.echo(peer, LARGE)
         assert [by for by, _ in caller.told] == ["dask", "stream", "shared_memory"]
+        kept = [way.connection for way in caller.port._ways.values()]
+        assert caller.port._connections == set(kept) - {None}  # the stream is ended
 
     carry_out(scenario)
 
@@ -205,6 +207,22 @@ def test_a_peer_that_closes_and_opens_again_is_reached_again() -> None:
                         continue
                     break
         assert {by for by, _ in caller.told} == {"shared_memory"}
+
+    carry_out(scenario)
+
+
+def test_a_port_stays_open_until_its_last_user_has_left() -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        peer.port.enter()
+        caller.port.enter()
+        await caller.echo(peer, LARGE)
+        before = set(caller.port._connections)
+        peer.port.exit()
+        caller.port.exit()
+        await caller.echo(peer, LARGE)
+        assert caller.port._connections == before
+        assert await peer.port.offer("shared_memory") is not None
 
     carry_out(scenario)
 

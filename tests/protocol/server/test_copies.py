@@ -35,7 +35,7 @@ from dps.testing.worlds import Setting, in_world
 
 Array = np.ndarray
 
-SIZES = {"w": (3000, "float32"), "v": (41, "float64")}
+SIZES = {"w": (3000, "float32"), "v": (2041, "float64")}
 LAYOUT = Layout.of({name: np.zeros(n, dtype) for name, (n, dtype) in SIZES.items()}, 1)
 SHARD = LAYOUT.shards[0]
 READER = UpdateId("worker-0", 1, 0)
@@ -237,6 +237,33 @@ def test_a_list_of_indices_that_repeats_is_sent_once() -> None:
     assert sizes[1] == sizes[2] == 4 * 150 < sizes[0]
 
 
+def test_lists_that_repeat_and_others_are_told_apart() -> None:
+    random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.0)])
+    values = buffer_of(random)
+    pair.read(values)
+    for turn in range(4):
+        values = values.copy()
+        _part(values, "w")[::20] += 1  # the same entries each time
+        _part(values, "v")[turn::20] += 1
+        found = pair.read(values)
+        assert found is not None
+        assert found.tobytes() == values.tobytes()
+
+
+def test_what_nearly_everything_is_sent_around_stays() -> None:
+    """It is shorter then to send all than to say which, and all must be the weights."""
+    random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.5)])
+    values = buffer_of(random)
+    pair.read(values)
+    new = values.copy()
+    for name in SIZES:
+        _part(new, name)[1:] += 10
+        _part(new, name)[0] += 0.25
+    found = pair.read(new)
+    assert found is not None
+    assert furthest(new, found) <= 0.5
+
+
 def test_whoever_is_no_worker_gets_weights_as_they_are_and_nothing_is_kept_for_it() -> None:
     pair = Pair([dps.Quantise("int8")])
     values = buffer_of(np.random.default_rng(0))
@@ -263,7 +290,10 @@ def test_what_is_kept_for_workers_is_bounded_and_goes_when_they_leave(
         pair.asked(values, UpdateId(f"worker-{number}", 1, 0))
         assert pair.sent.nbytes <= 3 * SHARD.nbytes
     assert list(pair.sent._sent) == ["worker-2", "worker-3", "worker-4"]
-    for number in range(5):
+    pair.asked(values, UpdateId("worker-2", 1, 0))  # so it has read last
+    pair.asked(values, UpdateId("worker-5", 1, 0))
+    assert list(pair.sent._sent) == ["worker-4", "worker-2", "worker-5"]
+    for number in range(6):
         pair.sent.forget(f"worker-{number}")
     assert pair.sent.nbytes == 0
 
