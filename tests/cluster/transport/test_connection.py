@@ -429,6 +429,17 @@ def test_who_is_retired_still_gets_the_replies_that_it_waits_for(kind: str) -> N
     carry_out(scenario)
 
 
+def test_descriptors_that_nobody_takes_are_closed_with_their_line() -> None:
+    with nothing_left():
+        mine, theirs = socket.socketpair()
+        with mine:
+            mine.sendmsg([b"1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [0] * 3))])
+            line = Line(theirs)
+            assert line.receive(memoryview(bytearray(1))) == 1
+            assert len(line.descriptors) == 3
+            line.close()
+
+
 def test_who_is_sent_more_descriptors_than_it_has_room_for_knows() -> None:
     mine, theirs = socket.socketpair()
     mine.sendmsg([b"1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [0] * 3))])
