@@ -362,8 +362,9 @@ def test_what_was_lent_is_passed_on_from_the_same_memory() -> None:
                 second.there.close()  # nobody can say now what the third still holds
                 await asyncio.sleep(0)
                 nines = np.full(LARGE, 9)
-                for _ in range(3):  # more at once than could do with memory that is free for sure
-                    await asyncio.gather(*(first.ask(nines, key="copied") for _ in range(8)))
+                for several in (1, 1, 8):  # at last more than is free for sure
+                    asked = [first.ask(nines, key="copied") for _ in range(several)]
+                    await asyncio.gather(*asked)
                 assert [(frame == i).all() for i, frame in enumerate(kept)] == [True] * 4
                 kept.clear()
 
