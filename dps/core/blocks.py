@@ -16,12 +16,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from dps.core.flat import Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
+from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement import place
 from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]
+# A shard's part of some arrays, and which pieces of the shard it is; none: all of them.
+Gathered = tuple[np.ndarray, tuple[int, ...]]
 
 DTYPES = ("float64", "float32")  # widest first, so that every block in a buffer is aligned
 DEFAULT_BLOCK_BYTES = 1 << 18
@@ -253,19 +255,19 @@ class Layout:
                     f"array {name!r} holds NaN or infinity; nothing of this update was applied"
                 )
 
-    def gather(self, shard: int, arrays: Arrays) -> tuple[np.ndarray, tuple[int, ...]]:
+    def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
         """Return a shard's part of `arrays` as one byte buffer.
 
         Returns
         -------
         buffer
             uint8, the pieces one after the other. Where they lie like that in one array already,
-            it is a view of that array, or of flat arrays; else a copy.
+            it is a view of that array, or of flat arrays; else a copy, in what `empty` makes.
         pieces
             Which pieces, by index; empty when it is all of them.
         """
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
-            return arrays.gathered(shard), arrays.layout.shards[shard].pieces
+            return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
         layout = self.shards[shard]
         present = [i for i, p in enumerate(layout.pieces) if p.block.name in arrays]
         blocks = [layout.pieces[i].block for i in present]
@@ -273,7 +275,7 @@ class Layout:
         if _adjacent(blocks):
             flat = arrays[blocks[0].name].reshape(-1)
             return flat[blocks[0].start : blocks[-1].stop].view(np.uint8), chosen
-        buffer = np.empty(sum(block.nbytes for block in blocks), np.uint8)
+        buffer = empty((sum(block.nbytes for block in blocks),), "uint8")
         # Once per array: flattening copies an array that is not contiguous.
         flat_arrays = {name: arrays[name].reshape(-1) for name in {b.name for b in blocks}}
         at = 0

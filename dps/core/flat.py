@@ -7,10 +7,13 @@ shard holds everything, its buffer is theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
+# Makes an array of a shape and a dtype that is not filled.
+Empty = Callable[[tuple[int, ...], str], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,13 @@ class FlatArrays(Mapping[str, np.ndarray]):
         for array in (self.buffer, *self._arrays.values()):
             array.flags.writeable = False
 
-    def gathered(self, shard: int) -> np.ndarray:
+    def gathered(self, shard: int, empty: Empty) -> np.ndarray:
         """Return a shard's part as one uint8 buffer: a view if it is one stretch, else a copy."""
         part = self.layout.shards[shard]
         if len(part.extents) == 1:
             (only,) = part.extents
             return self.buffer[only.begin : only.begin + only.nbytes]
-        out = np.empty(part.nbytes, np.uint8)
+        out = empty((part.nbytes,), "uint8")
         for extent in part.extents:
             stretch = self.buffer[extent.begin : extent.begin + extent.nbytes]
             out[extent.packed : extent.packed + extent.nbytes] = stretch

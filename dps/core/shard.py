@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
+from dps.core.flat import Empty
 from dps.core.functions import Function, carried_out, changed_buffer
 from dps.core.rules.compensation import check_base, compensated
 from dps.core.rules.row_steps import check_rows, stepped_tables
@@ -27,8 +28,6 @@ CHUNK_BYTES = 1 << 20
 
 # Does a piece of work for each of some items, which do not depend on one another, in any order.
 Each = Callable[[Callable[[Any], None], Sequence[Any]], None]
-# Makes an array of a shape and a dtype that is not filled.
-Empty = Callable[[tuple[int, ...], str], np.ndarray]
 
 
 def in_turn(work: Callable[[Any], None], items: Sequence[Any]) -> None:

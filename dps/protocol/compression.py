@@ -21,9 +21,10 @@ from dps.core.filters.encoding import (
     taken_apart,
 )
 from dps.core.filters.filter import Filter
+from dps.core.flat import Empty
 from dps.core.rules.compensation import compensated
 from dps.core.rules.rule import UpdateRule
-from dps.core.shard import Each, Empty, ShardState, Step, apply, in_turn
+from dps.core.shard import Each, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol.durability import Durability

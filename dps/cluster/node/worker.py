@@ -434,7 +434,10 @@ class Worker:
             if own is arrays:
                 own.freeze()
                 del self._computing[names]
-        return self._begin(self._client.push(arrays, pull, rows, computed_on or self._given))
+        # Here, not on the event loop: that has to renew the worker's lease meanwhile.
+        gathered = self._client.gathered(arrays)
+        point = computed_on or self._given
+        return self._begin(self._client.push(arrays, pull, rows, point, gathered))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.weights(self._newest(pushed))

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.core.blocks import Arrays, Layout
+from dps.core.blocks import Arrays, Gathered, Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.outbox import Counts
 from dps.core.flat import FlatArrays, FlatLayout
@@ -35,6 +35,7 @@ from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
     DpsError,
     NotServing,
+    ShapeMismatch,
     TrainingStopped,
     TransportError,
     UpdatesLost,
@@ -46,6 +47,7 @@ from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.durability import WorkerContext, WorkerPart
+from dps.protocol.executor import INLINE_BYTES
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
 from dps.protocol.group import Group
 from dps.protocol.lease import RENEWALS, repeat_forever
@@ -243,6 +245,7 @@ class Client:
         pull: bool = False,
         rows: Gradients = MappingProxyType({}),
         computed_on: ReadPoint | None = None,
+        gathered: Callable[[int], Gathered] | None = None,
     ) -> int:
         """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
 
@@ -251,7 +254,8 @@ class Client:
         now. With `pull`, the weights are read in the same round trip and then found by `weights`. A
         worker that was not heard of for a lease or more may find its gradients refused as too
         stale; they are dropped and counted, and it takes part again. So are those that it computed
-        from what it read before it entered again. Returns the number of the update.
+        from what it read before it entered again. `gathered` returns a shard's part of `gradients`,
+        if those were taken apart before. Returns the number of the update.
 
         Raises
         ------
@@ -279,7 +283,8 @@ class Client:
         if self._is_gated and read_as - {self.incarnation}:
             await self._push_nothing(operation.id, touched, pull)
             return operation.id.seq
-        filtered = self._encoder.operations(operation, gradients, dense, point)
+        parts = gathered or partial(layout.gather, arrays=gradients)
+        filtered = self._encoder.operations(operation, parts, dense, point)
 
         def made(shard: int) -> Operation:
             op = based[shard](filtered(shard) if shard in dense else operation)
@@ -492,6 +497,24 @@ class Client:
         """Write the weights that were read last by `point` into flat arrays. Thread-safe."""
         buffers = {s: r.weights.values for s, r in enumerate(point.shards) if r.weights is not None}
         self._group.layout.scatter_into(buffers, out)
+
+    def gathered(self, gradients: Arrays) -> Callable[[int], Gathered] | None:
+        """Take large gradients apart, which takes a while. Thread-safe.
+
+        None: they are small, or do not fit, which `push` says.
+        """
+        layout = self._group.layout
+        try:
+            layout.check(gradients, values=False)
+        except ShapeMismatch:
+            return None
+        if sum(array.nbytes for array in gradients.values()) < INLINE_BYTES:
+            return None
+        shards, empty = layout.shards_of(gradients), self._transport.empty
+        parts = {s: layout.gather(s, gradients, empty) for s in shards}
+        for buffer, _ in parts.values():
+            buffer.flags.writeable = False  # so that it can be sent as it lies
+        return parts.__getitem__
 
     def empty(self, flat: FlatLayout) -> FlatArrays:
         """Return flat arrays to compute gradients into, not filled. Thread-safe."""

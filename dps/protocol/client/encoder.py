@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dps.core.blocks import Arrays
+from dps.core.blocks import Gathered
 from dps.core.filters.outbox import Counts, Outbox, Prepared
 from dps.core.rules.rule import needs_base
 from dps.core.updates import Operation
@@ -60,11 +60,16 @@ class Encoder:
         return bool(self._outboxes)
 
     def operations(
-        self, operation: Operation, gradients: Arrays, shards: Sequence[int], point: ReadPoint
+        self,
+        operation: Operation,
+        gathered: Callable[[int], Gathered],
+        shards: Sequence[int],
+        point: ReadPoint,
     ) -> Callable[[int], Operation]:
         """Return what makes the operation for each of the shards; any number of times the same.
 
-        The gradients were computed from what was read by `point`.
+        `gathered` returns a shard's part of the gradients, which were computed from what was read
+        by `point`.
 
         Raises
         ------
@@ -73,7 +78,7 @@ class Encoder:
         """
 
         def plain(shard: int) -> Operation:
-            gradient, pieces = self._layout.gather(shard, gradients)
+            gradient, pieces = gathered(shard)
             return replace(operation, gradient=gradient, pieces=pieces)
 
         if not self.filters:

@@ -14,6 +14,7 @@ from dps import Worker
 from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.memory import Held, held_by
 from dps.errors import ShapeMismatch
+from dps.protocol.executor import INLINE_BYTES
 from tests.cluster.node.test_pipeline import HOLD
 from tests.support.training import COUNTING, counts, ones, params, patient_server, results
 
@@ -146,3 +147,24 @@ def test_what_can_be_read_as_an_array_is_taken_and_else_refused(plain: Client) -
         assert "it is on another device" in told
         assert "dps.torch.attach" in told
         assert counts(ps) == [1]
+
+
+def push_large_arrays(worker: Worker) -> list[bool]:
+    """Push arrays that have to be put together, and write over them before they are acked."""
+    weights = worker.pull()
+    gradients = {name: np.full_like(array, -1.0) for name, array in weights.items()}
+    under_way = worker.push_async(gradients)
+    for array in gradients.values():
+        array[:] = np.nan
+    under_way.wait()
+    return [bool((array == 1.0).all()) for array in worker.pull().values()]
+
+
+@pytest.mark.parametrize("transport", ["auto", "dask"])
+def test_large_arrays_are_put_together_before_the_push_returns(
+    plain: Client, transport: Any
+) -> None:
+    large = {name: np.zeros(INLINE_BYTES // 4, np.float32) for name in ("a", "b", "c")}
+    choices: dict[str, Any] = {"optimizer": COUNTING, "transport": transport}
+    with patient_server(plain, large, **choices) as ps:
+        assert results(ps.run(push_large_arrays)) == [[True] * 3]
