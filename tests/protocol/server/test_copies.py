@@ -253,7 +253,7 @@ def test_lists_that_repeat_and_others_are_told_apart() -> None:
 def test_what_nearly_everything_is_sent_around_stays() -> None:
     """It is shorter then to send all than to say which, and all must be the weights."""
     random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.5)])
-    values = buffer_of(random)
+    values = buffer_of(random, 100.0)
     pair.read(values)
     new = values.copy()
     for name in SIZES:
