@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 
@@ -53,7 +53,13 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
     arrays
         Of all parameters that are trained, by their names in `state_dict`: float64 as they are, all
         others float32. They are copies.
+
+    Raises
+    ------
+    ConfigurationError
+        `buffers` is neither "kept" nor "averaged".
     """
+    _check_buffers(buffers)
     named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
     return {name: _array(tensor).copy() for name, tensor in named.items()}
 
@@ -114,8 +120,9 @@ def attach(
     Raises
     ------
     ConfigurationError
-        The parameter server has other parameters, the consistency model does not allow `ahead`, or
-        the module is on several devices, or on one of another kind.
+        The parameter server has other parameters, the consistency model does not allow `ahead`,
+        the module is on several devices, or on one of another kind, or another argument is nothing
+        of what it may be.
     """
     return Replica(worker, module, ahead, clip_norm, buffers, average_every)
 
@@ -140,6 +147,7 @@ class Replica:
         buffers: Buffers,
         average_every: int,
     ) -> None:
+        _check_buffers(buffers)
         trained = _trained(module)
         self.module = module
         self._worker = worker
@@ -384,6 +392,14 @@ def _device_of(trained: Mapping[str, Tensor]) -> Any:
             "CUDA device"
         )
     return devices.pop()
+
+
+def _check_buffers(buffers: Any) -> None:
+    expected = get_args(Buffers)
+    if buffers not in expected:
+        raise ConfigurationError(
+            f"buffers={buffers!r}, expected {' or '.join(map(repr, expected))}"
+        )
 
 
 def _check(worker: Worker, tensors: Mapping[str, Tensor]) -> None:

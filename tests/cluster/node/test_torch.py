@@ -287,6 +287,20 @@ def test_a_module_that_does_not_fit_is_refused(
         results(ps.run(partial(attach, make, choices)))
 
 
+@pytest.mark.parametrize("buffers", ["avg", "average", True, None])
+def test_buffers_that_are_neither_kept_nor_averaged_are_refused(
+    plain: Client, buffers: Any
+) -> None:
+    text = rf"^buffers={buffers!r}, expected 'kept' or 'averaged'$"
+    with pytest.raises(ConfigurationError, match=text):
+        dps.torch.parameters(module(), buffers)
+    with (
+        ParameterServer(plain, dps.torch.parameters(module())) as ps,
+        pytest.raises(ConfigurationError, match=text),
+    ):
+        results(ps.run(partial(attach, module, {"buffers": buffers})))
+
+
 def test_torch_is_imported_only_for_it() -> None:
     code = "import sys, dps; dps.Pipeline; assert 'torch' not in sys.modules; dps.torch.attach"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
