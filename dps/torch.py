@@ -18,8 +18,10 @@ from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
 from dps.core.averaging import AVERAGE, average
 from dps.core.blocks import Arrays
+from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.functions import Function
+from dps.core.ranges import argument_above_zero, whole_argument
 from dps.errors import ConfigurationError
 
 try:
@@ -147,7 +149,11 @@ class Replica:
         buffers: Buffers,
         average_every: int,
     ) -> None:
+        check_ahead(worker.consistency, ahead)
+        if clip_norm is not None:
+            argument_above_zero("clip_norm", clip_norm)
         _check_buffers(buffers)
+        whole_argument("average_every", average_every, 1, "whole steps")
         trained = _trained(module)
         self.module = module
         self._worker = worker

@@ -15,7 +15,9 @@ import numpy as np
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
 from dps.core.blocks import Arrays
+from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays
+from dps.core.ranges import argument_above_zero
 from dps.errors import ConfigurationError, ShapeMismatch
 
 Tree = Any  # an array, or a dict, list, tuple or named tuple of trees; None is a tree of nothing
@@ -76,7 +78,8 @@ def attach(
     Raises
     ------
     ConfigurationError
-        The parameter server has other parameters, or the consistency model does not allow `ahead`.
+        The parameter server has other parameters, the consistency model does not allow `ahead`, or
+        `clip_norm` is no number above 0.
     """
     return Replica(worker, like, ahead, clip_norm)
 
@@ -93,6 +96,9 @@ class Replica:
     """
 
     def __init__(self, worker: Worker, like: Tree, ahead: int, clip_norm: float | None) -> None:
+        check_ahead(worker.consistency, ahead)
+        if clip_norm is not None:
+            argument_above_zero("clip_norm", clip_norm)
         self._names = tuple(path for path, _ in _leaves(like))
         _check(worker, parameters(like))
         self._worker = worker

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dps.core.ranges import whole_argument
 from dps.errors import ConfigurationError
 
 
@@ -56,10 +57,9 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
     Raises
     ------
     ConfigurationError
-        It is negative, or the consistency model has a worker read again before.
+        It is negative, no whole number, or the consistency model has a worker read again before.
     """
-    if ahead < 0:
-        raise ConfigurationError(f"ahead={ahead}, expected 0 or more updates")
+    whole_argument("ahead", ahead, 0, "whole updates")
     if isinstance(consistency, ASP):
         return
     bound = consistency.tau if isinstance(consistency, SSP) else 0

@@ -62,6 +62,20 @@ def seed(owner: object, field: str) -> None:
     object.__setattr__(owner, field, number)
 
 
+def argument_above_zero(name: str, value: Any) -> None:
+    """Refuse an argument that is not above 0, infinite or no number, as truth values are."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 < float(value) < math.inf:
+        raise ConfigurationError(f"{name}={value!r}, expected a number above 0")
+
+
+def whole_argument(name: str, value: Any, least: int, of: str) -> None:
+    """Refuse an argument that is no whole number from `least` on; `of` says what it counts."""
+    number = whole(value)
+    if number is None or number < least:
+        raise ConfigurationError(f"{name}={value!r}, expected {least} or more {of}")
+
+
 def _require(owner: object, field: str, holds: Callable[[float], bool], expected: str) -> None:
     value = getattr(owner, field)
     if not isinstance(value, Real) or not holds(float(value)):

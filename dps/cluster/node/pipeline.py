@@ -43,7 +43,8 @@ class Pipeline:
     Raises
     ------
     ConfigurationError
-        `ahead` is negative, or more than the consistency model allows: 0 under BSP, tau under SSP.
+        `ahead` is negative, no whole number, or more than the consistency model allows: 0 under
+        BSP, tau under SSP.
     """
 
     def __init__(self, worker: Worker, ahead: int = 1, into: FlatArrays | None = None) -> None:

@@ -14,7 +14,7 @@ import pytest
 from distributed import Client
 
 import dps
-from dps import BSP, SSP, DelayCompensated, Part, Pipeline, Worker
+from dps import ASP, BSP, SSP, DelayCompensated, Part, Pipeline, Worker
 from dps.errors import ConfigurationError, NonFiniteGradient
 from dps.events import Applied
 from tests.support.training import (
@@ -179,11 +179,14 @@ def test_ssp_bounds_what_a_worker_ahead_computes_on(plain: Client) -> None:
     [
         (BSP(), 1, r"ahead=1, but under BSP\(\) a worker may compute 0 more gradients than one"),
         (SSP(1), 2, r"expected ahead=1 at most, or SSP\(tau=2\)"),
-        (SSP(1), -1, "ahead=-1, expected 0 or more updates"),
+        (SSP(1), -1, "^ahead=-1, expected 0 or more whole updates$"),
+        (ASP(), 1.5, "^ahead=1.5, expected 0 or more whole updates$"),
+        (ASP(), True, "^ahead=True, expected 0 or more whole updates$"),
+        (ASP(), "1", "^ahead='1', expected 0 or more whole updates$"),
     ],
 )
 def test_what_the_consistency_model_forbids_is_refused(
-    plain: Client, consistency: Any, ahead: int, text: str
+    plain: Client, consistency: Any, ahead: Any, text: str
 ) -> None:
     def train(worker: Worker) -> None:
         Pipeline(worker, ahead)

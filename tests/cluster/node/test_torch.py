@@ -301,6 +301,31 @@ def test_buffers_that_are_neither_kept_nor_averaged_are_refused(
         results(ps.run(partial(attach, module, {"buffers": buffers})))
 
 
+def attach_in_vain(choices: Mapping[str, Any], worker: Worker) -> tuple[str, bool]:
+    """Return what was said of wrong arguments, and whether the module kept its memory."""
+    made = module()
+    before = [parameter.data_ptr() for parameter in made.parameters()]
+    with pytest.raises(ConfigurationError) as caught:
+        dps.torch.attach(worker, made, **choices)
+    return str(caught.value), before == [parameter.data_ptr() for parameter in made.parameters()]
+
+
+WRONG = {
+    "ahead": ((-1, 1.5, True, "1", None), "0 or more whole updates"),
+    "clip_norm": ((0, -1.0, float("nan"), float("inf"), True, "1"), "a number above 0"),
+    "average_every": ((0, -1, 2.5, True, "1", None), "1 or more whole steps"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_refused_before_the_module_is_changed(plain: Client, name: str) -> None:
+    values, expected = WRONG[name]
+    with ParameterServer(plain, dps.torch.parameters(module())) as ps:
+        for value in values:
+            (told,) = results(ps.run(partial(attach_in_vain, {name: value})))
+            assert told == (f"{name}={value!r}, expected {expected}", True)
+
+
 def test_torch_is_imported_only_for_it() -> None:
     code = "import sys, dps; dps.Pipeline; assert 'torch' not in sys.modules; dps.torch.attach"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -135,3 +135,22 @@ def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
     assert "only the gradients have 'more'" in told[1]
     assert "the gradient of 'z/a' is [2], expected []" in told[2]
     assert "the tree has 'z', float64[3], and the parameter server nothing of that path" in told[3]
+
+
+def attach_with(choices: dict[str, Any], worker: Worker) -> None:
+    dps.tree.attach(worker, tree(), **choices)
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"ahead": 1.5}, "^ahead=1.5, expected 0 or more whole updates$"),
+        ({"clip_norm": 0.0}, "^clip_norm=0.0, expected a number above 0$"),
+    ],
+)
+def test_a_wrong_argument_is_refused(plain: Client, choices: dict[str, Any], text: str) -> None:
+    with (
+        ParameterServer(plain, dps.tree.parameters(tree())) as ps,
+        pytest.raises(ConfigurationError, match=text),
+    ):
+        results(ps.run(partial(attach_with, choices)))
