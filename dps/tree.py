@@ -37,13 +37,14 @@ def parameters(tree: Tree) -> dict[str, np.ndarray]:
     Raises
     ------
     ConfigurationError
-        A leaf is no array, or two have the same path.
+        A leaf is no array, or not of floats, or two have the same path.
     """
     found: dict[str, np.ndarray] = {}
     for path, leaf in _leaves(tree):
         if path in found:
             raise ConfigurationError(f"two arrays of the tree have the path {path!r}")
         array = _array(path, leaf)
+        _require_floats(path, array.dtype, array.shape)
         found[path] = np.array(array, _dtype(array), order="C")
     return found
 
@@ -53,6 +54,11 @@ def restored(like: Tree, arrays: Arrays) -> Tree:
 
     Arrays have the dtype of the leaf whose place they take, and are views of those given where they
     have it already.
+
+    Raises
+    ------
+    ConfigurationError
+        A leaf is not of floats.
     """
     return _built(like, arrays, "")
 
@@ -173,6 +179,7 @@ def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
     parts = _parts(like)
     if parts is None:
         found, dtype = arrays[path], np.dtype(getattr(like, "dtype", np.float64))
+        _require_floats(path, dtype, found.shape)
         return found if found.dtype == dtype else found.astype(dtype)
     built = [
         _built(part, arrays, f"{path}/{name}" if path else name) for name, part in parts.items()
@@ -194,6 +201,15 @@ def _array(path: str, leaf: Any) -> np.ndarray:
             f"{path!r} of the tree is {type(leaf).__name__}, expected an array"
         )
     return array
+
+
+def _require_floats(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Refuse what weights could not be restored as: they would be truncated."""
+    if "float" not in dtype.name:  # by name, as bfloat16 and its like are no kind of numpy's
+        raise ConfigurationError(
+            f"{path!r} of the tree is {dtype}{list(shape)}, expected floats; convert with astype, "
+            "such as to float32"
+        )
 
 
 def _dtype(array: np.ndarray) -> str:

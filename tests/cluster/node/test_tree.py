@@ -77,6 +77,16 @@ def test_a_tree_is_named_by_paths_and_put_together_again() -> None:
         dps.tree.parameters({"a": ["text"]})
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "complex64"])
+def test_leaves_that_are_no_floats_are_refused(dtype: str) -> None:
+    wrong = {"a": [np.zeros((2, 3), dtype)]}
+    text = rf"^'a/0' of the tree is {dtype}\[2, 3\], expected floats; convert with astype"
+    with pytest.raises(ConfigurationError, match=text):
+        dps.tree.parameters(wrong)
+    with pytest.raises(ConfigurationError, match=text):
+        dps.tree.restored(wrong, {"a/0": np.full((2, 3), 0.5)})
+
+
 def train(ahead: int, worker: Worker) -> list[float]:
     """Push gradients that are changed at once; the sum of all is what the weights come to."""
     with dps.tree.attach(worker, tree(), ahead=ahead) as replica:
