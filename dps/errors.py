@@ -79,7 +79,10 @@ class MailboxClosed(DpsError):
 
 
 class GroupClosed(DpsError):
-    """The parameter server was closed; nothing can be pushed to it or pulled from it any more."""
+    """The parameter server was closed; nothing can be pushed to it or pulled from it any more.
+
+    Or a pipeline, or what was attached, was: nothing can be pushed by it, but by another one.
+    """
 
 
 class TrainingStopped(DpsError):

@@ -179,8 +179,9 @@ class Replica:
 
         The gradients are None afterwards, as after `zero_grad`. A parameter without any counts as
         one whose gradient is zero. Waits for the server while more than `ahead` updates are under
-        way. Errors are those of `dps.Worker.push`.
+        way. Errors are those of `dps.Worker.push`, and `GroupClosed` after `close`.
         """
+        self._pipeline.require_open()
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._tensors, self._clip_norm)
         gradients = self._memory.collected([tensor.grad for tensor in self._tensors])
@@ -191,20 +192,29 @@ class Replica:
         if self._worker.read_point is not before:
             self._memory.load()
         self._steps += 1
-        if self._averaged and self._steps % self._average_every == 0:
+        if self._steps % self._average_every == 0:
             self._average()
 
     def drain(self) -> None:
-        """Wait for all that is under way, and take the weights after it."""
+        """Wait for all that is under way, and take the weights after it; if closed, do nothing."""
+        if not self._pipeline.is_open:
+            return
         self._memory.settle()
         self._pipeline.drain()
         self._memory.load()
 
     def close(self) -> None:
-        """Wait for all that is under way; average the buffers a last time, if they are averaged."""
-        self.drain()
-        if self._averaged:
-            self._average()
+        """Wait for all that is under way; average the buffers a last time, if they are averaged.
+
+        Afterwards the module is one's own, and nothing is sent: `step` and `load_state_dict` raise
+        `GroupClosed`.
+        """
+        try:
+            if self._pipeline.is_open:
+                self.drain()
+                self._average()
+        finally:
+            self._pipeline.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's `state_dict`, as copies, after all that is under way."""
@@ -217,6 +227,7 @@ class Replica:
         For a server with `functions=dps.torch.FUNCTIONS`. What other workers push meanwhile is
         applied before or after; slots of the update rule, such as momentum, stay as they are.
         """
+        self._pipeline.require_open()
         self.drain()
         self.module.load_state_dict(state)
         new = {name: _array(tensor) for name, tensor in _trained(self.module).items()}
@@ -226,6 +237,8 @@ class Replica:
         self._memory.load()
 
     def _average(self) -> None:
+        if not self._averaged:
+            return
         mine = {name: _array(tensor) for name, tensor in self._averaged.items()}
         for shard in self._worker.apply(AVERAGE, mine, 1 / self._worker.workers):
             for name, (spans, values) in shard.items():
@@ -249,9 +262,10 @@ class Replica:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it, unless something has failed."""
+        """Close it; if something has failed, without waiting for what is under way."""
         if kind is None:
             self.close()
+        self._pipeline.__exit__(kind, error, trace)
 
 
 # -- memory ----------------------------------------------------------------------------------------

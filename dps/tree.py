@@ -123,7 +123,10 @@ class Replica:
         ------
         ShapeMismatch
             They have another structure, or other shapes, than the weights.
+        GroupClosed
+            After `close`; nothing was sent.
         """
+        self._pipeline.require_open()
         arrays = self._worker.gradients(self._names)
         _write(arrays, gradients)
         if self._clip_norm is not None:
@@ -132,8 +135,8 @@ class Replica:
         return self.weights
 
     def close(self) -> Tree:
-        """Wait for all that is under way; return the weights after it."""
-        self.weights = restored(self._like, self._pipeline.drain())
+        """Take no more gradients; return the weights after all that is under way."""
+        self.weights = restored(self._like, self._pipeline.close())
         return self.weights
 
     def __enter__(self) -> Self:
@@ -146,9 +149,10 @@ class Replica:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it, unless something has failed."""
+        """Close it; if something has failed, without waiting for what is under way."""
         if kind is None:
             self.close()
+        self._pipeline.__exit__(kind, error, trace)
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,13 +16,14 @@ from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays
 from dps.core.tables.key_routing import Gradients
+from dps.errors import GroupClosed
 
 
 class Pipeline:
     """Keeps at most `ahead` updates under way, in order, while the worker computes the next.
 
-    With 0 it is `worker.push_pull` in a loop. Used in a `with` statement, it waits at the end for
-    all that is under way. Not thread-safe: for one training function, as its worker.
+    With 0 it is `worker.push_pull` in a loop. Used in a `with` statement, it is closed at the end.
+    Not thread-safe: for one training function, as its worker.
 
     Parameters
     ----------
@@ -53,6 +54,7 @@ class Pipeline:
         self._ahead = ahead
         self._into = into
         self._under_way: deque[Handle[Any]] = deque()
+        self._open = True
         self.weights: Arrays = into if into is not None else worker.pull()
         if into is not None:
             worker.pull_into(into)
@@ -68,7 +70,10 @@ class Pipeline:
         ------
         DpsError
             What `Worker.push_pull` raises, of this update or of the first that failed before.
+        GroupClosed
+            This pipeline was closed; nothing was sent.
         """
+        self.require_open()
         self._under_way.append(self._sent(gradients, rows))
         while self._under_way and (len(self._under_way) > self._room or self._under_way[0].done()):
             self._take_oldest()
@@ -79,6 +84,24 @@ class Pipeline:
         while self._under_way:
             self._take_oldest()
         return self.weights
+
+    def close(self) -> Arrays:
+        """Take no more gradients, and `drain`."""
+        self._open = False
+        return self.drain()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither closed nor its `with` block left."""
+        return self._open
+
+    def require_open(self) -> None:
+        """Raise `GroupClosed` unless it is open."""
+        if not self._open:
+            raise GroupClosed(
+                "nothing is sent after close() or the end of the `with` block; attach again, or "
+                "make another Pipeline"
+            )
 
     @property
     def _room(self) -> int:
@@ -109,6 +132,7 @@ class Pipeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for all that is under way, unless something has failed."""
+        """Close it; if something has failed, without waiting for what is under way."""
+        self._open = False
         if kind is None:
             self.drain()

@@ -15,7 +15,7 @@ from distributed import Client
 
 import dps
 from dps import ASP, BSP, SSP, DelayCompensated, Part, Pipeline, Worker
-from dps.errors import ConfigurationError, NonFiniteGradient
+from dps.errors import ConfigurationError, GroupClosed, NonFiniteGradient
 from dps.events import Applied
 from tests.support.training import (
     COUNTING,
@@ -219,3 +219,26 @@ def test_the_first_error_is_raised_and_what_is_good_is_applied(plain: Client) ->
         (left,) = results(ps.run(push_a_bad_one))
         assert left in (1.0, 2.0)  # the third may have been sent before the second was refused
         assert counts(ps) == [left] * 2
+
+
+def push_when_closed(worker: Worker) -> float:
+    """Push once, and after each way to close a pipeline; return what all came to."""
+    gradients = ones(worker.pull())
+    with Pipeline(worker, 1) as left:
+        left.push_pull(gradients)
+    with pytest.raises(ZeroDivisionError), Pipeline(worker, 1) as failed:
+        raise ZeroDivisionError
+    closed = Pipeline(worker, 1)
+    closed.close()
+    for pipeline in (left, failed, closed):
+        with pytest.raises(GroupClosed, match="make another Pipeline"):
+            pipeline.push_pull(gradients)
+        pipeline.drain()
+        pipeline.close()
+    return float(worker.pull()["w"][0])
+
+
+def test_a_closed_pipeline_sends_nothing(plain: Client) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        assert results(ps.run(push_when_closed)) == [1.0]
+        assert counts(ps) == [1]

@@ -14,7 +14,7 @@ from distributed import Client
 
 import dps
 from dps import SGD, Momentum, ParameterServer, Worker
-from dps.errors import ConfigurationError, ShapeMismatch
+from dps.errors import ConfigurationError, GroupClosed, ShapeMismatch
 from tests.cluster.node.test_pipeline import staleness
 from tests.support.needs_torch import needs_torch
 from tests.support.training import Events, results
@@ -233,6 +233,47 @@ def test_states_are_saved_and_loaded(plain: Client) -> None:
     assert not np.array_equal(weights["0.weight"], start["0.weight"])
     with pytest.raises(ConfigurationError, match="'x' is nothing of this module's"):
         dps.torch.state_dict(module(), {"x": np.zeros(1)})
+
+
+def use_when_closed(worker: Worker) -> list[np.ndarray]:
+    """Return the weights at the end of the block, and what state_dict says after attempts to go on.
+
+    Meanwhile the module is somebody else's.
+    """
+    made = module(norm=True)
+    with dps.torch.attach(worker, made, buffers="averaged") as replica:
+        backward(made, 0)
+        replica.step()
+    last, gradient = arrays(made)["0.weight"], made[0].weight
+    backward(made, 1)
+    for send in (replica.step, lambda: replica.load_state_dict(module(norm=True).state_dict())):
+        with pytest.raises(GroupClosed, match="attach again"):
+            send()
+    assert gradient.grad is not None
+    gradient.detach().fill_(7.0)
+    replica.close()
+    return [last, replica.state_dict()["0.weight"].numpy()]
+
+
+def test_a_closed_replica_sends_nothing_and_leaves_the_module_alone(plain: Client) -> None:
+    start = dps.torch.parameters(module(norm=True), "averaged")
+    choices: dict[str, Any] = {"optimizer": SGD(RATE), "functions": dps.torch.FUNCTIONS}
+    with ParameterServer(plain, start, **choices) as ps:
+        ((last, found),) = results(ps.run(use_when_closed))
+        np.testing.assert_array_equal(ps.pull()["0.weight"], last)
+    assert (found == 7.0).all()
+
+
+def fail_and_go_on(worker: Worker) -> None:
+    with pytest.raises(ZeroDivisionError), dps.torch.attach(worker, module()) as replica:
+        raise ZeroDivisionError
+    with pytest.raises(GroupClosed):
+        replica.step()
+
+
+def test_a_replica_is_closed_by_an_error_as_well(plain: Client) -> None:
+    with ParameterServer(plain, dps.torch.parameters(module())) as ps:
+        results(ps.run(fail_and_go_on))
 
 
 # -- what is taken as it is, and what is refused ---------------------------------------------------

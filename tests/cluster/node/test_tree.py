@@ -11,7 +11,7 @@ from distributed import Client
 
 import dps
 from dps import SGD, ParameterServer, Worker
-from dps.errors import ConfigurationError, ShapeMismatch
+from dps.errors import ConfigurationError, GroupClosed, ShapeMismatch
 from tests.support.training import results
 
 pytestmark = pytest.mark.cluster
@@ -164,3 +164,22 @@ def test_a_wrong_argument_is_refused(plain: Client, choices: dict[str, Any], tex
         pytest.raises(ConfigurationError, match=text),
     ):
         results(ps.run(partial(attach_with, choices)))
+
+
+def step_when_closed(worker: Worker) -> float:
+    with dps.tree.attach(worker, tree()) as left:
+        left.step(tree(-1.0))
+    with pytest.raises(ZeroDivisionError), dps.tree.attach(worker, tree()) as failed:
+        raise ZeroDivisionError
+    closed = dps.tree.attach(worker, tree())
+    closed.close()
+    for replica in (left, failed, closed):
+        with pytest.raises(GroupClosed, match="attach again"):
+            replica.step(tree(-1.0))
+    return float(closed.close()["scale"][0])
+
+
+def test_a_closed_replica_sends_nothing(plain: Client) -> None:
+    with ParameterServer(plain, dps.tree.parameters(tree()), optimizer=SGD(1.0)) as ps:
+        assert results(ps.run(step_when_closed)) == [1.0]
+        assert all((array == 1.0).all() for array in ps.pull().values())
