@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dps.core.averaging import AVERAGE
 from dps.core.functions import Function
 from dps.errors import ConfigurationError, FunctionFailed
 
@@ -23,6 +24,12 @@ def known_function(functions: Mapping[str, Function], name: str) -> str:
     """Return the name of a function; raises `ConfigurationError` if there is none of that name."""
     if name in functions:
         return name
+    if name == AVERAGE:
+        raise ConfigurationError(
+            f"there is no function {name!r}, which averaged buffers and load_state_dict need; give "
+            "ParameterServer(functions=dps.torch.FUNCTIONS), or with others of your own, "
+            "functions={**dps.torch.FUNCTIONS, name: function}"
+        )
     near = difflib.get_close_matches(str(name), functions, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     known = ", ".join(functions) or "none; give ParameterServer(functions={name: function})"

@@ -205,6 +205,16 @@ def test_the_average_of_one_is_its_own(plain: Client) -> None:
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("functions", [{}, {"dps.averages": len}])
+def test_who_forgets_the_functions_is_told_which_they_are(plain: Client, functions: Any) -> None:
+    start = dps.torch.parameters(module(norm=True), "averaged")
+    with (
+        ParameterServer(plain, start, functions=functions) as ps,
+        pytest.raises(ConfigurationError, match=r"\(functions=dps\.torch\.FUNCTIONS\)"),
+    ):
+        results(ps.run(alone))
+
+
 def save_and_load(worker: Worker) -> float:
     """Go back to the state after the first step; return how far the weights are from it then."""
     made = module()
