@@ -28,8 +28,8 @@ try:
     import torch
 except ImportError as error:
     raise ImportError(
-        "dps.torch needs torch, which is not installed: `make torch` in a clone, or "
-        "pip install 'dps[torch]'"
+        "dps.torch needs torch, which is not installed: in a clone of dps, `make torch` "
+        "or pip install '.[torch]'"
     ) from error
 
 Module = Any  # an `nn.Module`

@@ -210,7 +210,8 @@ def _multiple(found: Measured, name: str, other: str) -> str:
 
 def _absent(peer: str) -> str:
     _, extra = NEEDS[peer]
-    return f"{peer}: not installed; pip install 'dps[{extra}]' has it measured as well"
+    cure = f"in a clone of dps, pip install '.[{extra}]' has it measured as well"
+    return f"{peer}: not installed; {cure}"
 
 
 def verdicts(found: Sequence[Measured], targets: Sequence[Target] = TARGETS) -> str:

@@ -78,8 +78,8 @@ def _versions() -> Iterator[Finding]:
     except PackageNotFoundError:
         yield Finding(
             "torch",
-            "not installed; only the workloads torch and cnn need it: `make torch` in a clone, or "
-            "pip install '.[torch]'",
+            "not installed; only the workloads torch and cnn need it: in a clone of dps, "
+            "`make torch` or pip install '.[torch]'",
         )
 
 

@@ -70,8 +70,8 @@ def need_torch() -> None:
     """
     if find_spec("torch") is None:
         raise ConfigurationError(
-            "torch is not installed; install the extra torch: `make torch` in a clone, or "
-            "pip install '.[torch]'"
+            "torch is not installed; install the extra torch: in a clone of dps, "
+            "`make torch` or pip install '.[torch]'"
         )
 
 

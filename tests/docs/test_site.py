@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from dps import errors
 from dps.core.names import NODE_ROLES
 from dps.events import Event
 from flows.analysis.prices import load_prices
-from tests.docs.pages import ROOT
+from tests.docs.pages import PAGES, ROOT
 
 _FETCHED = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"')
 _DOCUMENTED = re.compile(r"^::: \S+\.(\w+)$", re.MULTILINE)
+# An extra as pip is given it: of what, and which.
+_EXTRA = re.compile(r"'(dps|\.)\[([\w,]+|\{\w+\})\]'")
 UNIONS = {"Consistency", "Filter"}  # types that are just any of what is in the reference
 
 
@@ -74,3 +77,20 @@ def test_the_price_table_of_the_site_is_that_of_the_package() -> None:
     for role in NODE_ROLES:
         assert f"| {role} | {prices.node_hour[role]:g} | {prices.spot_hour[role]:g} |" in shown
     assert all(source in shown for source in prices.sources.values())
+
+
+def test_extras_are_installed_from_a_clone_wherever_it_is_said_how() -> None:
+    """No registry has dps, and one may have something else of that name."""
+    sources = [path for top in ("dps", "flows") for path in (ROOT / top).rglob("*.py")]
+    found = {
+        (str(path.relative_to(ROOT)), *said)
+        for path in (*PAGES, *sources)
+        for said in _EXTRA.findall(path.read_text())
+    }
+    assert {"README.md", "docs/howto/torch.md", "dps/torch.py"} <= {path for path, _, _ in found}
+    assert {entry for entry in found if entry[1] != "."} == set()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = {extra for _, _, names in found for extra in names.split(",") if "{" not in extra}
+    assert named <= extras.keys()

@@ -286,8 +286,8 @@ def _jobqueue() -> ModuleType:
             import dask_jobqueue
     except ImportError as error:
         raise ConfigurationError(
-            "jobs are submitted with dask-jobqueue, which is not installed: pip install "
-            "'dps[jobqueue]'"
+            "jobs are submitted with dask-jobqueue, which is not installed: in a clone of dps, "
+            "pip install '.[jobqueue]'"
         ) from error
     finally:
         dask.config.PATH = place
