@@ -39,6 +39,7 @@ from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.messages import Loss
 from dps.protocol.recovery import Recovery
+from dps.protocol.timings import Timings
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
@@ -90,6 +91,7 @@ __all__ = [
     "SignificantlyModified",
     "SparseSpec",
     "StalenessAware",
+    "Timings",
     "TopK",
     "TrainingStopped",
     "Uniform",

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 from distributed import Future
 
-from dps import SGD, ParameterServer, Worker
+from dps import SGD, ParameterServer, Timings, Worker
 from dps.cluster.names import NodeSpec
 from dps.events import Acked, Applied, Event
 from dps.protocol.messages import AuditReply
-from dps.protocol.timings import Timings
 from tests.support.waiting import eventually
 
 COUNTING = SGD(1.0)
