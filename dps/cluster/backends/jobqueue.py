@@ -121,6 +121,9 @@ def job_of(
             f"how much memory is a job to have? Give cluster.memory, as in 2GB, or "
             f"jobqueue.{queue.kind}.memory in Dask's configuration"
         )
+    logs = _default(queue, "log-directory") or LOGS
+    # dask-jobqueue fails where another trial makes the folder between its look and its own attempt.
+    os.makedirs(logs, exist_ok=True)
     with dask.config.set(_without_amounts(queue, group)):
         return cls(
             scheduler=scheduler,
@@ -137,7 +140,7 @@ def job_of(
             interface=interface,
             protocol="tls://" if security.require_encryption else None,
             security=_in_script(security) if security.require_encryption else None,
-            log_directory=_default(queue, "log-directory") or LOGS,
+            log_directory=logs,
             worker_extra_args=[
                 *_worker_options(queue, group),
                 *_options_of(node),
