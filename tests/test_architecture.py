@@ -53,6 +53,7 @@ LIBRARIES = {
     "dps.sim": {"numpy", "fsspec"},
     "dps.cluster": {
         *("cryptography", "dask", "dask_jobqueue", "distributed", "numpy", "prometheus_client"),
+        "msgpack",
         "psutil",
     },
     "dps.chaos": {"dask", "distributed", "psutil"},

@@ -388,7 +388,7 @@ def all_finite(array: np.ndarray) -> bool:
     """
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.dot(flat, flat)):
+        if math.isfinite(np.dot(flat, flat)):
             return True
     return bool(np.isfinite(flat).all())
 

@@ -241,18 +241,20 @@ def _called(
     return Step("applied", after, replace(op, call=call), (update,) * changed)
 
 
-def _entered(state: ShardState, update: UpdateId, clock: int, applied: int = 0) -> ShardState:
-    """Record an operation of a worker, after which its clock shows `clock`.
+def _entered(state: ShardState, update: UpdateId, clock: int) -> ShardState:
+    """Record an operation of a worker that changes no weights; its clock shows `clock` then."""
+    workers = {**state.workers, update.worker: _progress(state.workers, update, clock, 0)}
+    return replace(state, index=state.index + 1, workers=workers)
 
-    It makes as many new versions as it has `applied` updates.
-    """
-    known = state.workers.get(update.worker)
+
+def _progress(
+    workers: Mapping[str, Progress], update: UpdateId, clock: int, applied: int
+) -> Progress:
+    """How far a worker is after one more operation, with which `applied` updates are applied."""
+    known = workers.get(update.worker)
     active = known.active if known and known.incarnation == update.incarnation else True
     total = applied + (known.applied if known else 0)
-    progress = Progress(update.incarnation, update.seq, clock, total, active)
-    workers = {**state.workers, update.worker: progress}
-    version = state.version + applied
-    return replace(state, index=state.index + 1, version=version, workers=workers)
+    return Progress(update.incarnation, update.seq, clock, total, active)
 
 
 def _gradient(
@@ -269,19 +271,22 @@ def _gradient(
         values, slots = _stepped(layout, rule, state, op, scale, each, empty)
         tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
     updates: list[AppliedUpdate] = []
-    following = state
+    version, workers = state.version, dict(state.workers)
     for update, based_on, based_at in ((op.id, op.based_on, op.based_at), *op.merged):
         # Weights from before a rollback may have a higher version than the shard has now.
-        staleness = max(0, following.version - based_on)
-        following = _entered(following, update, update.seq, applied=1)
-        updates.append(AppliedUpdate(update, following.version, staleness, based_at, op.replayed))
-    after = replace(
-        following,
+        staleness = max(0, version - based_on)
+        version += 1
+        workers[update.worker] = _progress(workers, update, update.seq, applied=1)
+        updates.append(AppliedUpdate(update, version, staleness, based_at, op.replayed))
+    after = ShardState(
         index=state.index + 1,
+        version=version,
         steps=state.steps + 1,
         values=values,
         slots=slots,
+        workers=workers,
         tables=tables,
+        results=state.results,
     )
     return Step("applied", after, op, tuple(updates))
 
@@ -349,7 +354,8 @@ def _stepped(
             slots[name][gap] = slot[gap]
 
     each(step, chunks)
-    each(copy, list(_gaps(layout, chunks)))
+    if sum(chunk.end - chunk.begin for chunk in chunks) < layout.nbytes:
+        each(copy, list(_gaps(layout, chunks)))
     values.flags.writeable = False  # whoever is sent it may look at this very memory
     return values, slots
 

@@ -48,6 +48,11 @@ class Cores:
         If it fails for some, the error is that of the first of them, as if it had been done in
         turn. Nothing is at work any more when this returns or raises.
         """
+        helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
+        if helpers < 1:
+            for item in items:
+                work(item)
+            return
         todo = deque(enumerate(items))
         failed: dict[int, Exception] = {}
 
@@ -62,7 +67,6 @@ class Cores:
                 except Exception as error:  # noqa: BLE001 - raised below
                     failed[number] = error
 
-        helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
         others = [self._helpers.submit(drain) for _ in range(helpers)]
         drain()
         for other in others:

@@ -267,7 +267,8 @@ class Connection:
         received = 0
         try:
             while received < BUDGET_BYTES:
-                done = self._line.receive(self._reader.room())
+                room = self._reader.room()
+                done = self._line.receive(room)
                 if not done:
                     self._lose("the other end has closed the connection, or has ended")
                     return
@@ -278,6 +279,8 @@ class Connection:
                     del message  # so that nothing is held until the next one comes
                     if self.lost:
                         return
+                if done < len(room) and self._reader.is_between:
+                    break  # there is nothing more, as a rule; if there is, the loop says so
         except BlockingIOError:
             return
         except OSError as error:

@@ -1,12 +1,12 @@
 """How a message of frames becomes bytes on a stream, and bytes a message again.
 
-A message is a head of fixed size, a description as JSON, and the bytes of the frames that are not
-in shared memory, as they are. Large frames are received right into the arrays that they become.
+A message is a head of fixed size, a description as MessagePack, and the bytes of the frames that
+are not in shared memory, as they are. Large frames are received right into the arrays that they
+become.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from enum import IntEnum
 from math import prod
 from typing import Any
 
+import msgpack
 import numpy as np
 
 HEAD = struct.Struct("<BxxxIQ")  # kind, bytes of the description, number of the request
 STAGING_BYTES = 1 << 18
 MOST_DESCRIPTION = 1 << 26
 DIRECT_BYTES = 1 << 14  # so much of a frame is received right into it
-_JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 INLINE = -1
 
@@ -77,12 +77,12 @@ class Message:
 
 def packed(kind: Kind, number: int, about: Description) -> bytes:
     """Head and description as bytes."""
-    told = _JSON.encode(
-        [
+    told: bytes = msgpack.packb(
+        (
             *(about.text, about.link, about.frames, about.loans),
             *(about.segments, about.ended, about.retired),
-        ]
-    ).encode()
+        )
+    )
     return HEAD.pack(kind, len(told), number) + told
 
 
@@ -143,6 +143,11 @@ class Reader:
         else:
             self._end += count
 
+    @property
+    def is_between(self) -> bool:
+        """Whether whatever has been received was taken: no message has come in part."""
+        return self._about is None and self._start == self._end
+
     def take(self) -> Message | None:
         """The next message, if it has come whole."""
         if self._about is None and not self._begin():
@@ -176,7 +181,7 @@ class Reader:
             return False
         begin = self._start + HEAD.size
         self._start = begin + size
-        self._about = Description(*json.loads(bytes(self._staging[begin : self._start])))
+        self._about = Description(*msgpack.unpackb(self._staging[begin : self._start]))
         for dtype, shape, loan, _ in self._about.frames:
             self._frames.append(self._empty(dtype, tuple(shape)) if loan == INLINE else None)
         return True

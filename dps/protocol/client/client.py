@@ -580,6 +580,9 @@ class Client:
                 refused=lambda: any(shard_client.evicted for shard_client in self._shard_clients),
                 complete=self._receipts.all_acked,
             )
+        elif len(lacking) == 1:  # most have one shard: a task of its own costs more than the rest
+            for shard in lacking:
+                await jobs[shard]()
         else:
             await asyncio.gather(*(jobs[shard]() for shard in lacking))
 
