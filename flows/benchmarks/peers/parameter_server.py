@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -83,5 +83,6 @@ def _obey(driver: tuple[str, int], worker: Worker) -> None:
             orders.flush()
 
 
+@cache  # a cluster is made for each size and transport: once will do
 def _warn(line: str) -> None:
     print(f"dps: warning: {line}", file=sys.stderr)

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -62,6 +63,8 @@ def _serve(folder: str) -> None:
 def _meet(name: str, rank: int, folder: str) -> None:
     from torch.distributed import rpc
 
+    # torch says so of what its own RPC does.
+    warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
     os.environ["TP_SOCKET_IFNAME"] = "lo"  # the name of the host may not lead anywhere
     rpc.init_rpc(
         name,
