@@ -60,7 +60,7 @@ def test_plain_lines_tell_the_story_in_order(tmp_path: Path) -> None:
     positions = [next(i for i, line in enumerate(lines) if part in line) for part in told]
     assert positions == sorted(positions)
     assert "valid, accuracy 9" in lines[-1]
-    assert re.search(r"; \d:\d\d in all, about \d+ s left$", lines[-1])
+    assert re.search(r"; \d:\d\d in all, about \d+ (s|min) left$", lines[-1])
     assert not any("at version 0" in line for line in lines)
 
 
