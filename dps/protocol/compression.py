@@ -95,6 +95,11 @@ def dense(layout: ShardLayout, op: Operation) -> Operation:
     return decoded(layout, _unpacked(layout, op)) if op.codec else op
 
 
+def decoded_bytes(layout: ShardLayout, op: Operation) -> int:
+    """About how many bytes an operation has as numbers: what tells how long that may take."""
+    return layout.nbytes if op.codec else op.nbytes
+
+
 def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
     """Return a worker's copy of a shard's weights, brought up to date by what was sent of them.
 

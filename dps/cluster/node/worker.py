@@ -35,7 +35,7 @@ from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.core.updates import UpdateId
-from dps.errors import ShapeMismatch
+from dps.errors import DpsError, ShapeMismatch
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint
@@ -434,10 +434,15 @@ class Worker:
             if own is arrays:
                 own.freeze()
                 del self._computing[names]
-        # Here, not on the event loop: that has to renew the worker's lease meanwhile.
-        gathered = self._client.gathered(arrays)
         point = computed_on or self._given
-        return self._begin(self._client.push(arrays, pull, rows, point, gathered))
+        # Here, not on the event loop: that has to renew the worker's lease meanwhile.
+        try:
+            parts = self._client.parts(arrays, rows)
+        except DpsError as error:  # the handle's to raise
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._begin(self._client.push_parts(parts, pull, point))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.weights(self._newest(pushed))

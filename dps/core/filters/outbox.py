@@ -54,10 +54,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A filtered operation, and what is kept once it is on its way."""
+    """A filtered operation, and what is kept once it is on its way, with the norm of each part."""
 
     operation: Operation
     residuals: dict[str, Array]
+    norms: dict[str, float]
     pushes: dict[str, int]
     counts: Counts
     lossless: tuple[bool, ...]
@@ -77,6 +78,7 @@ class Outbox:
         self._shard = shard
         self._chains = chains
         self._residuals: dict[str, Array] = {}
+        self._norms: dict[str, float] = {}
         self._pushes: dict[str, int] = {}
         self.counts = Counts()
 
@@ -113,18 +115,26 @@ class Outbox:
             if kept is not None:
                 residuals[name] = kept
         counts = _counted(stretches(self._layout, op.pieces), sections)
-        return Prepared(assembled(op, sections), residuals, pushes, counts, tuple(lossless))
+        with np.errstate(over="ignore"):
+            norms = {name: float(np.linalg.norm(kept)) for name, kept in residuals.items()}
+        return Prepared(assembled(op, sections), residuals, norms, pushes, counts, tuple(lossless))
 
     def commit(self, prepared: Prepared, sent_bytes: int) -> None:
         """Take note that a filtered operation is on its way, with a payload of that length."""
         self._residuals |= prepared.residuals
+        self._norms |= prepared.norms
         self._pushes |= prepared.pushes
         self.counts += replace(prepared.counts, sent_bytes=sent_bytes)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that are kept here."""
+        return sum(kept.nbytes for kept in self._residuals.values())
+
+    @property
     def residual_norm(self) -> float:
         """The Euclidean norm of all that is withheld."""
-        return math.hypot(*(float(np.linalg.norm(kept)) for kept in self._residuals.values()))
+        return math.hypot(*self._norms.values())
 
     def withheld(self) -> dict[str, Array]:
         """What is withheld, by array: 1-D, the part that is on this shard. For reading only."""
@@ -144,7 +154,8 @@ class Outbox:
         ]
         lossless = tuple(self._chains.get(s.name, PLAIN).lossless for s in chosen)
         none = {name: np.zeros_like(residual) for name, residual in kept.items()}
-        return Prepared(assembled(op, sections), none, {}, Counts(), lossless)
+        norms = dict.fromkeys(kept, 0.0)
+        return Prepared(assembled(op, sections), none, norms, {}, Counts(), lossless)
 
 
 def _part(buffer: Array, stretch: Stretch) -> Array:

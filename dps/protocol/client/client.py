@@ -25,29 +25,28 @@ from typing import Any
 
 import numpy as np
 
-from dps.core.blocks import Arrays, Gathered, Layout
+from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.outbox import Counts
 from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.functions import pack, unpack
-from dps.core.tables.key_routing import Gradients, as_range, asked, dealt
+from dps.core.tables.key_routing import Gradients, as_range, asked
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import (
     DpsError,
     NotServing,
-    ShapeMismatch,
     TrainingStopped,
     TransportError,
     UpdatesLost,
 )
 from dps.protocol.client.barrier import together
 from dps.protocol.client.encoder import Encoder, FilterState, basis
+from dps.protocol.client.parts import Parts, parts_of
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.durability import WorkerContext, WorkerPart
-from dps.protocol.executor import INLINE_BYTES
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
 from dps.protocol.group import Group
 from dps.protocol.lease import RENEWALS, repeat_forever
@@ -66,6 +65,9 @@ from dps.protocol.messages import (
     donor_name,
 )
 from dps.protocol.transport import Transport
+
+# What makes the operation for each shard that an update touches; it may be sent more than once.
+Made = Mapping[int, Callable[[], Operation]]
 
 
 class Client:
@@ -120,8 +122,9 @@ class Client:
         self._seq = 0
         self._calls = 0
         self._home = ("", "")
-        self._entered = asyncio.Event()
-        self._entered.set()
+        # Held while a request is prepared, and while the worker enters. Whoever lets go of it sends
+        # at once what it has prepared, so requests reach each shard in the order they were made in.
+        self._turn = asyncio.Lock()
         self._given_up = False
         self.leaving = False
         self._renewing: asyncio.Task[None] | None = None
@@ -143,31 +146,28 @@ class Client:
         await self.router.table()
         self.may_go_on()
         self._home = (address, node)
-        await self._enter()
+        async with self._turn:
+            await self._enter()
 
     async def _enter(self) -> None:
-        """Begin a new incarnation of the worker. Other requests wait until all shards know it."""
+        """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
         self.may_go_on()  # else others would wait for one that pushes no more
-        self._entered.clear()
-        try:
-            request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
-            reply = await self.router.ask(request)
-            self.incarnation, self._given_up = reply.incarnation, False
-            self._incarnations = (*self._incarnations, self.incarnation)
-            await self._take_part()
-            if self._renewing is None:
-                every = self._group.timings.lease / RENEWALS
-                self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
-            join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
-            for shard_client in self._shard_clients:
-                shard_client.incarnation = self.incarnation
-            await self._to_all(
-                {s: partial(shard_client.push, join, False) for s, shard_client in self._numbered}
-            )
-            self._seq = max(shard_client.clock for shard_client in self._shard_clients)
-            await self._catch_up()
-        finally:
-            self._entered.set()
+        request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
+        reply = await self.router.ask(request)
+        self.incarnation, self._given_up = reply.incarnation, False
+        self._incarnations = (*self._incarnations, self.incarnation)
+        await self._take_part()
+        if self._renewing is None:
+            every = self._group.timings.lease / RENEWALS
+            self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
+        join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
+        for shard_client in self._shard_clients:
+            shard_client.incarnation = self.incarnation
+        await self._to_all(
+            {s: partial(shard_client.push, join, False) for s, shard_client in self._numbered}
+        )
+        self._seq = max(shard_client.clock for shard_client in self._shard_clients)
+        await self._catch_up()
 
     async def _catch_up(self) -> None:
         """Begin with the same clock on all shards: some may be a round behind the others."""
@@ -176,15 +176,14 @@ class Client:
         behind = [s for s, client in self._numbered if self._ticks and client.clock < self._seq]
         await self._to_all(jobs, behind)
 
-    async def _entered_again(self) -> bool:
-        """Enter again if the worker was given up meanwhile; return whether it was."""
-        if not self._given_up and not any(
-            shard_client.evicted for shard_client in self._shard_clients
-        ):
-            return False
-        if self._entered.is_set():
+    async def _enter_if_given_up(self) -> None:
+        """Enter again, in turn, if the worker was given up meanwhile."""
+        if self._given_up or self._evicted:
             await self._enter()
-        return True
+
+    @property
+    def _evicted(self) -> bool:
+        return any(shard_client.evicted for shard_client in self._shard_clients)
 
     async def _renew(self) -> None:
         statement = self._statement
@@ -245,93 +244,104 @@ class Client:
         pull: bool = False,
         rows: Gradients = MappingProxyType({}),
         computed_on: ReadPoint | None = None,
-        gathered: Callable[[int], Gathered] | None = None,
     ) -> int:
         """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
 
+        See `parts` and `push_parts`.
+        """
+        self.may_go_on()
+        return await self.push_parts(self.parts(gradients, rows), pull, computed_on)
+
+    def parts(self, gradients: Arrays, rows: Gradients = MappingProxyType({})) -> Parts:
+        """Check an update and take it apart, which takes a while if it is large. Thread-safe.
+
         `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
-        repeated are summed. They were computed from what had been read by `computed_on`, or by
-        now. With `pull`, the weights are read in the same round trip and then found by `weights`. A
-        worker that was not heard of for a lease or more may find its gradients refused as too
-        stale; they are dropped and counted, and it takes part again. So are those that it computed
-        from what it read before it entered again. `gathered` returns a shard's part of `gradients`,
-        if those were taken apart before. Returns the number of the update.
+        repeated are summed.
 
         Raises
         ------
         ShapeMismatch, NonFiniteGradient
-            The gradients do not fit, or hold NaN or infinity. No shard has been sent anything.
+            The gradients do not fit, or hold NaN or infinity.
+        """
+        layout = self._group.layout
+        # What one shard refuses must not be applied by another; a single one checks for itself.
+        looked_at = len(layout.shards) > 1 or self._encoder.filters
+        return parts_of(layout, gradients, rows, self._transport.empty, looked_at)
+
+    async def push_parts(
+        self, parts: Parts, pull: bool = False, computed_on: ReadPoint | None = None
+    ) -> int:
+        """Push an update that was taken apart by `parts`; return its number.
+
+        The gradients were computed from what had been read by `computed_on`, or by now. With
+        `pull`, the weights are read in the same round trip and then found by `weights`. A worker
+        that was not heard of for a lease or more may find its gradients refused as too stale; they
+        are dropped and counted, and it takes part again. So are those that it computed from what it
+        read before it entered again.
+
+        Raises
+        ------
+        NonFiniteGradient
+            The gradients are too large, or hold NaN or infinity. No shard has applied anything.
         ShardUnavailable
             A shard stayed down for too long.
         TrainingStopped, UpdatesLost
             The training has ended; what was sent may have been applied.
         """
         self.may_go_on()
-        layout = self._group.layout
-        # What one shard refuses must not be applied by another; a single one checks for itself.
-        looked_at = len(layout.shards) > 1 or self._encoder.filters
-        layout.check(gradients, values=looked_at)
-        rows_of = dealt(layout, rows, values=looked_at)
-        dense = layout.shards_of(gradients)
-        touched = {*dense, *rows_of}
         point = computed_on or self.read_point()
-        based = {shard: basis(self._group, point.shards[shard], shard) for shard in touched}
         read_as = point.incarnations | self._rows_read_as
         self._rows_read_as = set()
-        await self._entered.wait()
-        operation = Operation("gradient", UpdateId(self.worker, self.incarnation, self._seq + 1))
-        if self._is_gated and read_as - {self.incarnation}:
-            await self._push_nothing(operation.id, touched, pull)
-            return operation.id.seq
-        parts = gathered or partial(layout.gather, arrays=gradients)
-        filtered = self._encoder.operations(operation, parts, dense, point)
-
-        def made(shard: int) -> Operation:
-            op = based[shard](filtered(shard) if shard in dense else operation)
-            return replace(op, rows=rows_of[shard]) if shard in rows_of else op
-
-        self._seq += 1
-        await self._send(operation, made, touched, pull)
+        async with self._turn:
+            operation = Operation("gradient", self._reader._replace(seq=self.next_seq))
+            if self._is_gated and read_as - {self.incarnation}:
+                made = self._nothing_of(operation.id, parts)
+            else:
+                made = await self._operations(operation, parts, point)
+            self._seq += 1
+        await self._send(operation, made, pull)
         self.may_go_on()
-        await self._read_if_entered_again(pull)
+        if self._evicted:
+            async with self._turn:
+                await self._enter_if_given_up()
+            if pull:
+                await self.pull()
         return operation.id.seq
 
-    async def _push_nothing(self, update: UpdateId, touched: Collection[int], pull: bool) -> None:
+    async def _operations(self, operation: Operation, parts: Parts, point: ReadPoint) -> Made:
+        """Filter an update, in turn; return what makes its operation for each shard it touches."""
+        dense = await self._encoder.operations(operation, parts.dense, point)
+
+        def made(shard: int) -> Operation:
+            op = dense(shard) if shard in parts.dense else operation
+            op = basis(self._group, point.shards[shard], shard)(op)
+            return replace(op, rows=parts.rows[shard]) if shard in parts.rows else op
+
+        return {shard: partial(made, shard) for shard in parts.touched}
+
+    def _nothing_of(self, update: UpdateId, parts: Parts) -> Made:
         """Drop an update that was computed from what another incarnation read, which was evicted.
 
         Others may be any number of updates further by now. The round goes on without its gradients.
         """
-        self._seq += 1
-        for shard in touched:
+        for shard in parts.touched:
             self._acked(shard, update, 0, "dropped")
-        nothing: dict[int, Operation] = {}
-        await self._send(Operation("gradient", update), nothing.__getitem__, nothing, pull)
-        self.may_go_on()
-        await self._read_if_entered_again(pull)
-
-    async def _read_if_entered_again(self, wanted: bool) -> None:
-        if (
-            any(shard_client.evicted for shard_client in self._shard_clients)
-            and await self._entered_again()
-            and wanted
-        ):
-            await self.pull()
+        return {}
 
     async def _send(
         self,
         operation: Operation,
-        made: Callable[[int], Operation],
-        touched: Collection[int],
+        made: Made,
         pull: bool,
     ) -> None:
         """Send an update to the shards that it touches, and to the others what goes with it."""
 
         async def send(shard: int) -> None:
-            await self._shard_clients[shard].push(made(shard), pull)
+            await self._shard_clients[shard].push(made[shard](), pull)
 
         jobs: dict[int, Callable[[], Awaitable[None]]] = {}
         for shard, shard_client in self._numbered:
-            if shard in touched:
+            if shard in made:
                 jobs[shard] = partial(send, shard)
             elif self._ticks:
                 jobs[shard] = partial(shard_client.push, replace(operation, kind="tick"), pull)
@@ -341,16 +351,18 @@ class Client:
 
     async def _push_withheld(self) -> None:
         """Send all that filters have withheld as one last update, again where it is refused."""
-        left = self._encoder.remainders(Operation("gradient", self._reader))
+        async with self._turn:  # after what is still being filtered
+            left = await self._encoder.remainders(Operation("gradient", self._reader))
         point = self.read_point()
         left = {s: basis(self._group, point.shards[s], s)(op) for s, op in left.items()}
         while left:
-            await self._entered_again()
-            await self._entered.wait()
-            self._seq += 1
-            last = UpdateId(self.worker, self.incarnation, self._seq)
+            async with self._turn:
+                await self._enter_if_given_up()
+                self._seq += 1
+                last = self._reader._replace(seq=self._seq)
             left = {shard: replace(op, id=last) for shard, op in left.items()}
-            await self._send(Operation("gradient", last), left.__getitem__, left, False)
+            made = {shard: partial(replace, op) for shard, op in left.items()}
+            await self._send(Operation("gradient", last), made, False)
             await self._drain()  # what is buffered here may be refused yet
             left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
 
@@ -387,12 +399,14 @@ class Client:
 
     async def pull(self) -> None:
         """Read all weights; they are then found by `weights`. Errors are those of `push`."""
-        await self._entered_again()
-        await self._entered.wait()
-        await self._all_shard_clients(lambda shard_client: shard_client.pull(self._reader))
-        self.may_go_on()
-        if await self._entered_again():
-            await self.pull()
+        read = False
+        while not read:
+            async with self._turn:
+                await self._enter_if_given_up()
+                reader = self._reader
+            await self._all_shard_clients(partial(ShardClient.pull, reader=reader))
+            self.may_go_on()
+            read = reader == self._reader and not (self._given_up or self._evicted)
 
     async def pull_rows(self, table: str, keys: object) -> np.ndarray:
         """Read the rows of these keys, in the order in which they are given.
@@ -443,9 +457,9 @@ class Client:
     ) -> dict[int, RowsRead]:
         """Ask shards for rows, again as another incarnation if this one was evicted."""
         while True:
-            await self._entered_again()
-            await self._entered.wait()
-            incarnation = self.incarnation
+            async with self._turn:
+                await self._enter_if_given_up()
+                incarnation = self.incarnation
             read = await asyncio.gather(*(self._shard_clients[s].pull_rows(of(s)) for s in shards))
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
             self.may_go_on()
@@ -468,10 +482,10 @@ class Client:
             A shard stayed down for too long.
         """
         call = Call(known_function(self._group.functions, function), pack(arguments))
-        await self._entered.wait()
-        self._calls += 1
-        # Calls have numbers of their own: under BSP they are part of no round.
-        number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
+        async with self._turn:
+            self._calls += 1
+            # Calls have numbers of their own: under BSP they are part of no round.
+            number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
         came = await asyncio.gather(
             *(ln.call(op) for ln in self._shard_clients), return_exceptions=True
@@ -497,24 +511,6 @@ class Client:
         """Write the weights that were read last by `point` into flat arrays. Thread-safe."""
         buffers = {s: r.weights.values for s, r in enumerate(point.shards) if r.weights is not None}
         self._group.layout.scatter_into(buffers, out)
-
-    def gathered(self, gradients: Arrays) -> Callable[[int], Gathered] | None:
-        """Take large gradients apart, which takes a while. Thread-safe.
-
-        None: they are small, or do not fit, which `push` says.
-        """
-        layout = self._group.layout
-        try:
-            layout.check(gradients, values=False)
-        except ShapeMismatch:
-            return None
-        if sum(array.nbytes for array in gradients.values()) < INLINE_BYTES:
-            return None
-        shards, empty = layout.shards_of(gradients), self._transport.empty
-        parts = {s: layout.gather(s, gradients, empty) for s in shards}
-        for buffer, _ in parts.values():
-            buffer.flags.writeable = False  # so that it can be sent as it lies
-        return parts.__getitem__
 
     def empty(self, flat: FlatLayout) -> FlatArrays:
         """Return flat arrays to compute gradients into, not filled. Thread-safe."""
@@ -577,7 +573,7 @@ class Client:
                 lacking,
                 self.router,
                 acked_in=lambda shard: self._shard_clients[shard].acked_in,
-                refused=lambda: any(shard_client.evicted for shard_client in self._shard_clients),
+                refused=lambda: self._evicted,
                 complete=self._receipts.all_acked,
             )
         elif len(lacking) == 1:  # most have one shard: a task of its own costs more than the rest

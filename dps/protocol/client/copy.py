@@ -7,6 +7,7 @@ one, or all weights.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from dps.protocol.executor import offload
 from dps.protocol.key_cache import digest_of, is_cached
 from dps.protocol.messages import CopyId, Weights
 
+Lists = dict[str, np.ndarray]  # of indices, by their digests
+
 
 class Copy:
     """What a worker has of one shard. Used from one event loop.
@@ -29,7 +32,7 @@ class Copy:
     def __init__(self, layout: ShardLayout) -> None:
         self._layout = layout
         self._weights: Weights | None = None
-        self._lists: dict[str, np.ndarray] = {}  # of the last reply
+        self._lists: Lists = {}  # of the last reply
 
     @property
     def has(self) -> CopyId | None:
@@ -42,30 +45,32 @@ class Copy:
         if weights.since is not None:
             if known is None or known.copy != weights.since:
                 return None
-            op = self._completed(weights)
-            values = await offload(
-                lambda: updated(self._layout, known.values, op), known.values.nbytes
-            )
+            work = partial(self._updated, known.values, weights, self._lists)
+            values, self._lists = await offload(work, known.values.nbytes)
             weights = replace(weights, values=values, since=None, codec=())
         else:
             self._lists = {}
         self._weights = weights if weights.copy is not None else None
         return weights
 
-    def _completed(self, weights: Weights) -> Operation:
-        """What was sent, with the lists of indices that the reply before had too."""
-        number = UpdateId("", 0, weights.copy.number if weights.copy is not None else 0)
-        op = Operation("gradient", number, gradient=weights.values, codec=weights.codec)
-        sections = [self._with_list(section) for section in taken_apart(op)]
-        found = (section.keys for section in sections)
-        self._lists = {digest_of(keys): keys.copy() for keys in found if is_cached(keys)}
-        return assembled(op, sections)
+    def _updated(self, values: np.ndarray, sent: Weights, had: Lists) -> tuple[np.ndarray, Lists]:
+        """Return what was sent makes of the copy, and the lists of indices that it has.
 
-    def _with_list(self, section: Section) -> Section:
-        part = section.part
-        if not part.cached:
-            return section
-        keys = self._lists.get(part.cached)
-        if keys is None:
-            raise ShapeMismatch("weights were sent without a list of indices that is not here")
-        return Section(replace(part, cached=""), keys, section.values)
+        Those that the reply before `had` too are left out of what was sent.
+        """
+        number = UpdateId("", 0, sent.copy.number if sent.copy is not None else 0)
+        op = Operation("gradient", number, gradient=sent.values, codec=sent.codec)
+        sections = [_with_list(section, had) for section in taken_apart(op)]
+        found = (section.keys for section in sections)
+        lists = {digest_of(keys): keys.copy() for keys in found if is_cached(keys)}
+        return updated(self._layout, values, assembled(op, sections)), lists
+
+
+def _with_list(section: Section, had: Lists) -> Section:
+    part = section.part
+    if not part.cached:
+        return section
+    keys = had.get(part.cached)
+    if keys is None:
+        raise ShapeMismatch("weights were sent without a list of indices that is not here")
+    return Section(replace(part, cached=""), keys, section.values)

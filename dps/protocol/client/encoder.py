@@ -7,8 +7,9 @@ was computed from. Whatever is sent again later is the operation that came out o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,10 @@ from dps.core.rules.rule import needs_base
 from dps.core.updates import Operation
 from dps.protocol.client.read_point import ReadPoint, ShardRead
 from dps.protocol.compression import packed
+from dps.protocol.executor import offload
 from dps.protocol.group import Group
+
+PASSES = 8  # how often filters go through a gradient, if they do little
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +63,33 @@ class Encoder:
         """Whether any array has filters."""
         return bool(self._outboxes)
 
-    def operations(
-        self,
-        operation: Operation,
-        gathered: Callable[[int], Gathered],
-        shards: Sequence[int],
-        point: ReadPoint,
+    async def operations(
+        self, operation: Operation, parts: Mapping[int, Gathered], point: ReadPoint
     ) -> Callable[[int], Operation]:
         """Return what makes the operation for each of the shards; any number of times the same.
 
-        `gathered` returns a shard's part of the gradients, which were computed from what was read
-        by `point`.
+        `parts` has each shard's part of the gradients, which were computed from what was read by
+        `point`. Filters take long, so the event loop goes on meanwhile; nothing else may be called
+        until this returns, or is cancelled, which leaves everything as it was.
 
         Raises
         ------
         NonFiniteGradient
             Gradients and what was withheld before are too large together; nothing has changed.
         """
-
-        def plain(shard: int) -> Operation:
-            gradient, pieces = gathered(shard)
-            return replace(operation, gradient=gradient, pieces=pieces)
-
         if not self.filters:
-            return plain
-        bases = {s: point.shards[s].weights for s in shards}
-        prepared = {
-            s: self._outboxes[s].prepared(plain(s), base.values if base is not None else None)
-            for s, base in bases.items()
-        }
-        return {shard: self._committed(shard, p) for shard, p in prepared.items()}.__getitem__
+            return partial(_plain, operation, parts)
+        work = partial(self._prepared, operation, parts, point)
+        prepared = await offload(work, PASSES * sum(part.nbytes for part, _ in parts.values()))
+        return self._committed(prepared).__getitem__
 
-    def remainders(self, operation: Operation) -> dict[int, Operation]:
-        """Return all that is withheld as one more update, for the shards that it touches."""
-        left = [shard for shard, outbox in enumerate(self._outboxes) if outbox.withheld()]
-        return {s: self._committed(s, self._outboxes[s].remainder(operation)) for s in left}
+    async def remainders(self, operation: Operation) -> dict[int, Operation]:
+        """Return all that is withheld as one more update, for the shards that it touches.
+
+        As for `operations`, nothing else may be called meanwhile.
+        """
+        nbytes = sum(outbox.nbytes for outbox in self._outboxes)
+        return self._committed(await offload(partial(self._left, operation), PASSES * nbytes))
 
     def withheld(self, shard: int) -> dict[str, np.ndarray]:
         """What is withheld from a shard, by array (see `Outbox.withheld`)."""
@@ -106,8 +102,32 @@ class Encoder:
         norms = (outbox.residual_norm for outbox in self._outboxes)
         return FilterState(counts, math.hypot(*norms))
 
-    def _committed(self, shard: int, prepared: Prepared) -> Operation:
-        op = packed(prepared.operation, prepared.lossless)
-        assert op.gradient is not None
-        self._outboxes[shard].commit(prepared, op.gradient.nbytes)
-        return op
+    def _prepared(
+        self, operation: Operation, parts: Mapping[int, Gathered], point: ReadPoint
+    ) -> dict[int, Prepared]:
+        """Put a gradient through its filters, in any thread; nothing changes here."""
+        found = {}
+        for shard in parts:
+            base = point.shards[shard].weights
+            values = base.values if base is not None else None
+            found[shard] = self._outboxes[shard].prepared(_plain(operation, parts, shard), values)
+        return {shard: _packed(prepared) for shard, prepared in found.items()}
+
+    def _left(self, operation: Operation) -> dict[int, Prepared]:
+        left = {s: outbox for s, outbox in enumerate(self._outboxes) if outbox.withheld()}
+        return {shard: _packed(outbox.remainder(operation)) for shard, outbox in left.items()}
+
+    def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
+        for shard, one in prepared.items():
+            assert one.operation.gradient is not None
+            self._outboxes[shard].commit(one, one.operation.gradient.nbytes)
+        return {shard: one.operation for shard, one in prepared.items()}
+
+
+def _plain(operation: Operation, parts: Mapping[int, Gathered], shard: int) -> Operation:
+    gradient, pieces = parts[shard]
+    return replace(operation, gradient=gradient, pieces=pieces)
+
+
+def _packed(prepared: Prepared) -> Prepared:
+    return replace(prepared, operation=packed(prepared.operation, prepared.lossless))

@@ -13,10 +13,12 @@ import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from dps.core.blocks import ShardLayout
 from dps.core.consistency import ASP
 from dps.core.outage import Continue
 from dps.core.shard import check_gradient
@@ -38,7 +40,8 @@ from dps.protocol.client.key_cache import KnownKeys
 from dps.protocol.client.read_point import ShardRead
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
-from dps.protocol.compression import dense
+from dps.protocol.compression import decoded_bytes, dense
+from dps.protocol.executor import offload
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     Account,
@@ -267,7 +270,8 @@ class ShardClient:
             await self._tell(view)
             await self._flush_held(view)
             patience, head = self._group.timings.patience, view.chain[0]
-            sent = self.keys.shortened(op, head)
+            work = partial(self.keys.shortened, op, head)
+            sent = await offload(work, op.nbytes if op.codec else 0)
             has = self._copy.has if pull else None
             request = Push(view.shard, view.epoch, sent, pull, patience, has)
             try:
@@ -448,11 +452,13 @@ class ShardClient:
         if not isinstance(outage, Continue):
             return None
 
-        def check() -> None:
+        layout = self._group.layout.shards[self._shard]
+
+        async def check() -> None:
             """No shard sees it now, and a bad one would keep the shard from coming back."""
             if op.kind == "gradient":
-                layout = self._group.layout.shards[self._shard]
-                check_gradient(layout, dense(layout, op))
+                work = partial(_check, layout, op)
+                await offload(work, decoded_bytes(layout, op))
 
         def buffered() -> None:
             if op.kind == "gradient":
@@ -461,8 +467,9 @@ class ShardClient:
         async def keep(view: View) -> bool:
             if len(self._held) >= outage.limit:
                 return False
-            check()
-            self._held.append(op.copied())  # the arrays may be the caller's
+            await check()
+            copied = await offload(op.copied, op.nbytes)  # the arrays may be the caller's
+            self._held.append(copied)
             if self._draining is None or self._draining.done():
                 self._draining = asyncio.create_task(self._drain_when_served())
             buffered()
@@ -471,7 +478,7 @@ class ShardClient:
         async def deposit(view: View) -> bool:
             if self._deposited >= outage.limit:
                 return False
-            check()
+            await check()
             mailbox = (await self._router.table()).mailbox
             if mailbox is None:
                 return False
@@ -518,6 +525,10 @@ class ShardClient:
             self._held.clear()
             await self._tell(view)
         return True
+
+
+def _check(layout: ShardLayout, op: Operation) -> None:
+    check_gradient(layout, dense(layout, op))
 
 
 async def _never(view: View) -> bool:

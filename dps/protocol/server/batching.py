@@ -17,6 +17,8 @@ from dps.core.replay import summed
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
+from dps.protocol.compression import decoded_bytes
+from dps.protocol.executor import offload
 
 
 class BatchingReplica(Protocol):
@@ -145,7 +147,7 @@ class Batching:
         for op in (held.operation for held in ready):
             summable = op.kind == "gradient" and not is_duplicate(self._replica.state, op.id)
             (fresh if summable else alone).append(op)
-        for op in (*summed(self._layout, map(self._replica.summable, fresh)), *alone):
+        for op in (*await self._summed(fresh), *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
             theirs = [held for held in ready if held.operation.id in ids]
             try:
@@ -156,6 +158,14 @@ class Batching:
             else:
                 for held in theirs:
                     self._applied(held, step)
+
+    async def _summed(self, ops: Sequence[Operation]) -> tuple[Operation, ...]:
+        """Sum operations, for the state that the replica has as long as its lock is held."""
+
+        def work() -> tuple[Operation, ...]:
+            return summed(self._layout, map(self._replica.summable, ops))
+
+        return await offload(work, sum(decoded_bytes(self._layout, op) for op in ops))
 
 
 def is_evicted(state: ShardState, update: UpdateId) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from threading import Lock
 
 from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation
@@ -14,7 +15,7 @@ CACHE_BYTES = 1 << 26
 
 
 class KeyLists:
-    """The lists that a node has had last, of all shards and workers. Used from one event loop.
+    """The lists that a node has had last, of all shards and workers. Thread-safe.
 
     A list is found by what is in it, so it does not matter whose it was.
     """
@@ -22,6 +23,7 @@ class KeyLists:
     def __init__(self) -> None:
         self._lists: OrderedDict[str, Array] = OrderedDict()
         self._nbytes = 0
+        self._lock = Lock()
 
     def completed(self, op: Operation) -> Operation:
         """Return the operation with all its lists, and keep those that it came with.
@@ -43,7 +45,8 @@ class KeyLists:
         if not part.cached:
             self._keep(section.keys)
             return section
-        keys = self._found(part.cached)
+        with self._lock:
+            keys = self._found(part.cached)
         if keys is None:
             raise KeysUnknown(f"update {op.id}: its list of indices is not here; send it again")
         if keys.nbytes != part.key_bytes:
@@ -59,9 +62,10 @@ class KeyLists:
         if not is_cached(keys):
             return
         digest = digest_of(keys)
-        if self._found(digest) is None:
-            self._lists[digest] = keys.copy()  # else the whole payload would be kept
-            self._nbytes += keys.nbytes
-        while self._nbytes > CACHE_BYTES:
-            _, oldest = self._lists.popitem(last=False)
-            self._nbytes -= oldest.nbytes
+        with self._lock:
+            if self._found(digest) is None:
+                self._lists[digest] = keys.copy()  # else the whole payload would be kept
+                self._nbytes += keys.nbytes
+            while self._nbytes > CACHE_BYTES:
+                _, oldest = self._lists.popitem(last=False)
+                self._nbytes -= oldest.nbytes

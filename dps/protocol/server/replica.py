@@ -26,7 +26,7 @@ from dps.core.shard import (
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
-from dps.protocol.compression import applied, dense, summable
+from dps.protocol.compression import applied, decoded_bytes, dense, summable
 from dps.protocol.durability import Persistence
 from dps.protocol.executor import offload
 from dps.protocol.functions import names_of
@@ -189,7 +189,8 @@ class Replica:
             gradients = [op for op in buffered if op.kind == "gradient"]
             fresh = [op for op in buffered if not is_duplicate(self.state, op.id)]
             new = sum(op.kind == "gradient" for op in fresh)
-            todo = plan(policy, self._layout, self.state.version, fresh, self.summable)
+            work = partial(plan, policy, self._layout, self.state.version, fresh, self.summable)
+            todo = await offload(work, sum(decoded_bytes(self._layout, op) for op in fresh))
             steps, dropped = 0, todo.dropped
             for op in todo.operations:
                 try:

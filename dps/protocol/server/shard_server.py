@@ -17,6 +17,7 @@ from dps.core.shard import Each, ShardState, in_turn
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
 from dps.protocol.durability import Persistence, ServerContext
+from dps.protocol.executor import offload
 from dps.protocol.group import Group
 from dps.protocol.lease import Lease
 from dps.protocol.messages import (
@@ -229,7 +230,8 @@ class ShardServer:
 
     async def _push(self, m: Push) -> Any:
         if m.operation.codec:
-            m = replace(m, operation=self._keys.completed(m.operation))
+            work = partial(self._keys.completed, m.operation)
+            m = replace(m, operation=await offload(work, m.operation.nbytes))
         replica = self.replica(m.shard)
         with replica.ledger.tally.pending_push():
             return await replica.push(m)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -68,11 +68,11 @@ def _rows_of_the_first(a: Any, b: Any) -> Any:
 
 
 @instead_of(Encoder, "operations", "filtered again when sent again", filters_resent)
-def _filter_each_time(
-    self: Encoder, operation: Operation, gradients: Any, shards: Sequence[int], point: Any
+async def _filter_each_time(
+    self: Encoder, operation: Operation, parts: Any, point: Any
 ) -> Callable[[int], Operation]:
     """Put a gradient through its filters whenever it is sent."""
-    return lambda shard: _operations(self, operation, gradients, shards, point)(shard)
+    return lambda shard: self._committed(self._prepared(operation, parts, point))[shard]
 
 
 @instead_of(FilterChain, "filtered", "residual dropped", filters)
@@ -132,5 +132,5 @@ def _keep_the_first(self: SentCopies, worker: str, sent: Any) -> None:
 
 
 _install, _put = ShardServer._install, StateStore.put
-_operations, _filtered, _commit = Encoder.operations, FilterChain.filtered, Outbox.commit
+_filtered, _commit = FilterChain.filtered, Outbox.commit
 _arrays, _keep = files._arrays, SentCopies._keep
