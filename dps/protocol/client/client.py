@@ -21,7 +21,7 @@ from collections.abc import (
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -65,6 +65,8 @@ from dps.protocol.messages import (
     donor_name,
 )
 from dps.protocol.transport import Transport
+
+T = TypeVar("T")
 
 # What makes the operation for each shard that an update touches; it may be sent more than once.
 Made = Mapping[int, Callable[[], Operation]]
@@ -460,7 +462,7 @@ class Client:
             async with self._turn:
                 await self._enter_if_given_up()
                 incarnation = self.incarnation
-            read = await asyncio.gather(*(self._shard_clients[s].pull_rows(of(s)) for s in shards))
+            read = await self._at_once([self._shard_clients[s].pull_rows(of(s)) for s in shards])
             whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
             self.may_go_on()
             if len(whole) == len(shards):
@@ -487,9 +489,7 @@ class Client:
             # Calls have numbers of their own: under BSP they are part of no round.
             number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
-        came = await asyncio.gather(
-            *(ln.call(op) for ln in self._shard_clients), return_exceptions=True
-        )
+        came = await self._at_once([_outcome(shard.call(op)) for shard in self._shard_clients])
         self.may_go_on()
         return [unpack(result) for result in all_succeeded(came)]
 
@@ -576,11 +576,8 @@ class Client:
                 refused=lambda: self._evicted,
                 complete=self._receipts.all_acked,
             )
-        elif len(lacking) == 1:  # most have one shard: a task of its own costs more than the rest
-            for shard in lacking:
-                await jobs[shard]()
         else:
-            await asyncio.gather(*(jobs[shard]() for shard in lacking))
+            await self._at_once([jobs[shard]() for shard in lacking])
 
     def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         if outcome == "dropped":
@@ -644,7 +641,25 @@ class Client:
         return Statement(self._known, self._incarnations, self._receipts.accounts)
 
     async def _all_shard_clients(self, request: Callable[[ShardClient], Awaitable[None]]) -> None:
-        await asyncio.gather(*(request(shard_client) for shard_client in self._shard_clients))
+        await self._at_once([request(shard_client) for shard_client in self._shard_clients])
+
+    async def _at_once(self, requests: Sequence[Awaitable[T]]) -> list[T]:
+        """Wait for requests to shards.
+
+        Where there is one shard, as most have, a task would take longer than the rest. Else each
+        has one, also if it is alone: it would overtake others whose tasks are still to begin.
+        """
+        if len(self._shard_clients) == 1 and not self._group.restores_together:
+            return [await request for request in requests]
+        return list(await asyncio.gather(*requests))
+
+
+async def _outcome(request: Awaitable[T]) -> T | Exception:
+    """What comes of a request, be it an error."""
+    try:
+        return await request
+    except Exception as error:  # noqa: BLE001 - raised when all have come
+        return error
 
 
 def _never() -> bool:

@@ -80,6 +80,21 @@ def test_reads_and_calls_come_after_the_updates_that_were_pushed_before_them() -
     )
 
 
+def test_an_update_of_one_shard_does_not_overtake_one_of_several() -> None:
+    """Its number is higher, so the shard would take the other one for a duplicate."""
+    outcomes: list[Outcome] = []
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a", lambda *told: outcomes.append(told[-1]))
+        whole = {"w": np.ones(ENTRIES), "one": np.ones(1)}
+        assert len(client.layout.shards_of(["one"])) == 1
+        pushes = [process.run(client.push(of)) for of in (whole, {"one": np.ones(1)}) * PUSHES]
+        await s.all_of(*pushes, within=20)
+        assert outcomes == ["applied"] * (3 * PUSHES)
+
+    in_world(scenario, params={"w": np.zeros(ENTRIES), "one": np.zeros(1)})
+
+
 def test_updates_are_filtered_once_and_in_the_order_in_which_they_were_pushed() -> None:
     """What one withholds is in the next; at the end, nothing is missing or there twice."""
     order: list[list[int]] = [[], []]
