@@ -31,7 +31,13 @@ from dps.core.rules.proximal import DelayedProximal, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.spec import Normal, SparseSpec, Uniform, Zeros
-from dps.errors import DpsError, TrainingStopped, UpdatesLost, UpdatesLostWarning
+from dps.errors import (
+    DpsError,
+    TrainingStopped,
+    UpdatesDroppedWarning,
+    UpdatesLost,
+    UpdatesLostWarning,
+)
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.shared_store import SharedStore
@@ -96,6 +102,7 @@ __all__ = [
     "TrainingStopped",
     "Uniform",
     "UpdateRule",
+    "UpdatesDroppedWarning",
     "UpdatesLost",
     "UpdatesLostWarning",
     "Wait",

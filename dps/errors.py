@@ -100,6 +100,10 @@ class UpdatesLostWarning(UserWarning):
     """Updates that had been acknowledged were lost, or are in no checkpoint. Shown by default."""
 
 
+class UpdatesDroppedWarning(UserWarning):
+    """Updates were refused as too stale: their worker was not heard of for a lease. Shown once."""
+
+
 class ShardUnavailable(DpsError):
     """A shard stayed down for longer than the caller was ready to wait."""
 

@@ -31,6 +31,7 @@ import warnings
 from collections.abc import Mapping
 
 from dps.cluster.driver.draining import Drainer
+from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.losses import LossWatch
 from dps.cluster.driver.setup import (
@@ -131,7 +132,7 @@ class ParameterServer:
         What follows when a shard has lost updates that were acknowledged: "warn" (a Python warning
         here, and a line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the
         same, and every worker gets `UpdatesLost` from its next request), or "ignore". They are
-        listed in `losses` in any case.
+        listed in `losses` in any case. With "ignore", nor is there an `UpdatesDroppedWarning`.
     transport
         By what processes of the group send each other arrays: "auto" (shared memory between
         processes of one user on one host, a stream between others), "shared_memory" or "stream"
@@ -252,6 +253,7 @@ class ParameterServer:
         self._shard_hosts = ShardHosts(client, group, seats)
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
         self._watch = LossWatch(group)
+        self._drops = DropWatch(client, group)
         self._stops = 0
         self._caller: Caller | None = None
         self._started_workers = 0
@@ -690,6 +692,7 @@ class ParameterServer:
         client, name = self._client, self.group.name
         self._inbox.open()
         self._watch.open(self._router)
+        self._drops.open()
         client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
         self._drainer.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
@@ -819,6 +822,7 @@ class ParameterServer:
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close(self._shard_hosts.seated)
+        self._drops.close()  # all that nodes have said has come
         await self._client.run_on_scheduler(forget, self.group.name)
 
     async def _end_workers(self) -> None:

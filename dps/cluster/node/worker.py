@@ -23,6 +23,7 @@ from distributed import get_worker
 
 from dps.cluster.node.audit import audit
 from dps.cluster.node.connecting import transport_of
+from dps.cluster.node.drop_log import DropLog
 from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sample
@@ -204,7 +205,7 @@ class Worker:
         """How many updates of this worker were refused as too stale, on one shard or more.
 
         That happens under BSP and SSP only, to a worker that was not heard of for longer than a
-        lease: the others went on without it.
+        lease: the others went on without it. The driver is told by an `UpdatesDroppedWarning`.
         """
         return self._client.dropped
 
@@ -538,11 +539,17 @@ def run_worker(
         task = dask_worker.state.tasks.get(key)
         return task is None or task.state == "cancelled"
 
+    drops = DropLog(group, name, dask_worker.log_event)
+
+    def note(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        acks(shard, update, version, outcome)
+        drops.note(outcome)
+
     client = Client(
         group,
         transport,
         name,
-        acks,
+        note,
         on_loss=partial(log_own, group, name),
         stops=stops,
         is_cancelled=is_cancelled,

@@ -8,6 +8,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dps.cluster.node.drop_log import drop_topic
 from dps.cluster.node.loss_log import logged
 from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
@@ -102,7 +103,7 @@ class CoordinatorPlugin(SchedulerPlugin):
 
 async def forget(group: str, dask_scheduler: Scheduler) -> None:
     """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
-    for name in (topic(group), node_topic(group), leaving_topic(group)):
+    for name in (topic(group), node_topic(group), leaving_topic(group), drop_topic(group)):
         dask_scheduler._broker._topics.pop(name, None)
 
 

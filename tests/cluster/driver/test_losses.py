@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -15,17 +16,19 @@ import pytest
 from distributed import Client
 
 from dps import (
+    SSP,
     Checkpoint,
     Loss,
     ParameterServer,
     Recovery,
+    UpdatesDroppedWarning,
     UpdatesLost,
     UpdatesLostWarning,
     Worker,
 )
 from dps.cluster.backends.local import LocalCluster
 from dps.errors import ConfigurationError
-from dps.events import LossReported
+from dps.events import LossReported, WorkerJoined, WorkerLeft
 from tests.support.training import (
     COUNTING,
     PRELOAD,
@@ -95,6 +98,45 @@ def test_a_loss_is_a_warning_a_record_and_known_to_the_worker(tmp_path: Path) ->
     (warning,) = (w for w in caught if w.category is UpdatesLostWarning)
     text = f"shard 1 has lost {loss.updates} acknowledged updates: it was restored from its initial"
     assert text in str(warning.message)
+
+
+def push_until(flag: str, worker: Worker) -> int:
+    """Push until there is a file `flag`; return how many of these were dropped."""
+    gradients = ones(worker.pull())
+    until = time.monotonic() + SECONDS
+    while not os.path.exists(flag) and time.monotonic() < until:
+        worker.push(gradients)
+    return worker.dropped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("on_loss", "told"), [("warn", 1), ("ignore", 0)])
+def test_dropped_updates_are_a_warning_once(tmp_path: Path, on_loss: str, told: int) -> None:
+    """Both workers are given up, one after the other, and come back."""
+    events, flag = Events(), tmp_path / "stop"
+    with (
+        LocalCluster(nodes(), PRELOAD) as cluster,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        choices: dict[str, Any] = {"optimizer": COUNTING, "on_event": events, "on_loss": on_loss}
+        with ParameterServer(cluster.client, params(), consistency=SSP(2), **choices) as ps:
+            futures = ps.run(partial(push_until, str(flag)), workers=2)
+            for count in (1, 2):
+                eventually(lambda: min(versions(ps)) >= 50, SECONDS)
+                name = f"worker-{count - 1}"
+                os.kill(cluster.pids[name], signal.SIGSTOP)
+                eventually(lambda: len(events.of(WorkerLeft)) >= count, SECONDS)  # noqa: B023
+                os.kill(cluster.pids[name], signal.SIGCONT)
+                eventually(lambda: len(events.of(WorkerJoined)) >= 2 + count, SECONDS)  # noqa: B023
+            flag.touch()
+            assert min(results(futures)) >= 1
+    found = [str(w.message) for w in caught if w.category is UpdatesDroppedWarning]
+    assert len(found) == told
+    for text in found:
+        assert "dps: updates of worker-" in text
+        assert "not heard of for a lease (1 s)" in text
+        assert "timings=dps.Timings(lease=10)" in text
 
 
 def test_what_a_checkpoint_lacks_is_told_with_its_version(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""What the driver is told of updates that were refused as too stale: a Python warning, once."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import distributed
+
+from dps.cluster.node.drop_log import drop_topic, dropped
+from dps.cluster.node.weak import weakly
+from dps.errors import UpdatesDroppedWarning
+from dps.protocol.group import Group
+
+
+class DropWatch:
+    """Warns of the first updates of a group that are dropped. Used from the client's event loop."""
+
+    def __init__(self, client: distributed.Client, group: Group) -> None:
+        self._client = client
+        self._group = group
+        self._warned = False
+
+    def open(self) -> None:
+        """Begin to listen."""
+        self._client.subscribe_topic(drop_topic(self._group.name), weakly(self._told))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._client.unsubscribe_topic(drop_topic(self._group.name))
+
+    async def _told(self, event: tuple[float, Any]) -> None:
+        if not self._warned:
+            self._warned = True
+            text = f"dps: {dropped(self._group, str(event[1]))}"
+            warnings.warn(text, UpdatesDroppedWarning, stacklevel=2)

@@ -1,0 +1,42 @@
+"""What is said of updates that were refused as too stale: in the node's log, and to the driver."""
+
+from __future__ import annotations
+
+from dps.cluster.node.loss_log import SILENT, worker_log
+from dps.cluster.node.recorder import LogEvent
+from dps.protocol.client.shard_client import Outcome
+from dps.protocol.group import Group
+
+
+def drop_topic(group: str) -> str:
+    """The Dask topic on which a group's workers say that updates of theirs were dropped."""
+    return f"dps-dropped-{group}"
+
+
+class DropLog:
+    """Says once that updates of a worker were dropped. Used from the event loop."""
+
+    def __init__(self, group: Group, worker: str, log_event: LogEvent) -> None:
+        self._group = group
+        self._worker = worker
+        self._log_event = log_event
+        self._said = group.on_loss == SILENT
+
+    def note(self, outcome: Outcome) -> None:
+        """Take note of what came of an update."""
+        if self._said or outcome != "dropped":
+            return
+        self._said = True
+        worker_log.warning("dps: %s", dropped(self._group, self._worker))
+        self._log_event(drop_topic(self._group.name), self._worker)
+
+
+def dropped(group: Group, worker: str) -> str:
+    """What became of updates of a worker, why, and what to do."""
+    lease = group.timings.lease
+    return (
+        f"updates of {worker} were dropped, not applied: it was not heard of for a lease "
+        f"({lease:g} s), so the others went on without it, and what it had computed meanwhile was "
+        f"too stale (parameter server {group.name}). worker.dropped counts them. If its node was "
+        f"only busy, have it waited for longer: timings=dps.Timings(lease={10 * lease:g})"
+    )
