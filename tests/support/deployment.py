@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from distributed import Client
+from distributed import Client, Security
 
 from tests.support.training import SECONDS
 from tests.support.waiting import eventually
@@ -39,10 +39,10 @@ def deployed(
     before: Sequence[str] = (),
     certificate: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """Yield the address of a Dask scheduler that has `dask worker`s with these options.
+    """Yield the address of a Dask scheduler that has `dask worker`s with these options (`workers`).
 
-    `before` is put before the command of the workers. With a `certificate` (see `tls.files_of`)
-    they talk over TLS.
+    All have joined by then. `before` is put before the command of the workers. With a `certificate`
+    (see `tls.files_of`) they talk over TLS.
     """
     file = folder / "scheduler.json"
     common = ["--host", "127.0.0.1", "--no-dashboard"]
@@ -55,13 +55,21 @@ def deployed(
         for group in groups:
             own = "--memory-limit", "0", "--local-directory", folder
             _start(stack, folder, "dask_worker", address, *common, *own, *group, before=before)
+        number = sum(int(count) for _, count, *_ in groups)
+        with Client(address, security=_security(certificate), set_as_default=False) as client:
+            client.wait_for_workers(number, timeout=SECONDS)
         yield address
 
 
-def wait_for(address: str, number: int) -> None:
-    """Wait until so many Dask workers have joined a deployment."""
-    with Client(address, set_as_default=False) as client:
-        client.wait_for_workers(number, timeout=SECONDS)
+def _security(certificate: Mapping[str, str] | None) -> Security | None:
+    if certificate is None:
+        return None
+    return Security(
+        require_encryption=True,
+        tls_ca_file=certificate["ca_file"],
+        tls_client_cert=certificate["cert"],
+        tls_client_key=certificate["key"],
+    )
 
 
 def _address(file: Path) -> str | None:

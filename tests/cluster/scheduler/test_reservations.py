@@ -22,7 +22,7 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.scheduler import reservations
 from dps.cluster.transport.links import links_of
 from dps.errors import CapacityError
-from tests.support.deployment import ROOT, deployed, wait_for, workers
+from tests.support.deployment import ROOT, deployed, workers
 from tests.support.driver import MEMBERS
 from tests.support.training import COUNTING, SECONDS, count, counts, nodes, params, results
 from tests.support.waiting import eventually
@@ -36,7 +36,6 @@ PAIR = nodes(1, workers=1)
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A deployment with room for `MEMBERS` and `PAIR`."""
     with deployed(tmp_path_factory.mktemp("deployment"), workers(5)) as address:
-        wait_for(address, 5)
         yield address
 
 

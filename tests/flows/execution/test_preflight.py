@@ -21,7 +21,7 @@ from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE, read_record
-from tests.support.deployment import OWN_PIDS, can_have_own_pids, deployed, wait_for, workers
+from tests.support.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
 from tests.support.stores import with_store
 from tests.support.tls import files_of
 
@@ -95,7 +95,6 @@ def test_without_an_address_nothing_begins(tmp_path: Path) -> None:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     number = ROOM * NODES + 1  # one takes the place of a node that is killed
     with deployed(tmp_path_factory.mktemp("deployment"), workers(number)) as address:
-        wait_for(address, number)
         yield address
 
 
