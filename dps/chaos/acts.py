@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from dps.chaos.disturb import Disturber
 from dps.chaos.strike import Striker
 from dps.cluster.backends.base import Cluster
+from dps.cluster.platform import Running, Timer, platform_of
 from dps.core.faults.plan import Corrupt, Disturbance, Fault, Kill, Pause
 from dps.core.names import replacement
 from dps.errors import DpsError
@@ -34,16 +34,17 @@ class Acts:
 
     def __init__(self, cluster: Cluster, ps: ParameterServer, clock: Clock, emit: Sink) -> None:
         self._nodes = cluster
+        self._platform = platform_of(cluster.client)
         self._clock = clock
         self._emit = emit
         self._striker = Striker(cluster, clock, emit)
         self._disturber = Disturber(cluster, ps, clock, emit)
         self._took: dict[int, float] = {}
-        self._beginning: dict[int, threading.Thread] = {}
+        self._beginning: dict[int, Running] = {}
         self._awaited: dict[str, int] = {}
         self._paused: set[tuple[int, str]] = set()
         self._disturbing: set[int] = set()
-        self._timers: list[threading.Timer] = []
+        self._timers: list[Timer] = []
         self._starting = threading.Lock()
 
     def close(self) -> None:
@@ -86,12 +87,11 @@ class Acts:
         """
         if not isinstance(fault, Kill | Pause):
             work = partial(self._disturb, number, fault, names, updates)
-            self._beginning[number] = threading.Thread(target=work, name=f"dps-fault-{number}")
-            self._beginning[number].start()
+            self._beginning[number] = self._platform.start(work, f"dps-fault-{number}")
             return
         if isinstance(fault, Kill) and fault.by == "host":
             names = sorted({other for name in names for other in self._nodes.on_host_of(name)})
-        if any(at_once(partial(self._hit, number, fault, updates, held), names)):
+        if any(self._at_once(partial(self._hit, number, fault, updates, held), names)):
             self._took[number] = self._clock.now()
 
     def miss(self, number: int, target: str, reason: str) -> None:
@@ -131,7 +131,7 @@ class Acts:
     def _disturb(self, number: int, fault: Disturbance, names: Sequence[str], updates: int) -> None:
         began = self._clock.monotonic()
         begin = partial(self._disturber.begin, number, fault, updates=updates)
-        if any(at_once(begin, names)):
+        if any(self._at_once(begin, names)):
             self._took[number] = self._clock.now()
             if not isinstance(fault, Corrupt):
                 self._disturbing.add(number)
@@ -139,9 +139,7 @@ class Acts:
                 self._later(max(0.0, left), self._end, number)
 
     def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
-        timer = threading.Timer(seconds, act, what)
-        self._timers.append(timer)
-        timer.start()
+        self._timers.append(self._platform.after(seconds, partial(act, *what)))
 
     def _bring_back(self, number: int, node: str) -> None:
         name = replacement(node)
@@ -161,10 +159,6 @@ class Acts:
         self._disturbing.discard(number)
         self._disturber.end(number)
 
-
-def at_once(act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
-    """Do something to several nodes at the same time."""
-    if len(names) == 1:
-        return [act(names[0])]
-    with ThreadPoolExecutor(len(names), thread_name_prefix="dps-strike") as threads:
-        return list(threads.map(act, names))
+    def _at_once(self, act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
+        """Do something to several nodes at the same time."""
+        return [act(names[0])] if len(names) == 1 else self._platform.at_once(act, names)

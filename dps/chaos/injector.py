@@ -8,7 +8,6 @@ fresh ones, paused and disturbed ones go on, as the plan says (`dps.chaos.acts`)
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from dps.chaos.phases import Phases, Sight, recovering
 from dps.chaos.progress import LONGEST_WAIT, SHORTEST_WAIT, Progress
 from dps.chaos.targets import Targets
 from dps.cluster.backends.base import Cluster
+from dps.cluster.platform import Running, platform_of
 from dps.core.faults.plan import (
     After,
     AtSeconds,
@@ -77,17 +77,18 @@ class Injector:
         self._acts = Acts(cluster, ps, clock, emit)
         self._targets = Targets(cluster, ps, seed)
         self._phases = Phases(ps)
-        self._progress = Progress(ps.audit, clock)
-        self._over = threading.Event()
+        self._platform = platform_of(cluster.client)
+        self._progress = Progress(ps.audit, clock, self._platform)
+        self._over = self._platform.flag()
         self._interrupted = False
         self._began = 0.0
         self._aims: dict[int, Aim] = {}
-        self._thread = threading.Thread(target=self._carry_out, name="dps-injector", daemon=True)
+        self._running: Running
 
     def __enter__(self) -> Injector:
         self._began = self._clock.now()
         self._progress.begin()
-        self._thread.start()
+        self._running = self._platform.start(self._carry_out, "dps-injector")
         return self
 
     def __exit__(
@@ -98,7 +99,7 @@ class Injector:
     ) -> None:
         self._interrupted = kind is not None
         self._over.set()
-        self._thread.join()
+        self._running.join()
         self._acts.close()
         self._progress.end()
 

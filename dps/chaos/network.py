@@ -7,13 +7,12 @@ are. The probe itself is a message of dps like any other: from the node to the c
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dps.chaos.effect import Seen
+from dps.cluster.platform import Platform, Running, platform_of
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.links import Closed, Condition, Full, Late, links_of
 from dps.errors import DeadlineExceeded, DpsError
@@ -36,9 +35,15 @@ class Remote:
     ----------
     coordinator
         Who is sent probes by the node.
+
+    Attributes
+    ----------
+    platform
+        That of the driver.
     """
 
     def __init__(self, client: distributed.Client, address: str, coordinator: Endpoint) -> None:
+        self.platform: Platform = platform_of(client)
         self._client = client
         self._address = address
         self._coordinator = coordinator
@@ -131,13 +136,13 @@ class FullStore:
         self._number = number
         self._seconds = seconds
         self.proven = False
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._look, name="dps-full-store", daemon=True)
+        self._over = remote.platform.flag()
+        self._watch: Running
 
     def begin(self) -> Seen:
         """Begin to refuse."""
         self._remote.impose(self._number, Full(), self._seconds)
-        self._watch.start()
+        self._watch = self._remote.platform.start(self._look, "dps-full-store")
         return Seen("it refuses to keep anything", True)
 
     def end(self) -> Seen:
@@ -181,9 +186,10 @@ async def _probe(
     coordinator: Endpoint, deadline: float, dask_worker: distributed.Worker
 ) -> float | None:
     transport = ClusterTransport(dask_worker.rpc, Meter(), links_of(dask_worker))
-    began = time.monotonic()
+    clock = platform_of(dask_worker).clock
+    began = clock.monotonic()
     try:
         await transport.call(coordinator, GetTable(-1, deadline), deadline)
     except DeadlineExceeded:
         return None
-    return time.monotonic() - began
+    return clock.monotonic() - began

@@ -6,9 +6,9 @@ A shard that is down or stopped answers late; faults that come at seconds must n
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 
+from dps.cluster.platform import Platform, Running
 from dps.protocol.messages import AuditReply
 from dps.protocol.transport import Clock
 
@@ -25,23 +25,29 @@ class Progress:
         Returns the numbers of each shard's state, None for one that is down.
     """
 
-    def __init__(self, audit: Callable[[], Sequence[AuditReply | None]], clock: Clock) -> None:
+    def __init__(
+        self,
+        audit: Callable[[], Sequence[AuditReply | None]],
+        clock: Clock,
+        platform: Platform,
+    ) -> None:
         self._audit = audit
         self._clock = clock
         self._updates = 0
         self._goals: tuple[int, ...] = ()
-        self._over = threading.Event()
+        self._platform = platform
+        self._over = platform.flag()
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._ask, name="dps-progress", daemon=True)
+        self._running: Running
 
     def begin(self) -> None:
         """Begin to ask."""
-        self._thread.start()
+        self._running = self._platform.start(self._ask, "dps-progress")
 
     def end(self) -> None:
         """Ask no more."""
         self._over.set()
-        self._thread.join()
+        self._running.join()
 
     @property
     def updates(self) -> int:

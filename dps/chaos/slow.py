@@ -6,14 +6,10 @@ stopped time is counted from the time that it really ran, so the factor holds on
 
 from __future__ import annotations
 
-import threading
-import time
-
-import psutil
-
 from dps.chaos.effect import Seen
 from dps.chaos.strike import PROOF_SECONDS
 from dps.cluster.backends.base import Cluster
+from dps.cluster.platform import Running, platform_of
 
 TURN = 0.05
 SHORTEST_RUN = 0.002
@@ -44,30 +40,29 @@ class Slowdown:
         self._factor = factor
         self._longest_stop = LONGEST_STOP * lease
         self._seconds = seconds
-        self._over = threading.Event()
+        self._platform = platform_of(nodes.client)
+        self._over = self._platform.flag()
         self._stopped = 0.0
         self._turns = 0
-        self._thread = threading.Thread(
-            target=self._take_turns, name=f"dps-slow-{node}", daemon=True
-        )
+        self._running: Running
 
     def begin(self) -> Seen:
         """Take turns from now on, in a thread, and see for how much of the time it is stopped."""
         if self._nodes.gone(self._node, 0.0):
             raise ProcessLookupError("there is no such process")
-        self._began = self._looked = time.monotonic()
+        self._began = self._looked = self._now()
         self._cpu = self._cpu_seconds()
-        self._thread.start()
+        self._running = self._platform.start(self._take_turns, f"dps-slow-{self._node}")
         until = self._began + min(LONGEST_PROOF, self._seconds / 2)
         while not (self._turns >= PROOF_TURNS and self._seen().effective):
-            if self._over.wait(TURN / 2) or time.monotonic() > until:
+            if self._over.wait(TURN / 2) or self._now() > until:
                 break
         return self._seen()
 
     def end(self) -> Seen:
         """Let the process go on, and see that it runs."""
         self._over.set()
-        self._thread.join()
+        self._running.join()
         evidence, effective = self._seen()
         if self._nodes.gone(self._node, 0.0):
             return Seen(f"{evidence}; it has ended meanwhile", True)
@@ -77,28 +72,28 @@ class Slowdown:
 
     def _take_turns(self) -> None:
         owed, run = 0.0, max(SHORTEST_RUN, TURN / self._factor)
-        running_since = time.monotonic()
+        running_since = self._now()
         try:
             while not self._over.wait(run) and running_since < self._began + self._seconds:
                 self._nodes.pause(self._node)
-                owed += (time.monotonic() - running_since) * (self._factor - 1)
+                owed += (self._now() - running_since) * (self._factor - 1)
                 owed -= self._stay_stopped(min(owed, self._longest_stop))
-                running_since = time.monotonic()
+                running_since = self._now()
         except ProcessLookupError:  # it was killed meanwhile
             return
 
     def _stay_stopped(self, seconds: float) -> float:
         """Keep the process stopped for a while, then let it go on; return how long it was."""
-        began = time.monotonic()
+        began = self._now()
         try:
             # On a busy machine it stops only when it is next given a core.
             seen = self._nodes.stopped(self._node, self._longest_stop)
-            stopped_since = time.monotonic()
-            self._over.wait(max(0.0, began + seconds - time.monotonic()))
+            stopped_since = self._now()
+            self._over.wait(max(0.0, began + seconds - self._now()))
             seen = seen and self._nodes.stopped(self._node, 0.0)
         finally:
             self._nodes.resume(self._node)
-        self._looked = time.monotonic()
+        self._looked = self._now()
         if seen:
             self._stopped += self._looked - stopped_since
             self._turns += 1
@@ -120,7 +115,9 @@ class Slowdown:
 
     def _cpu_seconds(self) -> float:
         try:
-            times = psutil.Process(self._pid).cpu_times()
-        except psutil.NoSuchProcess:
+            return self._nodes.cpu_seconds(self._node)
+        except ProcessLookupError:
             return self._cpu
-        return float(times.user + times.system)
+
+    def _now(self) -> float:
+        return self._platform.clock.monotonic()

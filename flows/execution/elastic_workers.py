@@ -17,6 +17,7 @@ from distributed import Client, Future, KilledWorker, wait
 from dps.chaos.progress import Progress
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
+from dps.cluster.platform import platform_of
 from dps.errors import CapacityError, DpsError
 from dps.events import Event, Rescaled, Sink
 from dps.protocol.transport import Clock
@@ -60,7 +61,7 @@ class ElasticWorkerPool:
         self._goal = updates
         self._clock = clock
         self._emit = emit
-        self._progress = Progress(ps.audit, clock)
+        self._progress = Progress(ps.audit, clock, platform_of(client))
         self._running: dict[str, Future] = {}
         self._going: dict[str, Future] = {}
         self._hired = 0

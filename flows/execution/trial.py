@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 import traceback
 import uuid
 from collections import defaultdict, deque
@@ -32,7 +31,7 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.credentials import masked
 from dps.core.faults.plan import AtUpdates, FaultPlan
 from dps.errors import ConfigurationError, DpsError, StoreUnavailable
@@ -408,13 +407,13 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
         for _ in share:
             if worker.leaving:
                 return
-            began = time.perf_counter()
+            began = worker.now()
             batch = rows[next(order)]
             x, y = data.x_train[batch], data.y_train[batch]
             loss, gradients = workload.gradient(dict(pipeline.weights), x, y)
-            spent = time.perf_counter() - began
-            time.sleep(max(0.0, next(times) - spent))
-            computed = time.perf_counter() - began
+            spent = worker.now() - began
+            worker.sleep(max(0.0, next(times) - spent))
+            computed = worker.now() - began
             pipeline.push_pull(gradients)
             worker.report(loss=loss, compute_seconds=computed)
 

@@ -21,7 +21,7 @@ from dps.chaos.strike import Striker
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import SERVING
 from dps.cluster.node.actor import HostActor
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.names import role_of
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState

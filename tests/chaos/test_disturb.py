@@ -18,7 +18,7 @@ from dps.chaos.disturb import Disturber
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone, is_running
 from dps.cluster.names import NodeSpec
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.faults.plan import (
     AtUpdates,
     Corrupt,

@@ -14,7 +14,7 @@ from dps.chaos.injector import Injector
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_running, is_stopped
 from dps.cluster.names import NodeSpec
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.faults.plan import AtUpdates, FaultPlan, Kill, Pause
 from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
 from tests.support.training import (

@@ -18,7 +18,7 @@ from dps.cluster.backends.jobqueue import JobGroup
 from dps.cluster.backends.slurm_jobs import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.faults.plan import AtUpdates, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed

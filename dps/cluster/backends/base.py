@@ -11,6 +11,8 @@ import signal
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, Self
 
+import psutil
+
 from dps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,6 +107,14 @@ class Cluster(ABC):
     def account(self, name: str) -> str:
         """What the queueing system says of a node that was killed; "" where there is none."""
         return ""
+
+    def cpu_seconds(self, name: str) -> float:
+        """How many seconds of cores a node's process has used, if it is one of this machine."""
+        try:
+            times = psutil.Process(self.pids[name]).cpu_times()
+        except psutil.NoSuchProcess:
+            raise ProcessLookupError(f"{name}: there is no such process") from None
+        return float(times.user + times.system)
 
     def pause(self, name: str) -> int:
         """Stop a node's process with SIGSTOP; return its pid."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dps.cluster.names import HOSTING
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import platform_of
 from dps.errors import CapacityError, ConfigurationError, NotServing, ShardUnavailable
 from dps.events import Event, NodeDrained, NodeLeaving, NodeLeft, Sink
 from dps.events.lines import log
@@ -61,7 +61,7 @@ class Drainer:
         self._shard_hosts = hosting
         self._drain = drain
         self._sink = sink
-        self._clock = SystemClock()
+        self._clock = platform_of(client).clock
         self._leaving: dict[str, list[Node]] = {}
         self.names: set[str] = set()
         self._emptying: set[asyncio.Task[None]] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from distributed import KilledWorker
 from dps.cluster.driver.hosted import Hosted
 from dps.cluster.names import Node
 from dps.cluster.node.evaluator import EvaluatorActor, Score
+from dps.cluster.platform import platform_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
 from dps.protocol.transport import Endpoint
@@ -116,7 +116,7 @@ class Evaluators:
 
     async def _make(self, evaluation: Evaluation, node: Node) -> Hosted | None:
         """Make one on a node; None: it waits for another one, as that was lost."""
-        key = f"dps-evaluator-{self._group.name}-{uuid.uuid4().hex[:8]}"
+        key = f"dps-evaluator-{self._group.name}-{platform_of(self._client).token()}"
         future = self._client.submit(
             EvaluatorActor,
             self._group,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.node.recorder import topic
 from dps.cluster.node.weak import weakly
+from dps.cluster.platform import platform_of
 from dps.events import Sink, from_dict
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Inbox:
         nodes
             The addresses of the group's nodes; None: all of the cluster.
         """
-        marker = uuid.uuid4().hex
+        marker = platform_of(self._client).token()
         send = partial(_send_marker, self._topic, marker)
         sent = await self._client.run(send, workers=nodes, on_error="ignore")
         await self._client.log_event(self._topic, [{"marker": marker}])

@@ -26,7 +26,6 @@ from dps.protocol.recovery import as_servers
 if TYPE_CHECKING:
     import distributed
 import contextlib
-import uuid
 import warnings
 from collections.abc import Mapping
 
@@ -46,6 +45,7 @@ from dps.cluster.driver.setup import (
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import run_worker
+from dps.cluster.platform import platform_of
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
@@ -242,7 +242,7 @@ class ParameterServer:
             functions=dict(functions),
             labels=checked_labels(labels),
             on_loss=on_loss,
-            transport=transport,
+            transport=platform_of(client).way(transport),
         )
         start = replace(start, group=group)
         self.group = group
@@ -655,7 +655,7 @@ class ParameterServer:
             "worker",
             {node.address: node.name for node in nodes},
             self._stops,
-            key=f"dps-{peers[index]}-{self.group.name}-{uuid.uuid4().hex[:8]}",
+            key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
             workers=[node.address for node in nodes],
             resources={"worker": 1} if nodes[0].resource else None,
             pure=False,
@@ -697,7 +697,7 @@ class ParameterServer:
         self._drainer.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
-        await start.leave_description()
+        await start.leave_description(platform_of(client).clock.now())
         seeder = Bootstrap(self.group, start.initial, self._transport, self._router, start.states)
         self._seeding = asyncio.create_task(seeder.run())
         try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.cluster.transport.calls import COORDINATOR_PREFIX, SystemClock
+from dps.cluster.platform import platform_of
+from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
@@ -59,11 +59,11 @@ class Start:
         """The state of each shard that was saved; none if it starts afresh."""
         return self.saved.states if self.saved is not None else ()
 
-    async def leave_description(self) -> None:
-        """Put beside the checkpoints what is needed to go on from them."""
+    async def leave_description(self, now: float) -> None:
+        """Put beside the checkpoints what is needed to go on from them; `now` is the time."""
         if self.group.recovery.durability.writes_checkpoints:
             generation = self.saved.run.generation + 1 if self.saved is not None else 0
-            run = describe(self.group, generation, SystemClock().now(), json.dumps(self.about))
+            run = describe(self.group, generation, now, json.dumps(self.about))
             await asyncio.to_thread(write_run, run)
 
 
@@ -127,7 +127,7 @@ def _place(client: distributed.Client) -> tuple[str, Endpoint]:
     """A name for the group, and where its coordinator will be."""
     if client.scheduler is None:
         raise ConfigurationError("the Dask client is closed; give one that is connected")
-    name = uuid.uuid4().hex[:8]
+    name = platform_of(client).token()
     return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from dps.cluster.driver.hosted import Hosted
 from dps.cluster.names import HOSTING, Node, resource_in
 from dps.cluster.node.actor import HostActor
 from dps.cluster.node.evaluator import Score
+from dps.cluster.platform import platform_of
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts
@@ -138,7 +138,7 @@ class ShardHosts:
         self._client.loop.add_callback(self.node_joined, (0.0, address))
 
     async def _make_host(self, node: Node) -> Hosted:
-        key = f"dps-host-{self.group.name}-{uuid.uuid4().hex[:8]}"
+        key = f"dps-host-{self.group.name}-{platform_of(self._client).token()}"
         future = self._client.submit(
             HostActor,
             self.group,

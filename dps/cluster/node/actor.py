@@ -7,8 +7,6 @@ large shards go to threads (`dps.protocol.executor`), so that heartbeats are not
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from functools import partial
 
 import numpy as np
@@ -20,7 +18,8 @@ from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.transport.calls import Meter, SystemClock, answer
+from dps.cluster.platform import platform_of
+from dps.cluster.transport.calls import Meter, answer
 from dps.cluster.transport.links import links_of
 from dps.cluster.transport.port import port_of
 from dps.core.shard import ShardState
@@ -36,9 +35,10 @@ class HostActor:
     """A `ShardServer` as a Dask actor; made by the driver, called by `ClusterTransport`."""
 
     def __init__(self, group: Group, node: str, role: str, key: str) -> None:
-        keep_memory()
         dask_worker = get_worker()
-        clock = SystemClock()
+        self._platform = platform = platform_of(dask_worker)
+        keep_memory(platform)
+        clock = platform.clock
         self._dask_worker = dask_worker
         self._key = key
         self._finished = False
@@ -56,7 +56,7 @@ class HostActor:
         self._host = ShardServer(group, node, me, transport, clock, self._recorder, each)
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
-        self._recorder(NodeJoined(clock.now(), node, role, os.getpid(), socket.gethostname()))
+        self._recorder(NodeJoined(clock.now(), node, role, platform.pid, platform.host))
         dask_worker.loop.add_callback(self._start)
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
@@ -100,4 +100,5 @@ class HostActor:
         )
 
     def _sample(self) -> ResourceSampled:
-        return sample(self._node, self._role, self._meter, self._host.stored_bytes)
+        stored = self._host.stored_bytes
+        return sample(self._node, self._role, self._meter, stored, self._platform)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dps.cluster.transport.calls import ClusterTransport, Meter, SystemClock
+from dps.cluster.platform import platform_of
+from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.links import links_of
 from dps.cluster.transport.port import port_of
 from dps.events import Connected, Sink
@@ -19,8 +20,10 @@ def transport_of(
 ) -> ClusterTransport:
     """The transport of one member of a group on a node; the port has to be entered for it."""
 
+    clock = platform_of(dask_worker).clock
+
     def on_connected(peer: str, transport: str, why: str) -> None:
-        emit(Connected(SystemClock().now(), node, peer, transport, why))
+        emit(Connected(clock.now(), node, peer, transport, why))
 
     links = links_of(dask_worker)
     if group.transport == "dask":

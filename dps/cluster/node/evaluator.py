@@ -7,8 +7,6 @@ on its own node, so that measuring does not hold up what is measured.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -18,7 +16,8 @@ from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.transport.calls import Meter, SystemClock
+from dps.cluster.platform import platform_of
+from dps.cluster.transport.calls import Meter
 from dps.cluster.transport.port import port_of
 from dps.errors import DpsError
 from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
@@ -51,13 +50,14 @@ class EvaluatorActor:
         self._score = score
         self._every = every
         self._node = node
-        self._clock = SystemClock()
+        self._platform = platform = platform_of(dask_worker)
+        self._clock = platform.clock
         self._meter = Meter()
         self._recorder = recorder_of(group, dask_worker.log_event)
         transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         self._client = Client(group, transport)
         now = self._clock.now()
-        self._recorder(NodeJoined(now, node, "evaluator", os.getpid(), socket.gethostname()))
+        self._recorder(NodeJoined(now, node, "evaluator", platform.pid, platform.host))
         dask_worker.loop.add_callback(self._start)
 
     async def read(self) -> None:
@@ -128,4 +128,4 @@ class EvaluatorActor:
         self._recorder(Evaluated(read, sum(versions) / len(versions), loss, accuracy))
 
     def _sample(self) -> ResourceSampled:
-        return sample(self._node, "evaluator", self._meter)
+        return sample(self._node, "evaluator", self._meter, platform=self._platform)

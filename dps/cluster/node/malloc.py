@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
+from dps.cluster.platform import SYSTEM, Platform
+
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_TOP_PAD = -2
@@ -19,9 +21,12 @@ KEEP_BYTES = 1 << 30
 PAD_BYTES = 64 << 20
 
 
-def keep_memory() -> bool:
-    """Have freed memory kept by this process; return whether the C library knows how."""
-    if not sys.platform.startswith("linux"):
+def keep_memory(platform: Platform = SYSTEM) -> bool:
+    """Have freed memory kept by this process; return whether the C library knows how.
+
+    A process in which nodes are simulated is somebody else's, and stays as it is.
+    """
+    if platform is not SYSTEM or not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):

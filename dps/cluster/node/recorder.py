@@ -7,15 +7,12 @@ to the scheduler that Dask keeps open anyway.
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import psutil
-
-from dps.cluster.transport.calls import Meter, SystemClock
+from dps.cluster.platform import SYSTEM, Platform
+from dps.cluster.transport.calls import Meter
 from dps.events import Event, ResourceSampled, to_dict
 from dps.events.lines import log
 from dps.protocol.group import Group
@@ -72,16 +69,18 @@ def recorder_of(group: Group, log_event: LogEvent) -> Recorder:
     return Recorder(group.name, log_event, group.recorded, group.labels)
 
 
-def sample(node: str, role: str, meter: Meter, stored: int = 0) -> ResourceSampled:
+def sample(
+    node: str, role: str, meter: Meter, stored: int = 0, platform: Platform = SYSTEM
+) -> ResourceSampled:
     """Measure what this process has used since it started."""
-    times = psutil.Process().cpu_times()
+    used = platform.usage()
     return ResourceSampled(
-        SystemClock().now(),
+        platform.clock.now(),
         node,
         role,
-        os.getpid(),
-        cpu_seconds=times.user + times.system,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        platform.pid,
+        cpu_seconds=used.cpu_seconds,
+        peak_bytes=used.peak_bytes,
         sent=dict(meter.sent),
         received=dict(meter.received),
         stored=stored,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from distributed import Client
 
+from dps.cluster.platform import platform_of
 from dps.cluster.transport.process_state import made_once
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Leave:
             until = max(0.0, ends - margin(lifetime) - time.time())
             self._timer = self._loop.call_later(until, self._leave, "lifetime")
         # A user's own program, which may have Dask workers in its process, keeps its signals.
+        if not platform_of(self._worker).handles_signals:
+            return
         if threading.current_thread() is threading.main_thread() and not Client._instances:
             self._before = signal.signal(signal.SIGTERM, self._signalled)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,7 +26,8 @@ from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import Leave, leave_of
-from dps.cluster.transport.calls import SystemClock, meter_of
+from dps.cluster.platform import Platform, platform_of
+from dps.cluster.transport.calls import meter_of
 from dps.cluster.transport.port import port_of
 from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import ASP, Consistency
@@ -43,7 +42,7 @@ from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
-from dps.protocol.transport import Transport
+from dps.protocol.transport import Clock, Transport
 
 T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
@@ -107,9 +106,10 @@ class ReportColumns:
     Called from the training's thread, flushed from the event loop.
     """
 
-    def __init__(self, worker: str, recorder: Recorder) -> None:
+    def __init__(self, worker: str, recorder: Recorder, clock: Clock) -> None:
         self._worker = worker
         self._recorder = recorder
+        self._clock = clock
         self._lock = threading.Lock()
         self._rows: dict[str, list[tuple[float, int, float]]] = {}
         self._steps = 0
@@ -120,7 +120,7 @@ class ReportColumns:
         if not self._recorder.on:
             return
         self._steps += 1
-        now = SystemClock().now()
+        now = self._clock.now()
         with self._lock:
             for name, value in metrics.items():
                 self._rows.setdefault(name, []).append((now, self._steps, float(value)))
@@ -129,7 +129,7 @@ class ReportColumns:
         """Record what was noted since the last flush."""
         with self._lock:
             columns, self._rows = self._rows, {}
-        now = SystemClock().now()
+        now = self._clock.now()
         for name, rows in columns.items():
             times, steps, values = zip(*rows, strict=True)
             self._recorder(
@@ -159,6 +159,7 @@ class Worker:
         leave: Leave,
         index: int,
         workers: int,
+        platform: Platform,
     ) -> None:
         self.name = client.worker
         self.index = index
@@ -167,6 +168,7 @@ class Worker:
         self._loop = loop
         self._reports = reports
         self._leave = leave
+        self._platform = platform
         self._given: ReadPoint | None = None
         self._buffered = 0
         self._flat: dict[tuple[str, ...], FlatLayout] = {}
@@ -423,6 +425,18 @@ class Worker:
         """Like `apply`, but return at once with a handle to wait on."""
         return Handle(self._begin(self._client.apply(function, args)), list)
 
+    def now(self) -> float:
+        """Return seconds on a clock that never goes back, for durations."""
+        return self._platform.clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds, of the same time that `now` tells.
+
+        A training function that waits by this and not by `time.sleep` runs on virtual time as well
+        (`dps.testing.VirtualCluster`).
+        """
+        self._platform.sleep(seconds)
+
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
         self._reports(metrics)
@@ -463,27 +477,28 @@ class Worker:
         return rows
 
     def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(request, self._loop)
+        return self._platform.begin(request, self._loop)
 
 
 class _AckColumns:
     """Collects acknowledgements until they are recorded as one event. Used from the event loop."""
 
-    def __init__(self, worker: str, recorder: Recorder) -> None:
+    def __init__(self, worker: str, recorder: Recorder, clock: Clock) -> None:
         self._worker = worker
         self._recorder = recorder
+        self._clock = clock
         self._rows: list[tuple[float, int, int, int, Outcome]] = []
         self.incarnation = 0
 
     def __call__(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         if self._recorder.on:
-            self._rows.append((SystemClock().now(), shard, update.seq, version, outcome))
+            self._rows.append((self._clock.now(), shard, update.seq, version, outcome))
 
     def flush(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
             times, shards, seqs, versions, outcomes = zip(*rows, strict=True)
-            now = SystemClock().now()
+            now = self._clock.now()
             self._recorder(
                 Acked(now, self._worker, self.incarnation, times, shards, seqs, versions, outcomes)
             )
@@ -492,9 +507,10 @@ class _AckColumns:
 class _FilterCounts:
     """Records what a client's filters have done whenever that has changed."""
 
-    def __init__(self, client: Client, recorder: Recorder) -> None:
+    def __init__(self, client: Client, recorder: Recorder, clock: Clock) -> None:
         self._client = client
         self._recorder = recorder
+        self._clock = clock
         self._last = client.filtered
         self.incarnation = 0
 
@@ -503,7 +519,7 @@ class _FilterCounts:
         if found != self._last:
             self._last = found
             worker, counts = self._client.worker, asdict(found.counts)
-            now, norm = SystemClock().now(), found.residual_norm
+            now, norm = self._clock.now(), found.residual_norm
             self._recorder(Filtered(now, worker, self.incarnation, **counts, residual_norm=norm))
 
 
@@ -524,14 +540,16 @@ def run_worker(
     Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
     others do not wait for it, and the error goes to the Dask future.
     """
-    keep_memory()
     dask_worker = get_worker()
+    platform = platform_of(dask_worker)
+    keep_memory(platform)
+    clock = platform.clock
     loop = dask_worker.loop.asyncio_loop
     node = nodes.get(dask_worker.address, str(dask_worker.name))
     name = peers[index]
     meter = meter_of(dask_worker, group.name)
     recorder = recorder_of(group, dask_worker.log_event)
-    acks, reports = _AckColumns(name, recorder), ReportColumns(name, recorder)
+    acks, reports = _AckColumns(name, recorder, clock), ReportColumns(name, recorder, clock)
     transport = transport_of(dask_worker, group, node, meter, recorder)
     key = dask_worker.get_current_task()
 
@@ -555,7 +573,7 @@ def run_worker(
         is_cancelled=is_cancelled,
     )
 
-    filters = _FilterCounts(client, recorder)
+    filters = _FilterCounts(client, recorder, clock)
 
     def flush() -> None:
         acks.flush()
@@ -563,13 +581,12 @@ def run_worker(
         filters.flush()
 
     def measure() -> ResourceSampled:
-        return sample(node, node_role, meter)
+        return sample(node, node_role, meter, platform=platform)
 
     async def begin() -> asyncio.Task[None]:
         leave_of(dask_worker).enter(group.name)
         port_of(dask_worker).enter()
-        now = SystemClock().now()
-        recorder(NodeJoined(now, node, node_role, os.getpid(), socket.gethostname()))
+        recorder(NodeJoined(clock.now(), node, node_role, platform.pid, platform.host))
         return asyncio.create_task(record_forever(recorder, group.timings.flush, flush, measure))
 
     async def enter() -> None:
@@ -591,13 +608,14 @@ def run_worker(
             leave_of(dask_worker).exit(group.name)
 
     def on_loop(request: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(request, loop).result()
+        return platform.begin(request, loop).result()
 
     recording = on_loop(begin())
     reason = "failed"
     try:
         on_loop(enter())
-        result = train(Worker(client, loop, reports, leave_of(dask_worker), index, len(peers)))
+        leave = leave_of(dask_worker)
+        result = train(Worker(client, loop, reports, leave, index, len(peers), platform))
         reason = "finished"
         return result
     finally:

@@ -13,11 +13,11 @@ from dps.cluster.node.loss_log import logged
 from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
+from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
     ClusterTransport,
     Meter,
-    SystemClock,
     answer,
     frozen,
     thawed,
@@ -53,10 +53,11 @@ class CoordinatorPlugin(SchedulerPlugin):
         """Begin to coordinate; called by Dask in the scheduler's event loop."""
         self._scheduler = scheduler
         self._meter = Meter()
+        self._platform = platform_of(scheduler)
         self._recorder = recorder_of(self._group, scheduler.log_event)
         transport = ClusterTransport(scheduler.rpc, self._meter)
         sink = logged(self._group, self._recorder)
-        self._coordinator = Coordinator(self._group, transport, SystemClock(), sink)
+        self._coordinator = Coordinator(self._group, transport, self._platform.clock, sink)
         self._losses: set[asyncio.Task[None]] = set()
         every = self._group.timings.flush
         self._recording = asyncio.create_task(
@@ -98,7 +99,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         await forget(self._group.name, self._scheduler)
 
     def _sample(self) -> ResourceSampled:
-        return sample("scheduler", "scheduler", self._meter)
+        return sample("scheduler", "scheduler", self._meter, platform=self._platform)
 
 
 async def forget(group: str, dask_scheduler: Scheduler) -> None:

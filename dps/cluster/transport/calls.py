@@ -9,7 +9,6 @@ actor's, and a call through it may never return when the node dies. Every call h
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -36,18 +35,6 @@ PROBE_SECONDS = 0.25
 LATE_SECONDS = 10.0  # later a connection is taken for broken on which the coordinator owes a reply
 METER = "dps-meter"
 SHARING: tuple[TransportChoice, ...] = ("auto", "shared_memory")
-
-
-class SystemClock:
-    """The real time."""
-
-    def now(self) -> float:
-        """Seconds since the Unix epoch."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
-        return time.monotonic()
 
 
 class Meter:

@@ -20,7 +20,7 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.faults.plan import AtUpdates, Lasting
 from dps.core.rules.rule import SGD
 from dps.errors import ConfigurationError

@@ -16,7 +16,7 @@ from typing import Any
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.names import NodeSpec
-from dps.cluster.transport.calls import SystemClock
+from dps.cluster.platform import SystemClock
 from dps.core.names import replacement
 from dps.errors import DpsError
 from dps.events import (

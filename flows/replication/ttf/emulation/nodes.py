@@ -22,7 +22,8 @@ from distributed.protocol import to_serialize
 from distributed.utils import sync
 
 from dps.cluster.node.recorder import Recorder, sample
-from dps.cluster.transport.calls import Meter, SystemClock
+from dps.cluster.platform import SystemClock
+from dps.cluster.transport.calls import Meter
 from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined, Reported
 from flows.analysis.throughput import COMPUTE
 from flows.config.workload import workload_of

@@ -1,0 +1,163 @@
+"""What dps stands on in a process: its clocks and threads, and what the system says of the process.
+
+All of `dps.cluster` and `dps.chaos` asks this, and nothing else, for the time, for something that
+goes on beside the rest, and for names that nobody else has. That is why it runs on virtual time as
+it is, where the platform is another one (`dps.virtual`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import psutil
+
+from dps.protocol.transport import Clock, TransportChoice
+
+T = TypeVar("T")
+
+
+class SystemClock:
+    """The real time."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+
+class Running(Protocol):
+    """Work that was begun beside the rest, such as `threading.Thread`."""
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
+
+class Timer(Protocol):
+    """Work that is to begin later, such as `threading.Timer`."""
+
+    def cancel(self) -> None:
+        """Do not begin it, if it has not begun."""
+        ...
+
+    def join(self) -> None:
+        """Wait until it has ended, or was cancelled before it began."""
+        ...
+
+
+class Flag(Protocol):
+    """Something to wait for, such as `threading.Event`."""
+
+    def set(self) -> None:
+        """Have whoever waits go on."""
+        ...
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for `timeout` seconds at most; return whether it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has used since it started: seconds of cores, and bytes of memory at most."""
+
+    cpu_seconds: float
+    peak_bytes: int
+
+
+class Platform:
+    """The platform of a real process. Thread-safe.
+
+    Attributes
+    ----------
+    clock
+        The clock of events, leases and deadlines.
+    handles_signals
+        Whether the process is told by a signal that it is to end.
+    """
+
+    clock: Clock = SystemClock()
+    handles_signals = True
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return os.getpid()
+
+    @property
+    def host(self) -> str:
+        """The name of its host."""
+        return socket.gethostname()
+
+    def usage(self) -> Usage:
+        """Measure what the process has used."""
+        times = psutil.Process().cpu_times()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return Usage(times.user + times.system, peak)
+
+    def token(self) -> str:
+        """Return eight characters that nobody else has, for a name."""
+        return uuid.uuid4().hex[:8]
+
+    def way(self, chosen: TransportChoice) -> TransportChoice:
+        """Return by what arrays are sent, if `chosen` is what a user wants."""
+        return chosen
+
+    def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
+        """Have an event loop do something; the future can be waited for in a thread."""
+        return asyncio.run_coroutine_threadsafe(request, loop)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
+        time.sleep(seconds)
+
+    def flag(self) -> Flag:
+        """Return something to wait for, which is not set."""
+        return threading.Event()
+
+    def start(self, work: Callable[[], object], name: str) -> Running:
+        """Begin work beside the rest; it ends with the process at the latest."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def after(self, seconds: float, work: Callable[[], object]) -> Timer:
+        """Begin work beside the rest in so many seconds."""
+        timer = threading.Timer(seconds, work)
+        timer.start()
+        return timer
+
+    def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
+        """Do something for several names at the same time."""
+        with ThreadPoolExecutor(len(names), thread_name_prefix="dps-at-once") as threads:
+            return list(threads.map(work, names))
+
+
+SYSTEM = Platform()
+
+
+def platform_of(holder: object) -> Platform:
+    """The platform of a Dask worker, scheduler or client: its own, or that of this process."""
+    found: Platform = getattr(holder, "dps_platform", SYSTEM)
+    return found
