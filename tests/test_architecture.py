@@ -33,14 +33,14 @@ ORDER = [
     CLUSTER,
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities dps.sim",
     f"{CLUSTER} dps.chaos",
-    f"{CLUSTER} dps.sim dps.chaos dps.testing dps.testing.contracts",
+    f"{CLUSTER} dps.sim dps.chaos dps.virtual dps.testing dps.testing.contracts",
     f"{CLUSTER} dps.torch",
     f"{CLUSTER} dps.tree",
     f"{CLUSTER} dps.torch dps.tree dps",
-    f"{CLUSTER} dps.torch dps.tree dps dps.chaos dps.sim flows flows.readers flows.workloads "
-    "flows.metrics flows.config flows.records flows.analysis flows.monitor flows.report "
-    "flows.tracking flows.execution flows.benchmarks flows.verification flows.problems "
-    "flows.replication flows.cli",
+    f"{CLUSTER} dps.torch dps.tree dps dps.chaos dps.sim dps.virtual flows flows.readers "
+    "flows.workloads flows.metrics flows.config flows.records flows.analysis flows.monitor "
+    "flows.report flows.tracking flows.execution flows.benchmarks flows.verification "
+    "flows.problems flows.replication flows.cli",
 ]
 
 # What of others may be imported, besides the standard library; flows may import anything.
@@ -56,7 +56,8 @@ LIBRARIES = {
         "msgpack",
         "psutil",
     },
-    "dps.chaos": {"dask", "distributed", "psutil"},
+    "dps.chaos": {"dask", "distributed", "fsspec", "psutil"},
+    "dps.virtual": {"distributed", "greenlet"},
     "dps.testing": {"distributed", "numpy", "pytest"},
     "dps.torch": {"numpy", "torch"},
     "dps.tree": {"numpy"},

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import threading
 from collections.abc import Callable, Set
-from pathlib import Path
+from typing import Any
 
+import fsspec
 import psutil
 
 from dps.chaos.effect import Seen
@@ -101,7 +103,7 @@ def damage(folder: str, shard: int) -> Seen:
     Parameters
     ----------
     folder
-        A local folder with the checkpoints of one parameter server.
+        With the checkpoints of one parameter server: a path that fsspec knows.
 
     Raises
     ------
@@ -109,29 +111,30 @@ def damage(folder: str, shard: int) -> Seen:
         There is none.
     """
     files = CheckpointFiles(folder, shard, keep=1)
+    fs, _ = fsspec.url_to_fs(folder)
     for _ in range(TRIES):
         found = files.found()
         if not found:
             raise LookupError(f"shard {shard} has no checkpoint in {folder}")
-        manifest = Path(found[0].manifest)
+        manifest = found[0].manifest
         try:
-            return _flip(manifest.with_name(json.loads(manifest.read_bytes())["file"]))
+            name = json.loads(fs.cat_file(manifest))["file"]
+            return _flip(fs, posixpath.join(posixpath.dirname(manifest), name))
         except FileNotFoundError:
             continue  # a newer one has taken its place
     raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
 
 
-def _flip(path: Path) -> Seen:
-    with path.open("r+b") as file:
-        data = file.read()
-        begin = max(0, len(data) // 2 - FLIPPED // 2)
-        part = data[begin : begin + FLIPPED]
-        file.seek(begin)
-        file.write(bytes(byte ^ 0xFF for byte in part))
-    before, after = _checksum(data), _checksum(path.read_bytes())
+def _flip(fs: Any, path: str) -> Seen:
+    data = fs.cat_file(path)
+    begin = max(0, len(data) // 2 - FLIPPED // 2)
+    part = data[begin : begin + FLIPPED]
+    flipped = bytes(byte ^ 0xFF for byte in part)
+    fs.pipe_file(path, data[:begin] + flipped + data[begin + len(part) :])
+    before, after = _checksum(data), _checksum(fs.cat_file(path))
+    name = posixpath.basename(path)
     evidence = (
-        f"{path.name}: {len(part)} bytes flipped at {begin}; its SHA-256 was {before}… and is "
-        f"{after}…"
+        f"{name}: {len(part)} bytes flipped at {begin}; its SHA-256 was {before}… and is {after}…"
     )
     return Seen(evidence, before != after)
 

@@ -11,6 +11,7 @@ from dps.core.names import role_of
 
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")
+ANY_SHARD = "any-shard"  # a node for servers that offers it is meant for no shard of its own
 RESOURCES = ("server", "store", "mailbox", "worker", "evaluator")
 _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
 

@@ -124,6 +124,10 @@ class Platform:
         """Return by what arrays are sent, if `chosen` is what a user wants."""
         return chosen
 
+    def place(self, path: str | None) -> str | None:
+        """Return where the files are that a user wants at a path."""
+        return path
+
     def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
         """Have an event loop do something; the future can be waited for in a thread."""
         return asyncio.run_coroutine_threadsafe(request, loop)

@@ -97,6 +97,8 @@ class Network:
         Errors that ended a task and are not dps's own.
     on_answer
         Called with a process, a request of a client's or for a lease, and the reply.
+    nowhere
+        The context of what belongs to no process: what is under way is in nobody's hands.
     broken
         The first promise that is seen to be broken.
     reads_late
@@ -115,7 +117,7 @@ class Network:
         self.broken: asyncio.Future[Violation] = self._loop.create_future()
         self._loop.set_task_factory(self._task)
         self.courier = Courier()
-        self._nowhere = copy_context()  # of no process: what is under way is in nobody's hands
+        self.nowhere = copy_context()
         self._processes: dict[str, Process] = {}
         self._links: dict[tuple[str, str], _Link] = {}
         self._cut: Counter[tuple[str, str]] = Counter()
@@ -124,9 +126,17 @@ class Network:
 
     def process(self, name: str) -> Process:
         """Start an empty process, at an address that none had before."""
-        process = Process(name, f"sim://{name}/{len(self._processes)}")
+        process = Process(name, self.address(name, len(self._processes)))
         self._processes[process.address] = process
         return process
+
+    def address(self, name: str, number: int) -> str:
+        """The address of a process, of which `number` were started before."""
+        return f"sim://{name}/{number}"
+
+    async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
+        """Have a request carried out where it has arrived; return the reply."""
+        return await _serve(self.courier, target, key, frames)
 
     # -- faults ----------------------------------------------------------------------------------
 
@@ -324,7 +334,7 @@ class Network:
             arrive()
 
     def _later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
-        self._loop.call_later(delay, callback, *args, context=self._nowhere)
+        self._loop.call_later(delay, callback, *args, context=self.nowhere)
 
     def _link(self, source: str, target: str) -> _Link:
         link = self._links.get((source, target))
@@ -347,7 +357,7 @@ class Network:
         process = here.get() if context is None else context.get(here)
         if process is not None:
             process.tasks[task] = None
-            task.add_done_callback(partial(self._ended, process), context=self._nowhere)
+            task.add_done_callback(partial(self._ended, process), context=self.nowhere)
         return task
 
     def _ended(self, process: Process, task: asyncio.Task[Any]) -> None:
@@ -398,7 +408,7 @@ class _Request:
         elif self._network.reads_late and target.paused_at is not None:
             target.unread.append(self.arrive)
         else:
-            work = _serve(self._network.courier, target, self._key, self._frames)
+            work = self._network.serve(target, self._key, self._link, self._frames)
             target.run(work).add_done_callback(self._answer)
 
     def expire(self) -> None:

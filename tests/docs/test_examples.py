@@ -74,6 +74,7 @@ def skip_without_torch(fence: Fence) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(300)  # one goes through a hundred seeds
 @pytest.mark.parametrize("example", examples().values(), ids=on_page)
 def test_the_examples_of_a_page_run(client: Client, example: Fence) -> None:
     skip_without_torch(example)

@@ -1,9 +1,9 @@
 """Which Dask node does what: by its Dask resources where there are any, else by assignment.
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
-shard they are meant for ("server-0", "replica-0-1"). On any other cluster about half the nodes are
-taken as servers, one host after the other, and the rest are left to the workers, unless its seats
-are given (`dps.cluster.backends.assignment`).
+shard they are meant for ("server-0", "replica-0-1"), unless they offer `ANY_SHARD` too. On any
+other cluster about half the nodes are taken as servers, one host after the other, and the rest are
+left to the workers, unless its seats are given (`dps.cluster.backends.assignment`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dps.protocol.group import Group
 
 if TYPE_CHECKING:
     from dps.cluster.backends.assignment import NodeAssignment
-from dps.cluster.names import _SHARD_OF_NAME, SERVING, Node, resource_in, shard_of
+from dps.cluster.names import _SHARD_OF_NAME, ANY_SHARD, SERVING, Node, resource_in, shard_of
 
 
 def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
@@ -114,6 +114,8 @@ def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
 def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
     name, resource = str(info["name"]), resource_in(info)
     role, home = _named(name, resource or "worker")
+    if ANY_SHARD in info["resources"]:
+        home = -1
     return Node(address, name, role, home, resource, info["nthreads"], str(info["host"]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.cluster.platform import platform_of
+from dps.cluster.platform import SYSTEM, Platform, platform_of
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
@@ -84,7 +84,7 @@ def afresh(
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
     check_choices(optimizer, consistency)
-    chosen = checked_recovery(recovery)
+    chosen = checked_recovery(recovery, platform_of(client))
     check_tables(tables, chosen)
     layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
     chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
@@ -105,7 +105,7 @@ def afresh(
 def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
     """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any."""
     name, coordinator = _place(client)
-    saved = find_saved(shared_path(path))
+    saved = find_saved(shared_path(platform_of(client).place(path)))
     run = saved.run
     group = Group(
         name,
@@ -136,7 +136,7 @@ ON_LOSS = ("warn", "raise", "ignore")
 _OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
 
 
-def checked_recovery(recovery: object) -> Recovery:
+def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
     """Return the recovery that is meant, by name or as it is.
 
     Raises
@@ -150,7 +150,9 @@ def checked_recovery(recovery: object) -> Recovery:
             f"recovery={recovery!r}, expected a preset's name or Recovery(durability=..., ...)"
         )
     durability = chosen.durability
-    return chosen.at(shared_path(durability.path)) if durability.writes_checkpoints else chosen
+    if not durability.writes_checkpoints:
+        return chosen
+    return chosen.at(shared_path(platform.place(durability.path)))
 
 
 def shared_path(path: str | None) -> str:

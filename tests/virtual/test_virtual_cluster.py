@@ -1,0 +1,312 @@
+"""Training functions as they are, on virtual time: strategies under faults, each exact, and twice.
+
+`ParameterServer`, workers, servers, coordinator and injector are those of real clusters; here it is
+seen that they come to what they promise on a virtual one too, and always to the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import KilledWorker
+
+from dps import (
+    BSP,
+    Chain,
+    Checkpoint,
+    Continue,
+    ParameterServer,
+    Quantise,
+    Recovery,
+    TrainingStopped,
+    UpdatesLostWarning,
+    Worker,
+    WorkerCache,
+)
+from dps.core.faults.plan import After, AtUpdates, Corrupt, Fault, InChain
+from dps.errors import ConfigurationError
+from dps.events import CapacityRestored, Disturbed, Killed, Paused, Promoted, Restored, Resumed
+from dps.testing import Cut, Delay, Kill, Pause, Slow, VirtualCluster
+from tests.virtual.training import PUSHES, SHARDS, START, WORKERS, count, counted
+
+ALL = PUSHES * WORKERS
+RECOVERIES: dict[str, str | Recovery] = {
+    "none": "none",
+    "checkpoint": Recovery(Checkpoint(every=10)),
+    "chain": "chain",
+    "stateless": "stateless",
+    "worker cache": Recovery(WorkerCache()),
+    "chain + continue": Recovery(Chain(2), Continue(limit=20, buffer="worker")),
+}
+LOSE_NOTHING = ("chain", "stateless", "chain + continue")
+FAULTS: dict[str, tuple[Fault, ...]] = {
+    "nothing": (),
+    "kill of a server": (Kill("server-0", at_updates=40, back_after=0.1),),
+    "kill of a worker": (Kill("worker-1", at_updates=40),),
+    "pause": (Pause("server-0", at_updates=40, seconds=0.3),),
+    "long pause": (Pause("server-0", at_updates=40, seconds=1.8),),
+    "slow": (Slow("server-0", at_updates=20, seconds=0.4),),
+    "cut": (Cut("server-0", at_updates=40, seconds=0.3),),
+    "delay": (Delay("worker-0", at_updates=20, delay=0.02, seconds=0.3),),
+}
+PROOF = {
+    "kill of a server": Killed,
+    "kill of a worker": Killed,
+    "pause": Paused,
+    "long pause": Resumed,
+    "slow": Disturbed,
+    "cut": Disturbed,
+    "delay": Disturbed,
+}
+
+
+@pytest.mark.parametrize("recovery", RECOVERIES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_strategy_keeps_its_promise_under_every_fault_and_does_so_twice(
+    recovery: str, fault: str
+) -> None:
+    came = counted(RECOVERIES[recovery], FAULTS[fault], seed=3)
+    if fault == "kill of a worker":
+        assert came.pushed == (PUSHES, None, PUSHES)
+        assert 2 * PUSHES <= min(came.seen) <= max(came.seen) < ALL
+    else:
+        assert came.pushed == (PUSHES,) * WORKERS
+        # What shards together have lost is missing in the weights of one of them.
+        assert {ALL - came.lost, ALL} == {min(came.seen), max(came.seen), ALL}
+    if recovery in LOSE_NOTHING:
+        assert came.lost == 0
+    if fault in PROOF:
+        assert came.of(PROOF[fault])
+    assert counted(RECOVERIES[recovery], FAULTS[fault], seed=3).digest == came.digest
+
+
+def test_what_recovery_costs_differs_by_strategy_as_it_does_on_processes() -> None:
+    kill = FAULTS["kill of a server"]
+    none, checkpoint, chain = (
+        counted(RECOVERIES[r], kill) for r in ("none", "checkpoint", "chain")
+    )
+    assert none.lost > checkpoint.lost > chain.lost == 0
+    assert none.of(Restored)
+    assert chain.of(Promoted)
+    for came in (none, checkpoint, chain):
+        assert [event.node for event in came.of(CapacityRestored)] == ["server-0-b"]  # type: ignore[attr-defined]
+
+
+def test_another_seed_is_another_run() -> None:
+    assert counted(seed=1).digest != counted(seed=2).digest
+
+
+def test_a_run_does_not_depend_on_the_process_that_it_is_in() -> None:
+    """Sets and dictionaries are ordered by hashes that differ from process to process."""
+    program = (
+        "from tests.virtual.training import counted; from dps.testing import Kill;"
+        "print(counted('stateless', [Kill('server-0', at_updates=40)]).digest)"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert found == {counted("stateless", [Kill("server-0", at_updates=40)]).digest + "\n"}
+
+
+def test_only_virtual_time_passes() -> None:
+    def sleep(worker: Worker) -> float:
+        began = worker.now()
+        worker.sleep(300.0)
+        return worker.now() - began
+
+    with (
+        VirtualCluster() as cluster,
+        ParameterServer(cluster, START) as ps,
+    ):
+        began = time.monotonic()
+        assert cluster.gather(ps.run(sleep)) == [pytest.approx(300.0)]
+        assert time.monotonic() - began < 300
+
+
+def test_a_function_that_sleeps_by_itself_is_told_so() -> None:
+    def sleep(worker: Worker) -> None:
+        time.sleep(0.01)
+
+    with (
+        VirtualCluster() as cluster,
+        ParameterServer(cluster, START) as ps,
+        pytest.raises(ConfigurationError, match=r"worker\.sleep\(seconds\)"),
+    ):
+        cluster.gather(ps.run(sleep))
+    began = time.monotonic()
+    time.sleep(0.02)  # outside it is what it was
+    assert time.monotonic() - began >= 0.02
+
+
+def test_an_error_of_a_worker_is_raised_where_it_is_gathered() -> None:
+    def fail(worker: Worker) -> None:
+        worker.pull()
+        raise ZeroDivisionError("on purpose")
+
+    with (
+        VirtualCluster() as cluster,
+        ParameterServer(cluster, START) as ps,
+        pytest.raises(ZeroDivisionError, match="on purpose"),
+    ):
+        cluster.gather(ps.run(fail))
+
+
+def test_what_a_killed_worker_does_on_its_way_out_has_no_effect() -> None:
+    after: list[str] = []
+
+    def train(worker: Worker) -> None:
+        gradients = {"w": np.full(40, -1.0)}
+        try:
+            for _ in range(PUSHES):
+                worker.sleep(0.01)
+                worker.push(gradients)
+        finally:
+            worker.push(gradients)
+            after.append(worker.name)
+
+    with (
+        VirtualCluster(workers=2, faults=[Kill("worker-0", at_updates=20)]) as cluster,
+        ParameterServer(cluster, {"w": np.zeros(40)}) as ps,
+    ):
+        with pytest.raises(KilledWorker):
+            cluster.gather(ps.run(train, workers=2))
+        assert after == ["worker-1"]
+
+
+def test_a_fault_that_did_not_happen_is_told() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="the training ended at 120 updates, before"),
+        VirtualCluster(2, WORKERS, faults=[Kill("server-0", at_updates=10**6)]) as cluster,
+        ParameterServer(cluster, START, shards=2) as ps,
+    ):
+        cluster.gather(ps.run(count, workers=WORKERS))
+
+
+def test_faults_without_a_training_are_told() -> None:
+    with (
+        pytest.warns(UserWarning, match="no fault happened"),
+        VirtualCluster(faults=[Kill("server-0", at_updates=1)]),
+    ):
+        pass
+
+
+def test_an_error_in_the_block_is_not_hidden_by_a_fault_that_did_not_happen() -> None:
+    cluster = VirtualCluster(faults=[Kill("server-0", at_updates=10**6)])
+
+    def fail() -> None:
+        with cluster, ParameterServer(cluster, START) as ps:
+            cluster.gather(ps.run(count))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+
+@pytest.mark.parametrize(
+    "moments", [{}, {"at_updates": 1, "at_seconds": 1.0}, {"when": AtUpdates(1), "at_updates": 1}]
+)
+def test_a_fault_has_one_moment(moments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="expected one"):
+        Kill("server-0", **moments)
+
+
+def test_a_place_in_a_chain_is_hit_and_a_fault_after_another() -> None:
+    faults = [
+        Kill(InChain(0, "tail"), at_seconds=0.1, back_after=0.1),
+        Kill(InChain(0, "head"), After(0, 0.4), back_after=None),
+    ]
+    came = counted("chain", faults, servers=3)
+    assert len(came.of(Killed)) == 2
+    assert set(came.seen) == {ALL}
+
+
+def test_a_damaged_checkpoint_costs_the_updates_since_the_one_before() -> None:
+    faults = [Corrupt(shard, AtUpdates(60)) for shard in range(SHARDS)]
+    faults += [Kill("server-0", After(0), back_after=0.1)]
+    came = counted(Recovery(Checkpoint(every=10)), faults)
+    assert came.lost > 0
+    assert {ALL - came.lost, ALL} == set(came.seen)
+
+
+def test_losses_are_warned_of_as_on_any_cluster() -> None:
+    with (
+        VirtualCluster(1, 1, faults=[Kill("server-0", at_updates=20)]) as cluster,
+        ParameterServer(cluster, START) as ps,
+    ):
+        with pytest.warns(UpdatesLostWarning, match="from its initial values"):
+            cluster.gather(ps.run(count))
+        assert ps.losses
+
+
+def test_consistency_filters_resume_and_functions_work_as_on_any_cluster() -> None:
+    with VirtualCluster(2, 3) as cluster:
+        with ParameterServer(
+            cluster,
+            START,
+            shards=2,
+            consistency=BSP(),
+            filters={"*": [Quantise("bf16")]},
+            recovery="checkpoint",
+        ) as ps:
+            cluster.gather(ps.run(count, workers=3))
+            before, path = ps.pull(), ps.group.recovery.durability.path
+        assert path is not None
+        with ParameterServer.resume(cluster, path) as again:
+            for name, array in again.pull().items():
+                np.testing.assert_array_equal(array, before[name])
+
+
+def test_the_end_of_a_training_from_outside() -> None:
+    def train(worker: Worker) -> str:
+        try:
+            while True:
+                worker.push({"w": np.ones(40)})
+        except TrainingStopped:
+            return "stopped"
+
+    with (
+        VirtualCluster(workers=2) as cluster,
+        ParameterServer(cluster, {"w": np.zeros(40)}) as ps,
+    ):
+        futures = ps.run(train, workers=2)
+        with pytest.raises(TimeoutError):
+            futures[0].result(timeout=0.5)
+        ps.stop()
+        assert cluster.gather(futures) == ["stopped", "stopped"]
+
+
+def test_evaluation_happens_beside_the_training() -> None:
+    scores: list[float] = []
+
+    def score(weights: Any) -> tuple[float, float]:
+        scores.append(float(weights["w"][0]))
+        return 0.0, 0.0
+
+    with (
+        VirtualCluster(workers=2) as cluster,
+        ParameterServer(cluster, START) as ps,
+    ):
+        ps.evaluate(score, every=0.1)
+        cluster.gather(ps.run(count))
+    assert len(scores) >= 4
+    assert scores == sorted(scores)
+    assert scores[0] == 0
+
+
+@pytest.mark.parametrize("number", ["servers", "workers"])
+def test_a_cluster_has_nodes_of_both_kinds(number: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{number}=0, expected at least 1"):
+        VirtualCluster(**{number: 0})
