@@ -14,15 +14,31 @@ import pytest
 from distributed import Client
 
 import dps
-from dps import ASP, BSP, SSP, DelayCompensated, Part, Pipeline, Worker
+from dps import (
+    ASP,
+    BSP,
+    SSP,
+    Continue,
+    DelayCompensated,
+    ParameterServer,
+    Part,
+    Pipeline,
+    Recovery,
+    SharedStore,
+    Worker,
+)
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError, GroupClosed, NonFiniteGradient
 from dps.events import Applied
 from tests.support.training import (
     COUNTING,
+    PRELOAD,
     SECONDS,
     Events,
     audited,
     counts,
+    nodes,
     ones,
     params,
     patient_server,
@@ -139,6 +155,52 @@ def test_a_worker_computes_on_while_so_many_updates_are_under_way(
         found = staleness(events, STEPS)
         assert found[: ahead + 1] == list(range(ahead + 1))
         assert max(found) == ahead
+
+
+def drain_all(ahead: int, flag: str, worker: Worker) -> float:
+    """Drain once while as many updates are under way as may be; return what that came to."""
+    with Pipeline(worker, ahead) as pipeline:
+        worker.apply_async("hold", flag)
+        for _ in range(ahead):
+            pipeline.push_pull(ones(pipeline.weights))
+        Path(flag).touch()
+        return float(pipeline.drain()["w"][0])
+
+
+def test_a_drain_waits_for_all_that_is_under_way(plain: Client, tmp_path: Path) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING, functions=HOLD) as ps:
+        assert results(ps.run(partial(drain_all, 3, str(tmp_path / "go on")))) == [3.0]
+
+
+def push_without_a_shard(pulled: str, down: str, worker: Worker) -> list[int | None]:
+    """Push while the shard is down; return how many more may be computed, before and after each."""
+    gradients = ones(worker.pull())
+    found = [worker.slack]
+    Path(pulled).touch()
+    eventually(lambda: os.path.exists(down), SECONDS)
+    for _ in range(TAU):
+        worker.push_pull(gradients)
+        found.append(worker.slack)
+    return found
+
+
+def test_updates_that_are_buffered_take_from_what_may_be_computed(tmp_path: Path) -> None:
+    """The weights stay as they are meanwhile, and say how many may be computed from them."""
+    pulled, down = tmp_path / "pulled", tmp_path / "down"
+    recovery = Recovery(SharedStore(), Continue())
+    choices: dict[str, Any] = {"optimizer": COUNTING, "recovery": recovery}
+    with (
+        LocalCluster(nodes(servers=1, store=True, workers=1), PRELOAD) as cluster,
+        ParameterServer(cluster.client, params(), consistency=SSP(TAU), **choices) as ps,
+    ):
+        futures = ps.run(partial(push_without_a_shard, str(pulled), str(down)))
+        eventually(pulled.exists, SECONDS)
+        cluster.kill("server-0")
+        eventually(lambda: not ps.table().views[0].serving, SECONDS)
+        down.touch()
+        assert results(futures) == [[TAU - pushed for pushed in range(TAU + 1)]]
+        cluster.start(NodeSpec("server-0-b", "server"))
+        eventually(lambda: counts(ps) == [TAU], SECONDS)
 
 
 TAU = 2
