@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import cycle
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from dps.cluster.node.closing import Closing
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
 from dps.core.averaging import AVERAGE, average
@@ -129,7 +129,7 @@ def attach(
     return Replica(worker, module, ahead, clip_norm, buffers, average_every)
 
 
-class Replica:
+class Replica(Closing):
     """A module whose weights are a parameter server's; made by `attach`. Not thread-safe.
 
     Used in a `with` statement, it is closed at the end.
@@ -252,20 +252,9 @@ class Replica:
         for name, tensor in self._averaged.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
-    def __enter__(self) -> Self:
-        """Return the replica itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it; if something has failed, without waiting for what is under way."""
-        if kind is None:
-            self.close()
-        self._pipeline.__exit__(kind, error, trace)
+    def abandon(self) -> None:
+        """Send nothing more, and wait for nothing."""
+        self._pipeline.abandon()
 
 
 # -- memory ----------------------------------------------------------------------------------------

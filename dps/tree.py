@@ -7,11 +7,11 @@ calls `step` with it. Whatever gives its values as an array is one: of numpy, JA
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from dps.cluster.node.closing import Closing
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
 from dps.core.blocks import Arrays
@@ -90,7 +90,7 @@ def attach(
     return Replica(worker, like, ahead, clip_norm)
 
 
-class Replica:
+class Replica(Closing):
     """A tree whose weights are a parameter server's; made by `attach`. Not thread-safe.
 
     Used in a `with` statement, it is closed at the end.
@@ -139,20 +139,9 @@ class Replica:
         self.weights = restored(self._like, self._pipeline.close())
         return self.weights
 
-    def __enter__(self) -> Self:
-        """Return the replica itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it; if something has failed, without waiting for what is under way."""
-        if kind is None:
-            self.close()
-        self._pipeline.__exit__(kind, error, trace)
+    def abandon(self) -> None:
+        """Send nothing more, and wait for nothing."""
+        self._pipeline.abandon()
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,9 +8,9 @@ before it would compute more.
 from __future__ import annotations
 
 from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from dps.cluster.node.closing import Closing
 from dps.cluster.node.worker import NOTHING, Handle, Worker
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
@@ -19,7 +19,7 @@ from dps.core.tables.key_routing import Gradients
 from dps.errors import GroupClosed
 
 
-class Pipeline:
+class Pipeline(Closing):
     """Keeps at most `ahead` updates under way, in order, while the worker computes the next.
 
     With 0 it is `worker.push_pull` in a loop. Used in a `with` statement, it is closed at the end.
@@ -90,6 +90,10 @@ class Pipeline:
         self._open = False
         return self.drain()
 
+    def abandon(self) -> None:
+        """Take no more gradients, and wait for nothing."""
+        self._open = False
+
     @property
     def is_open(self) -> bool:
         """Whether it was neither closed nor its `with` block left."""
@@ -121,18 +125,3 @@ class Pipeline:
         except BaseException:
             self._under_way.clear()  # the first error is the one that counts
             raise
-
-    def __enter__(self) -> Self:
-        """Return the pipeline itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it; if something has failed, without waiting for what is under way."""
-        self._open = False
-        if kind is None:
-            self.drain()
