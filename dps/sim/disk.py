@@ -43,6 +43,8 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     ----------
     files
         What is in each file.
+    moved
+        How many bytes were read and written so far.
     on_write
         Called when a process begins to write a file, with its path.
     may_be_damaged
@@ -59,6 +61,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def erase(self) -> None:
         """Start anew: no files, no faults."""
         self.files: dict[str, bytes] = {}
+        self.moved = 0
         self._folders: set[str] = set()
         self._unsynced: dict[str, str] = {}  # files whose bytes are in a machine's cache
         self._changes: list[_Change] = []
@@ -211,9 +214,11 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
         """The bytes of a file."""
         try:
-            return self.files[self._strip_protocol(path)][start:end]
+            found = self.files[self._strip_protocol(path)][start:end]
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+        self.moved += len(found)
+        return found
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         """Write a file whole."""
@@ -255,6 +260,7 @@ class SimDisk(AbstractFileSystem):  # type: ignore[misc]
     def append(self, path: str, data: bytes) -> None:
         """Take what a writer gives."""
         self._step(path)
+        self.moved += len(data)
         torn = self._torn and self._torn in path and ".safetensors" in path
         if torn and self.may_be_damaged(path):
             self._torn, data = "", data[: len(data) // 2]

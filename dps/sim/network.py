@@ -138,6 +138,19 @@ class Network:
         """Have a request carried out where it has arrived; return the reply."""
         return await _serve(self.courier, target, key, frames)
 
+    def carry(
+        self,
+        source: Process,
+        target: Process,
+        kind: str,
+        frames: wire.Frames,
+        delay: float,
+        arrive: Callable[[], None],
+        back: bool,
+    ) -> None:
+        """Have frames arrive after the delay of their link; `back` says that they are a reply."""
+        self._later(delay, arrive)
+
     # -- faults ----------------------------------------------------------------------------------
 
     def crash(self, process: Process, silent: bool = False) -> None:
@@ -259,7 +272,7 @@ class Network:
         # `asyncio.timeout` would cancel the task, and take as much time as the rest of a message.
         timer = self._loop.call_later(deadline, request.expire)
         try:
-            if self._send(source, target, name, link, reply, request.arrive):
+            if self._send(source, target, name, link, frames, reply, request.arrive):
                 self._perhaps_again(source, target, name, request.arrive)
                 self._perhaps_late(source, target, name, request.arrive)
             answered = await reply
@@ -286,8 +299,10 @@ class Network:
         target: Process,
         name: str,
         kind: str,
+        frames: wire.Frames,
         reply: Reply,
         arrive: Callable[[], None],
+        back: bool = False,
     ) -> bool:
         """Send something on its way, unless it is lost."""
         ends = (source.name, target.name)
@@ -305,7 +320,8 @@ class Network:
                 self._later(delay, _refuse, reply)
             return False
         self.note("sent", *ends, name)
-        self._later(delay, self._unless_torn, source, link, arrive)
+        torn_or_not = partial(self._unless_torn, source, link, arrive)
+        self.carry(source, target, kind, frames, delay, torn_or_not, back)
         return True
 
     def _perhaps_again(
@@ -423,9 +439,11 @@ class _Request:
         network, target, message = self._network, self._target, self._message
         if self._link == "train" or type(message) is RenewLease:
             network.on_answer(target, message, serving.result())
-        back = partial(_fulfil, self._reply, serving.result())
+        frames = serving.result()
+        fulfil = partial(_fulfil, self._reply, frames)
         name = f"{type(message).__name__} reply"
-        network._send(target, self._source, name, self._link, self._reply, back)
+        ends = target, self._source
+        network._send(*ends, name, self._link, frames, self._reply, fulfil, back=True)
 
 
 class Courier:

@@ -26,14 +26,11 @@ from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
 from dps.virtual.network import NodeNetwork
 from dps.virtual.node import Peer, Place, VirtualScheduler, VirtualWorker, result_of, takes_worker
+from dps.virtual.profile import PLENTY, Profile
 from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread
 
 T = TypeVar("T")
 
-LATENCY_SECONDS = 0.0003
-WORK_SECONDS = 0.002  # at most, of work that goes to threads
-DETECTION_SECONDS = 0.02
-START_SECONDS = 0.1
 FIRST_PID = 100
 
 _disks = count()  # clusters of one program must not share files
@@ -72,13 +69,17 @@ class VirtualClient:
         The nodes that are there from the start.
     seed
         All that happens by chance is drawn from it.
+    profile
+        What costs how much time.
     """
 
     asynchronous = False
     id = "virtual-client"
 
-    def __init__(self, nodes: Sequence[NodeSpec], seed: int = 0) -> None:
-        self._loop = BlockingLoop(Random(f"{seed}/work"), WORK_SECONDS)
+    def __init__(self, nodes: Sequence[NodeSpec], seed: int = 0, profile: Profile = PLENTY) -> None:
+        self._loop = BlockingLoop(Random(f"{seed}/work"), profile.work)
+        self._loop.files = self._files_take
+        self.profile = profile
         self._loop.set_exception_handler(_only_errors)
         self._numbers = count(FIRST_PID)
         self._handlers: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
@@ -96,7 +97,7 @@ class VirtualClient:
             self._add(spec)
 
     async def _build(self, seed: int) -> None:
-        self.network = NodeNetwork(Random(f"{seed}/network"), LATENCY_SECONDS)
+        self.network = NodeNetwork(Random(f"{seed}/network"), self.profile)
         self._loop.probe = self.network.refuses
         self._place = Place(self._loop, self.network, count(), self._tell, self._files)
         self._driver = self.network.process("driver")
@@ -251,7 +252,7 @@ class VirtualClient:
         """Have one more node; it joins when it is up."""
         if spec.name in self._workers:
             raise ConfigurationError(f"there is a node {spec.name!r} already")
-        self._as_nobody(lambda: self._loop.call_later(START_SECONDS, self._add, spec))
+        self._as_nobody(lambda: self._loop.call_later(self.profile.start, self._add, spec))
 
     def kill(self, name: str) -> None:
         """End a node's process at once; the scheduler notices a little later."""
@@ -260,7 +261,9 @@ class VirtualClient:
             raise ProcessLookupError(f"{name}: there is no such process")
         worker.end()
         self.network.crash(worker.process)
-        self._as_nobody(lambda: self._loop.call_later(DETECTION_SECONDS, self._noticed, worker))
+        self._as_nobody(
+            lambda: self._loop.call_later(self.profile.detection, self._noticed, worker)
+        )
 
     def _add(self, spec: NodeSpec) -> None:
         process = self.network.process(spec.name)
@@ -308,7 +311,7 @@ class VirtualClient:
             else:
                 future.set_result(worker.state.actors[future.key])
 
-        self._as_nobody(lambda: self._loop.call_later(2 * LATENCY_SECONDS, done))
+        self._as_nobody(lambda: self._loop.call_later(2 * self._latency, done))
 
     def _run(
         self,
@@ -328,7 +331,7 @@ class VirtualClient:
         def end(ended: Any) -> None:
             worker.busy -= takes_a_thread
             worker.forget(future.key)
-            self._as_nobody(lambda: self._loop.call_later(LATENCY_SECONDS, tell, ended))
+            self._as_nobody(lambda: self._loop.call_later(self._latency, tell, ended))
             self._place_tasks()
 
         def tell(ended: Any) -> None:
@@ -339,12 +342,20 @@ class VirtualClient:
             else:
                 future.set_result(ended.result())
 
-        self._as_nobody(lambda: self._loop.call_later(2 * LATENCY_SECONDS, begin))
+        self._as_nobody(lambda: self._loop.call_later(2 * self._latency, begin))
 
     def _forget(self, key: str) -> None:
         worker, _ = self._futures.pop(key, (None, None))
         if worker is not None:
             worker.forget(key)
+
+    def _files_take(self) -> Callable[[], float]:
+        before = self._disk.moved
+        return lambda: self.profile.disk.seconds(self._disk.moved - before)
+
+    @property
+    def _latency(self) -> float:
+        return self.profile.link.latency
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -352,7 +363,7 @@ class VirtualClient:
         """Bring an event to the driver, if its process is there to send it."""
         if process.alive and topic in self._handlers:
             self._as_nobody(
-                lambda: self._loop.call_later(2 * LATENCY_SECONDS, self._receive, topic, message)
+                lambda: self._loop.call_later(2 * self._latency, self._receive, topic, message)
             )
 
     def _receive(self, topic: str, message: Any) -> None:
@@ -363,7 +374,7 @@ class VirtualClient:
         self._driver.do(lambda: self._loop.call_soon(_begin, callback, args))
 
     async def _hop(self) -> None:
-        await asyncio.sleep(LATENCY_SECONDS)
+        await asyncio.sleep(self._latency)
 
     def _as_nobody(self, act: Callable[[], object]) -> None:
         """Do something that goes on whatever becomes of the process that asks for it."""

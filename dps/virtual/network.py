@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -10,9 +13,12 @@ from dps.protocol import wire
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Network, Weather
 from dps.sim.process import Process, here
+from dps.virtual.ports import Ports
+from dps.virtual.profile import Profile
 
 PORT = 8700
 PER_NET = 250
+APPLIED = ("train", "replicate")  # links whose requests carry gradients
 
 
 class NodeNetwork(Network):
@@ -20,10 +26,20 @@ class NodeNetwork(Network):
 
     Each process has a host of its own. What a service is given and returns are frames; an error
     that it raises goes back to who asked.
+
+    Attributes
+    ----------
+    busy
+        For how many seconds each process has been at work on messages, by its address.
     """
 
-    def __init__(self, random: Random, latency: float) -> None:
+    def __init__(self, random: Random, profile: Profile) -> None:
+        latency = profile.link.latency
         super().__init__(random, Weather((latency, latency)))
+        self._service = profile.service
+        self._ports = Ports(self._loop, profile.link.bandwidth)
+        self._free_at: dict[str, float] = {}
+        self.busy: dict[str, float] = defaultdict(float)
 
     def address(self, name: str, number: int) -> str:
         """An address of the form that Dask gives."""
@@ -53,6 +69,42 @@ class NodeNetwork(Network):
         if isinstance(reply, BaseException):
             raise reply
         return carried(reply)
+
+    def carry(
+        self,
+        source: Process,
+        target: Process,
+        kind: str,
+        frames: Any,
+        delay: float,
+        arrive: Callable[[], None],
+        back: bool,
+    ) -> None:
+        """Have frames leave their host, travel, and wait until the target has time for them."""
+        nbytes = 0 if isinstance(frames, BaseException) else wire.size(frames)
+        takes = self._service.message + nbytes * self._service.byte
+        if kind in APPLIED and not back:
+            takes += nbytes * self._service.update
+        taken_in = partial(self._take_in, target, takes, arrive)
+        self.nowhere.run(
+            self._ports.send,
+            source.address,
+            target.address,
+            nbytes,
+            partial(self._later, delay, taken_in),
+        )
+
+    def _take_in(self, target: Process, takes: float, arrive: Callable[[], None]) -> None:
+        """Have a process take in one message after the other."""
+        if not takes:
+            arrive()
+            return
+        now = self._loop.time()
+        ready = self._free_at[target.address] = (
+            max(now, self._free_at.get(target.address, 0.0)) + takes
+        )
+        self.busy[target.address] += takes
+        self._later(ready - now, arrive)
 
     async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
         """Have a request carried out where it has arrived; return the reply, or an error."""

@@ -51,7 +51,8 @@ class Place:
 
     def platform(self, process: Process, number: int) -> VirtualPlatform:
         """The platform of a process."""
-        return VirtualPlatform(self.loop, process, number, self.tokens, self.disk)
+        used = partial(self.network.busy.__getitem__, process.address)
+        return VirtualPlatform(self.loop, process, number, self.tokens, self.disk, used)
 
 
 class Peer:

@@ -42,6 +42,8 @@ class VirtualPlatform(Platform):
         That of the process.
     disk
         Where files are, as fsspec knows it.
+    busy
+        Says for how many seconds the process has been at work on messages.
     """
 
     handles_signals = False
@@ -53,6 +55,7 @@ class VirtualPlatform(Platform):
         number: int,
         tokens: Iterator[int],
         disk: str,
+        busy: Callable[[], float],
     ) -> None:
         self.clock = VirtualClock(loop)
         self._loop = loop
@@ -60,6 +63,7 @@ class VirtualPlatform(Platform):
         self._number = number
         self._tokens = tokens
         self._disk = disk
+        self._busy = busy
 
     @property
     def pid(self) -> int:
@@ -72,8 +76,8 @@ class VirtualPlatform(Platform):
         return f"host-of-{self._process.name}"
 
     def usage(self) -> Usage:
-        """Nothing is measured: what this computer uses says nothing of those that are simulated."""
-        return Usage(0.0, 0)
+        """What the profile says of its messages; of memory it says nothing."""
+        return Usage(self._busy(), 0)
 
     def token(self) -> str:
         """Return eight characters that nobody else has, the same ones each time."""
