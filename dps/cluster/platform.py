@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import psutil
+from distributed import wait
 
 from dps.protocol.transport import Clock, TransportChoice
 
@@ -145,6 +146,21 @@ class Platform:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
+
+    def wait(
+        self, client: Any, futures: Sequence[Any], timeout: float, every: bool = False
+    ) -> bool:
+        """Wait for the first of some Dask futures, or `every` one; return whether that has ended.
+
+        It is False after `timeout` seconds.
+        """
+        when = "ALL_COMPLETED" if every else "FIRST_COMPLETED"
+        try:
+            with client.as_current():
+                wait(list(futures), timeout=max(0.0, timeout), return_when=when)
+        except TimeoutError:
+            return False
+        return True
 
     def after(self, seconds: float, work: Callable[[], object]) -> Timer:
         """Begin work beside the rest in so many seconds."""

@@ -23,6 +23,7 @@ class VirtualNodes(Cluster):
 
     def __init__(self, client: VirtualClient) -> None:
         super().__init__()
+        self._stack.callback(client.close)
         self._virtual = client
         dask: Any = client  # it has what dps uses of one
         self.client = dask

@@ -31,6 +31,18 @@ class VirtualClock:
         return self._loop.time()
 
 
+class Beginning:
+    """What every clock shows before a simulation has begun."""
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch, as a simulation begins with."""
+        return EPOCH_SECONDS
+
+    def monotonic(self) -> float:
+        """Zero."""
+        return 0.0
+
+
 class VirtualPlatform(Platform):
     """The platform of one process on virtual time. Not thread-safe: there is one thread.
 
@@ -110,6 +122,22 @@ class VirtualPlatform(Platform):
         thread = VirtualThread(work, self._loop, self._process)
         thread.future.add_done_callback(self._tell_of_failure)
         return _Thread(thread)
+
+    def wait(
+        self, client: Any, futures: Sequence[Any], timeout: float, every: bool = False
+    ) -> bool:
+        """Wait for the first of some futures, or `every` one; False after so many seconds."""
+        until = self._loop.time() + timeout
+        while True:
+            left = [future for future in futures if not future.done()]
+            if not left or (len(left) < len(futures) and not every):
+                return True
+            if self._loop.time() >= until:
+                return False
+            changed = self.flag()
+            for future in left:
+                future.add_done_callback(lambda _, flag=changed: flag.set())
+            changed.wait(until - self._loop.time())
 
     def after(self, seconds: float, work: Callable[[], object]) -> Timer:
         """Begin work beside the rest in so many virtual seconds."""

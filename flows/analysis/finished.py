@@ -18,6 +18,7 @@ from flows.analysis.groups import Group, summarize
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
 from flows.analysis.transports import described
+from flows.analysis.virtual_time import told
 from flows.config.errors import suggest
 from flows.metrics import BY_KEY, NOT_APPLICABLE
 from flows.quoting import quoted, shown
@@ -247,6 +248,8 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
     console.print(Text(LEGEND, style="dim"))
+    if time := told([outcome.virtual for outcome in outcomes]):
+        console.print(Text(f"Time: {time}.", style="yellow"))
     if by := described(outcome.transports for outcome in outcomes):
         console.print(Text(f"Arrays were sent by {by}.", style="dim"))
     print_left_out(outcomes, console)

@@ -33,6 +33,7 @@ from flows.analysis.staleness import Staleness, by_period, staleness
 from flows.analysis.throughput import Pace, pace
 from flows.analysis.transports import transports
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
+from flows.analysis.virtual_time import profile
 from flows.metrics.metric import LINKS, Period
 from flows.metrics.resources import OF_ROLES
 from flows.records.record import Record
@@ -112,6 +113,8 @@ class Outcome:
         What it took, per role of node and per kind of link, and what that would cost.
     transports
         By what its nodes sent each other arrays, and how many pairs of them.
+    virtual
+        The profile that its time went by; "": it ran on real nodes.
     filtering
         What filters did to the gradients.
     evaluations, evaluations_missed
@@ -138,6 +141,7 @@ class Outcome:
     storage: Storage
     cost: Cost
     transports: dict[str, int]
+    virtual: str
     filtering: Filtering
     evaluations: int
     evaluations_missed: int
@@ -291,6 +295,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         storage=storage(record),
         cost=cost(record, prices),
         transports=transports(record),
+        virtual=profile(record),
         filtering=filtering(record),
         evaluations=len(record.of(Evaluated)),
         evaluations_missed=len(record.of(EvaluationMissed)),

@@ -215,7 +215,7 @@ def _run_experiment(
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
-    if at_once > 1:
+    if at_once > 1 and any(trial.config.cluster.kind != "virtual" for trial in trials):
         print(
             f"dps: warning: {at_once} trials at once disturb each other's timings: compare times "
             "and costs only between trials that ran alone",

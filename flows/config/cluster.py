@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from dps.core.faults.plan import Way
-from flows.config.base import Section
-from flows.config.errors import refuse
+from dps.errors import ConfigurationError
+from flows.config.base import Section, is_of_record
+from flows.config.errors import refuse, refusing
+from flows.config.profile import load_profile
 from flows.config.tls import CertificateSection, Tls, security_of
 from flows.quoting import quoted
 
@@ -23,6 +33,8 @@ if TYPE_CHECKING:
     from dps.cluster.backends.base import Cluster
     from dps.cluster.backends.jobqueue import JobGroup, Queue
     from dps.cluster.names import NodeSpec
+    from dps.protocol.transport import Clock
+    from dps.virtual.profile import Gradient
 
 Tell = Callable[[str], None]
 _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)? ?[kKMGT]i?B")
@@ -33,6 +45,18 @@ class _AnyCluster(Section):
     """What clusters of all kinds have in common."""
 
     tls: Tls = "off"
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that a record begins with."""
+        from dps.cluster.platform import SystemClock
+
+        return SystemClock()
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """What computing a gradient takes where that is not measured but a model says it."""
+        return None
 
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
         """Return what of the section, as it is recorded, a trial's results depend on.
@@ -59,7 +83,9 @@ class LocalSection(_AnyCluster):
         """
         return super().decisive(written) if isinstance(self.tls, CertificateSection) else {}
 
-    def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
+    def open(
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+    ) -> Cluster:
         """Start the nodes; `preload` are the modules that they need."""
         from dps.cluster.backends.local import LocalCluster
 
@@ -104,11 +130,71 @@ class ExistingSection(_AnyCluster):
             )
         return tls
 
-    def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
+    def open(
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+    ) -> Cluster:
         """Find a Dask worker for each node; they import what they need when they need it."""
         from dps.cluster.backends.existing import ExistingCluster
 
         return ExistingCluster(self.address, nodes, security_of(self.tls), self.patience, tell)
+
+
+class VirtualSection(_AnyCluster):
+    """Nodes on virtual time, in one process: what costs how much time says a `profile`.
+
+    That is one that comes with dps, by its name, or a YAML file.
+    """
+
+    patience: ClassVar[float] = 0.0
+    ways: ClassVar[tuple[Way, ...]] = ("signal",)
+    kind: Literal["virtual"]
+    profile: str = "laptop"
+
+    @field_validator("profile")
+    @classmethod
+    def _is_one(cls, profile: str, info: ValidationInfo) -> str:
+        if not is_of_record(info):
+            with refusing():
+                load_profile(profile)
+        return profile
+
+    @field_validator("tls")
+    @classmethod
+    def _is_off(cls, tls: Tls) -> Tls:
+        if tls != "off":
+            refuse("nothing is sent on virtual time that could be encrypted; expected off")
+        return tls
+
+    def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
+        """Return what of the section, as it is recorded, a trial's results depend on.
+
+        That is what the profile says, not where it is kept; if it is gone, nobody can say it.
+        """
+        with suppress(ConfigurationError):
+            costs = load_profile(self.profile).model_dump(mode="json", exclude={"sources"})
+            return {"kind": self.kind, "profile": costs}
+        return super().decisive(written)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that a record begins with: that of a simulation that has not begun."""
+        from dps.virtual.platform import Beginning
+
+        return Beginning()
+
+    @property
+    def gradient(self) -> Gradient:
+        """What computing a gradient takes."""
+        return load_profile(self.profile).build().gradient
+
+    def open(
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+    ) -> Cluster:
+        """Make the nodes; what happens by chance is drawn from the seed."""
+        from dps.virtual.client import VirtualClient
+        from dps.virtual.cluster import VirtualNodes
+
+        return VirtualNodes(VirtualClient(nodes, seed, load_profile(self.profile).build()))
 
 
 class JobSection(Section):
@@ -150,7 +236,9 @@ class QueueSection(JobSection, _AnyCluster):
     tls: Tls = "temporary"
     patience: PositiveFloat = 600.0
 
-    def open(self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell) -> Cluster:
+    def open(
+        self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
+    ) -> Cluster:
         """Submit a job for each node, and wait until all have joined."""
         from dps.cluster.backends.jobs import JobCluster
         from dps.cluster.backends.slurm_jobs import SlurmCluster
@@ -204,6 +292,8 @@ def _here_if_nothing_is_said(cluster: Any) -> Any:
 
 
 ClusterSection = Annotated[
-    Annotated[LocalSection | ExistingSection | QueueSection, Field(discriminator="kind")],
+    Annotated[
+        LocalSection | ExistingSection | QueueSection | VirtualSection, Field(discriminator="kind")
+    ],
     BeforeValidator(_here_if_nothing_is_said),
 ]

@@ -8,11 +8,10 @@ node for it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from distributed import Client, Future, KilledWorker, wait
+from distributed import Client, Future, KilledWorker
 
 from dps.chaos.progress import Progress
 from dps.cluster.driver.parameter_server import ParameterServer
@@ -54,6 +53,7 @@ class ElasticWorkerPool:
         emit: Sink,
     ) -> None:
         self._client = client
+        self._platform = platform_of(client)
         self._ps = ps
         self._train = train
         self._left = list(changes)
@@ -61,7 +61,7 @@ class ElasticWorkerPool:
         self._goal = updates
         self._clock = clock
         self._emit = emit
-        self._progress = Progress(ps.audit, clock, platform_of(client))
+        self._progress = Progress(ps.audit, clock, self._platform)
         self._running: dict[str, Future] = {}
         self._going: dict[str, Future] = {}
         self._hired = 0
@@ -78,7 +78,7 @@ class ElasticWorkerPool:
         self._progress.expect([*(c.at_updates for c in self._left if c.at_updates), self._goal])
         self._progress.begin()
         try:
-            self._began = time.monotonic()
+            self._began = self._platform.clock.monotonic()
             self._have(self._first)
             return self._until_enough(limit) or self._until_all_left(limit)
         except DpsError as error:
@@ -88,7 +88,7 @@ class ElasticWorkerPool:
 
     def _until_enough(self, limit: float) -> str | None:
         while (updates := self._progress.updates) < self._goal:
-            seconds = time.monotonic() - self._began
+            seconds = self._platform.clock.monotonic() - self._began
             if seconds > limit:
                 return (
                     f"the training did not end within the time limit of {limit:g} s"
@@ -100,12 +100,12 @@ class ElasticWorkerPool:
             if self._left and self._left[0].is_due(updates, seconds):
                 self._carry_out(self._left.pop(0), updates)
             else:
-                time.sleep(LOOK_SECONDS)
+                self._platform.sleep(LOOK_SECONDS)
         return None
 
     def _until_all_left(self, limit: float) -> str | None:
         self._have(0)
-        if not self._gone(limit - (time.monotonic() - self._began)):
+        if not self._gone(limit - (self._platform.clock.monotonic() - self._began)):
             return f"workers that were asked to leave did not within the time limit of {limit:g} s"
         return self._look()
 
@@ -142,12 +142,7 @@ class ElasticWorkerPool:
 
     def _gone(self, seconds: float) -> bool:
         """Wait until everybody has left who was asked to."""
-        try:
-            with self._client.as_current():
-                wait(list(self._going.values()), timeout=max(0.0, seconds))
-        except TimeoutError:
-            return False
-        return True
+        return self._platform.wait(self._client, list(self._going.values()), seconds, every=True)
 
     def _look(self) -> str | None:
         """See who has ended, and how; return why the training failed, or None."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from random import Random
 
 import numpy as np
 
+from dps.virtual.profile import Gradient
 from flows.config.base import StragglingSection, TrainingSection
 from flows.workloads.base import Array
 
@@ -18,7 +20,9 @@ from flows.workloads.base import Array
 _DURATIONS = 1
 
 
-def durations(training: TrainingSection, seed: int, worker: int) -> Iterator[float]:
+def durations(
+    training: TrainingSection, seed: int, worker: int, gradient: Gradient | None = None
+) -> Iterator[float]:
     """Return how many seconds each gradient of a worker takes at least, without end.
 
     Parameters
@@ -27,7 +31,14 @@ def durations(training: TrainingSection, seed: int, worker: int) -> Iterator[flo
         `compute_seconds`, and which gradients are `straggling`.
     seed, worker
         Of the trial, and the worker's number: the same ones always give the same.
+    gradient
+        What computing takes where time is virtual; None: as long as it really does.
     """
+    least = _least(training, seed, worker)
+    return least if gradient is None else map(max, least, gradient.draw(Random(f"{seed}/{worker}")))
+
+
+def _least(training: TrainingSection, seed: int, worker: int) -> Iterator[float]:
     straggling, seconds = training.straggling, training.compute_seconds
     if straggling is None or worker not in (straggling.workers or (worker,)):
         return repeat(seconds)

@@ -51,10 +51,9 @@ def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:
         config.cluster.check(nodes(config))
         return sys.maxsize  # as many as the queue lets in
     with config.cluster.open(nodes(config), (), warn) as cluster:
-        assert isinstance(cluster, ExistingCluster)
         for trial in trials:
             plan = trial.config.build_faults()
             for number, reason in obstacles(plan, cluster, config.node_names):
                 told = line(plan[number])
                 raise ConfigurationError(f"{trial.name}: {told!r} is not possible there: {reason}")
-        return cluster.room
+        return cluster.room if isinstance(cluster, ExistingCluster) else sys.maxsize

@@ -7,13 +7,12 @@ has struck it, for then the fault plan says what becomes of its place.
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from dps.cluster.backends.base import Cluster
+from dps.cluster.platform import Running, platform_of
 from dps.core.names import NODE_ROLES, replacement, role_of
 from dps.errors import DpsError
 from dps.events import Event, Killed, NodeLeaving
@@ -37,39 +36,44 @@ class Replacing:
     def __init__(self, cluster: Cluster, tell: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._tell = tell
-        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._platform = platform_of(cluster.client)
+        self._told: deque[str] = deque()
+        self._news = self._platform.flag()
         self._struck: set[str] = set()
         self._replaced: set[str] = set()
         self._missed: dict[str, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="dps-replacing", daemon=True)
+        self._over = self._platform.flag()
+        self._running: Running
 
     def __enter__(self) -> Replacing:
-        self._thread.start()
+        self._running = self._platform.start(self._look, "dps-replacing")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._news.set()
+        self._running.join()
 
     def note(self, event: Event) -> None:
         """Take note of an event: a node is to leave, or was struck. Called in any thread."""
         if isinstance(event, NodeLeaving):
-            self._told.put(event.node)
+            self._told.append(event.node)
+            self._news.set()
         elif isinstance(event, Killed):
             self._struck.add(event.node)
 
     def _look(self) -> None:
         while not self._over.is_set():
-            try:
-                self._replace(self._told.get(timeout=LOOK_SECONDS))
-            except queue.Empty:
-                for name in self._lost():
-                    self._replace(name)
+            self._news.wait(LOOK_SECONDS)
+            self._news = self._platform.flag()
+            while self._told:
+                self._replace(self._told.popleft())
+            for name in self._lost():
+                self._replace(name)
 
     def _lost(self) -> list[str]:
         """The nodes that were lost long enough ago to know that no fault has struck them."""
-        now = time.monotonic()
+        now = self._platform.clock.monotonic()
         known = [name for name in self._cluster.pids if role_of(name) in NODE_ROLES]
         there = [name for name in known if name not in self._replaced | self._struck]
         for name in there:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import traceback
 import uuid
 from collections import defaultdict, deque
@@ -31,7 +30,7 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
-from dps.cluster.platform import SystemClock
+from dps.cluster.platform import Flag, Platform, platform_of
 from dps.core.credentials import masked
 from dps.core.faults.plan import AtUpdates, FaultPlan
 from dps.errors import ConfigurationError, DpsError, StoreUnavailable
@@ -49,6 +48,7 @@ from dps.events import (
 )
 from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.timings import Timings
+from dps.protocol.transport import Clock
 from flows.config.experiment import TrialConfig
 from flows.config.plugins import distributions
 from flows.config.trials import Trial
@@ -115,10 +115,10 @@ def run_trial(
         Not even the end can be recorded, or nothing at all.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a lost node is no news here
-    clock = SystemClock()
+    clock = _RecordClock(trial.config.cluster.clock)
     missed: list[FaultMissed] = []
     labels = _labels(trial)
-    unrecorded = threading.Event()
+    unrecorded = _Alarm()
     with EventWriter(folder / EVENTS_FILE) as write, TrialLog(folder / LOG_FILE, labels) as log:
 
         def record(event: Event) -> None:
@@ -136,7 +136,7 @@ def run_trial(
         software = versions(needs_torch(trial.config), distributions(trial.config))
         record(TrialStarted(clock.now(), trial.name, told, software))
         try:
-            failure = _train(trial, folder, record, path, tell, plan, unrecorded)
+            failure = _train(trial, folder, record, path, tell, plan, unrecorded, clock)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = reason_of(error, folder)
         if write.failure is not None:
@@ -151,6 +151,45 @@ def run_trial(
         log(ended)
         sink(ended)
         write.end(ended)
+
+
+class _RecordClock:
+    """The clock of a record: that of the cluster, from when there is one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def go_by(self, clock: Clock) -> None:
+        """Tell the time by another clock from now on."""
+        self._clock = clock
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return self._clock.monotonic()
+
+
+class _Alarm:
+    """Raised when an event cannot be recorded, perhaps before anybody waits for it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._raised = False
+        self._flag: Flag | None = None
+
+    def set(self) -> None:
+        """Raise it."""
+        self._raised = True
+        if self._flag is not None:
+            self._flag.set()
+
+    def wake(self, flag: Flag) -> None:
+        """Set a flag when it is raised, or at once if it was."""
+        self._flag = flag
+        if self._raised:
+            flag.set()
 
 
 def reason_of(error: Exception, folder: Path) -> str:
@@ -173,11 +212,14 @@ def _train(
     path: str | None,
     tell: Callable[[str], None],
     plan: FaultPlan | None,
-    unrecorded: threading.Event,
+    unrecorded: _Alarm,
+    clock: _RecordClock,
 ) -> str | None:
     """Train under the fault plan; return why it failed, or None."""
-    config, clock = trial.config, SystemClock()
-    with config.cluster.open(nodes(config), preload_of(config), tell) as cluster:
+    config = trial.config
+    with config.cluster.open(nodes(config), preload_of(config), tell, config.seed) as cluster:
+        platform = platform_of(cluster.client)
+        clock.go_by(platform.clock)
         if cluster.dashboard is not None:
             record(DashboardServed(clock.now(), cluster.dashboard))
         _tell_about(cluster, tell)
@@ -208,31 +250,30 @@ def _train(
                     record(CheckpointRefused(clock.now(), **asdict(refused)))
                 record(TrialResumed(clock.now(), path, ps.saved.updates))
             notify += [crew.note, injector.note]
-            with injector, _stopped_by(unrecorded, ps):
+            with injector, _stopped_by(unrecorded, ps, platform):
                 failure = crew.work(config.time_limit)
             _audit(ps, clock.now(), record)
     return failure
 
 
 @contextmanager
-def _stopped_by(unrecorded: threading.Event, ps: ParameterServer) -> Iterator[None]:
+def _stopped_by(unrecorded: _Alarm, ps: ParameterServer, platform: Platform) -> Iterator[None]:
     """Stop the training as soon as an event cannot be recorded."""
-    over = False
+    over, raised = False, platform.flag()
 
     def stop() -> None:
-        unrecorded.wait()
+        raised.wait()
         if not over:
             ps.stop()
 
-    thread = threading.Thread(target=stop, name="dps-unrecorded", daemon=True)
-    thread.start()
+    running = platform.start(stop, "dps-unrecorded")
+    unrecorded.wake(raised)
     try:
         yield
     finally:
         over = True
-        if not unrecorded.is_set():
-            unrecorded.set()  # that ends the thread
-        thread.join()
+        raised.set()  # that ends it
+        running.join()
 
 
 def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:
@@ -342,7 +383,7 @@ def _crew(
         config.elastic,
         training.workers,
         training.updates,
-        SystemClock(),
+        platform_of(client).clock,
         record,
     )
 
@@ -401,7 +442,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     rng = np.random.default_rng([config.seed, 1 + number])
     rows = part_of(training, data.y_train, number)
     order = batches(rng, len(rows), training.batch_size)
-    times = durations(training, config.seed, number)
+    times = durations(training, config.seed, number, config.cluster.gradient)
     deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
     with Pipeline(worker, training.ahead) as pipeline:
         for _ in share:

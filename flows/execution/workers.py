@@ -8,16 +8,15 @@ every trial that ends has had all of its gradients computed.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 
-from distributed import Client, Future, KilledWorker, wait
+from distributed import Client, Future, KilledWorker
 
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
+from dps.cluster.platform import platform_of
 from dps.events import CheckpointFailed, CheckpointWritten, Event, WorkerJoined
 
 LOOK_SECONDS = 0.05
@@ -67,6 +66,7 @@ class WorkerPool:
 
     def __init__(self, client: Client, ps: ParameterServer, train: Train, shares: Shares) -> None:
         self._client = client
+        self._platform = platform_of(client)
         self._ps = ps
         self._train = train
         self._shares = dict(shares)
@@ -84,13 +84,13 @@ class WorkerPool:
 
     def work(self, limit: float) -> str | None:
         """Have all shares computed; return why that failed, or None."""
-        until = time.monotonic() + limit
+        until = self._platform.clock.monotonic() + limit
         self._first = set(self._nodes())
         train = partial(self._train, dict(self._shares))
         futures = self._ps.run(train, workers=len(self._shares))
         self._running = dict(zip(self._shares, futures, strict=True))
         while self._running or self._gone:
-            if time.monotonic() > until:
+            if self._platform.clock.monotonic() >= until:
                 return f"the training did not end within the time limit of {limit:g} s{self._rest}"
             self._wait(until)
             if (failure := self._look()) is not None:
@@ -107,14 +107,13 @@ class WorkerPool:
 
     def _wait(self, until: float) -> None:
         """Wait for a worker that ends; while one is gone, only until it is time to look again."""
-        left = max(0.0, until - time.monotonic())
+        left = max(0.0, until - self._platform.clock.monotonic())
         if self._gone:
             left = min(left, LOOK_SECONDS)
         if not self._running:
-            time.sleep(left)
+            self._platform.sleep(left)
             return
-        with suppress(TimeoutError), self._client.as_current():
-            wait(list(self._running.values()), timeout=left, return_when="FIRST_COMPLETED")
+        self._platform.wait(self._client, list(self._running.values()), left)
 
     def _look(self) -> str | None:
         """See which workers have ended, and how; return why the training failed, or None."""

@@ -22,6 +22,7 @@ from flows.analysis.comparison import Compared, Rows, compare_rows, read_compari
 from flows.analysis.finished import RESULTS, Finished, experiment_folder, read_whole
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices
+from flows.analysis.virtual_time import told
 from flows.config.base import ComparisonSection
 from flows.config.errors import suggest
 from flows.config.trials import flat
@@ -141,6 +142,8 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
             "experiments, or trials of each, as in demo/chain.kill."
         )
     console.print(_settings_table(first, second))
+    if time := told([done.outcome.virtual for done in (*first.trials, *second.trials)]):
+        console.print(Text(f"Time: {time}.", style="yellow"))
     console.print()
     for done in (*first.trials, *second.trials):
         if not done.outcome.valid:

@@ -16,6 +16,7 @@ from flows.analysis.groups import Group, conditions, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.transports import described
+from flows.analysis.virtual_time import told
 from flows.config.base import ComparisonSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
@@ -237,6 +238,7 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
         ("trials", trials_text),
         ("seeds", ", ".join(map(str, seeds))),
         *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
+        ("time", told([outcome.virtual for outcome in outcomes])),
         ("arrays sent by", described(outcome.transports for outcome in outcomes)),
         ("as of" if running else "finished", day.strftime("%-d %B %Y, %H:%M UTC")),
     ]

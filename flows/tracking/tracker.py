@@ -50,6 +50,7 @@ DIGEST_LENGTH = 12
 DIRECTORY_TAG = "dps.directory"
 RECORD_TAG = "dps.record"
 TRANSPORT_TAG = "dps.transport"
+VIRTUAL_TAG = "dps.virtual"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
 T = TypeVar("T")
@@ -255,6 +256,7 @@ class Tracker:
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
             **_transports(outcome),
+            **({VIRTUAL_TAG: outcome.virtual} if outcome.virtual else {}),
             **_circumstances(record),
             **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
         }

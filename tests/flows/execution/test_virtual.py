@@ -1,0 +1,174 @@
+"""Trials on virtual time: valid for every strategy and kind of fault, and the same each time."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from dps.errors import ConfigurationError
+from dps.events import Killed, Reported
+from flows.analysis.finished import Finished, print_comparison, read_finished
+from flows.analysis.prices import load_prices
+from flows.analysis.virtual_time import told
+from flows.config.experiment import TrialConfig
+from flows.config.profile import load_profile
+from flows.config.trials import Trial, digest
+from flows.execution.preflight import check_deployments
+from flows.execution.trial import run_trial
+from flows.records.record import EVENTS_FILE
+from flows.report.html import write_report
+
+STRATEGIES: dict[str, Any] = {
+    "none": "none",
+    "checkpoint": {"preset": "checkpoint", "durability": {"every": 20}},
+    "chain": "chain",
+    "stateless": "stateless",
+}
+FAULTS: dict[str, Any] = {
+    "no fault": [],
+    "kill": [{"kind": "kill", "target": "server-0", "at_updates": 40, "back_after": 0.2}],
+    "kill of a worker": [
+        {"kind": "kill", "target": "worker-0", "at_updates": 40, "back_after": 0.2}
+    ],
+    "pause": [{"kind": "pause", "target": "server-0", "at_updates": 40, "seconds": 0.3}],
+    "cut": [{"kind": "cut", "target": "server-0", "at_updates": 40, "seconds": 0.3}],
+    "delay": [
+        {
+            "kind": "delay",
+            "target": "worker-1",
+            "at_updates": 40,
+            "delay_seconds": 0.02,
+            "seconds": 0.3,
+        }
+    ],
+}
+UPDATES = 120
+
+
+def trial(**changes: Any) -> Trial:
+    written = {
+        "experiment": "virtual",
+        "workload": {"kind": "softmax"},
+        "dataset": {"kind": "digits"},
+        "training": {"workers": 2, "updates": UPDATES, "compute_seconds": 0.01},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "server": {"shards": 2},
+        "recovery": "none",
+        "evaluation": {"every_seconds": 0.2},
+        "cluster": {"kind": "virtual"},
+        "seed": 3,
+        **changes,
+    }
+    config = TrialConfig.model_validate(written)
+    return Trial("a-trial", "virtual", {}, 3, config, digest(config))
+
+
+def ran(folder: Path, **changes: Any) -> Finished:
+    folder.mkdir(parents=True)
+    run_trial(trial(**changes), folder, lambda event: None)
+    return read_finished(folder / EVENTS_FILE, load_prices())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_trial_leaves_a_valid_record_and_the_same_one_twice(
+    tmp_path: Path, strategy: str, fault: str
+) -> None:
+    changes = {"recovery": STRATEGIES[strategy], "faults": FAULTS[fault]}
+    first, again = (ran(tmp_path / name, **changes) for name in ("first", "again"))
+    assert first.outcome.status == "valid", first.outcome.reason
+    assert first.outcome.virtual == "laptop"
+    ledger = first.outcome.ledger
+    assert ledger.applied_twice == ledger.replica_conflicts == ledger.audit_mismatches == 0
+    if strategy in ("chain", "stateless"):
+        assert ledger.lost == 0
+    if "kill" in fault:
+        (killed,) = first.record.of(Killed)
+        assert killed.updates >= 40
+    # Not a number is like nothing, and a record says what it is more exactly than figures do.
+    records = [(tmp_path / name / EVENTS_FILE).read_bytes() for name in ("first", "again")]
+    assert records[0] == records[1]
+    assert repr(first.outcome) == repr(again.outcome)
+
+
+def test_a_gradient_takes_what_the_configuration_and_the_profile_say(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.yaml"
+    written = load_profile("laptop").model_dump(mode="json")
+    slow.write_text(yaml.safe_dump({**written, "gradient": {"seconds": 0.04}}))
+
+    def computed(**changes: Any) -> set[float]:
+        reports = ran(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes).record.of(Reported)
+        values = [x for e in reports if e.name == "compute_seconds" for x in e.values]
+        return {round(value, 9) for value in values}
+
+    assert computed() == {0.01}
+    assert computed(cluster={"kind": "virtual", "profile": str(slow)}) == {0.04}
+
+
+def test_the_time_limit_is_one_of_virtual_time(tmp_path: Path) -> None:
+    done = ran(tmp_path / "trial", training={"updates": 400, "compute_seconds": 1.0}, time_limit=30)
+    assert done.outcome.status == "failed"
+    assert "within the time limit of 30 s" in done.outcome.reason
+
+
+def test_servers_and_workers_come_and_go(tmp_path: Path) -> None:
+    done = ran(
+        tmp_path / "trial",
+        server={"shards": 2, "servers": 1},
+        elastic=[
+            {"at_updates": 30, "servers": 2, "workers": 3},
+            {"at_updates": 80, "servers": 1, "workers": 1},
+        ],
+    )
+    assert done.outcome.status == "valid", done.outcome.reason
+
+
+def test_what_is_no_profile_is_refused_and_so_is_tls() -> None:
+    with pytest.raises(ValidationError, match="no profile of this name"):
+        trial(cluster={"kind": "virtual", "profile": "latop"})
+    with pytest.raises(ValidationError, match="expected off"):
+        trial(cluster={"kind": "virtual", "tls": "temporary"})
+
+
+def test_another_profile_is_another_trial_and_another_place_of_the_same_is_not(
+    tmp_path: Path,
+) -> None:
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(load_profile("laptop").model_dump(mode="json")))
+    digests = [
+        trial(cluster={"kind": "virtual", "profile": profile}).digest
+        for profile in ("laptop", str(copy), "cluster-25gbit")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    assert trial(cluster={"kind": "local"}).digest not in digests
+
+
+def test_a_fault_that_cannot_be_simulated_is_refused_before_anything_runs() -> None:
+    full = [{"kind": "disk_full", "target": "server-0", "at_updates": 10}]
+    checked = trial(faults=full, recovery=STRATEGIES["checkpoint"])
+    with pytest.raises(ConfigurationError, match="on virtual time, whose disk"):
+        check_deployments([checked], 1, lambda line: None)
+
+
+def test_reports_and_tables_say_that_time_was_virtual(tmp_path: Path) -> None:
+    done = ran(tmp_path / "virtual" / "a-trial")
+    page = write_report(tmp_path / "virtual", tmp_path / "report.html")
+    assert "virtual, with the profile laptop" in page.read_text()
+    console = Console(record=True, width=300, file=io.StringIO())
+    print_comparison([done.outcome], console)
+    assert "virtual, with the profile laptop" in console.export_text()
+
+
+def test_times_that_cannot_be_compared_are_said_to_be() -> None:
+    assert told(["", ""]) == told([]) == ""
+    assert told(["laptop"]).startswith("virtual")
+    mixed = told(["laptop", "", "laptop"])
+    assert "1 on real nodes, 2 on virtual time" in mixed
+    assert "do not compare" in mixed
+    assert "do not compare" in told(["laptop", "cluster-25gbit"])
