@@ -226,6 +226,7 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
     from datetime import UTC, datetime
 
     outcomes = [outcome for _, outcome in trials]
+    on_nodes = [outcome for outcome in outcomes if not outcome.virtual]
     configs = [_config_facts(record.config) for record, _ in trials]
     day = datetime.fromtimestamp(max(r.events[-1].t for r, _ in trials), UTC)
     valid = sum(outcome.valid for outcome in outcomes)
@@ -239,8 +240,9 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
         ("seeds", ", ".join(map(str, seeds))),
         *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
         ("time", told([outcome.virtual for outcome in outcomes])),
-        ("arrays sent by", described(outcome.transports for outcome in outcomes)),
-        ("as of" if running else "finished", day.strftime("%-d %B %Y, %H:%M UTC")),
+        ("arrays sent by", described(outcome.transports for outcome in on_nodes)),
+        # Virtual time begins at the same moment in every trial, which says nothing to a reader.
+        ("as of" if running else "finished", f"{day:%-d %B %Y, %H:%M UTC}" if on_nodes else ""),
     ]
     return [(name, value) for name, value in facts if value.strip(" ·")]
 

@@ -377,7 +377,7 @@ def _circumstances(record: Record) -> dict[str, str]:
 def _transports(outcome: Outcome) -> dict[str, str]:
     """By what the trial's nodes sent each other arrays, if that was recorded."""
     found = ", ".join(outcome.transports)
-    return {TRANSPORT_TAG: found} if found else {}
+    return {TRANSPORT_TAG: found} if found and not outcome.virtual else {}
 
 
 def _is_whole(run: Any) -> bool:

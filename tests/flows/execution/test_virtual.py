@@ -158,8 +158,10 @@ def test_a_fault_that_cannot_be_simulated_is_refused_before_anything_runs() -> N
 
 def test_reports_and_tables_say_that_time_was_virtual(tmp_path: Path) -> None:
     done = ran(tmp_path / "virtual" / "a-trial")
-    page = write_report(tmp_path / "virtual", tmp_path / "report.html")
-    assert "virtual, with the profile laptop" in page.read_text()
+    page = write_report(tmp_path / "virtual", tmp_path / "report.html").read_text()
+    assert "virtual, with the profile laptop" in page
+    assert "2001" not in page  # when all virtual time begins
+    assert "arrays sent by" not in page
     console = Console(record=True, width=300, file=io.StringIO())
     print_comparison([done.outcome], console)
     assert "virtual, with the profile laptop" in console.export_text()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dps.errors import StoreUnavailable
-from dps.events import Evaluated, TrialStarted
+from dps.events import Connected, Evaluated, TrialStarted
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.config.trials import flat
@@ -246,6 +246,23 @@ def test_an_invalid_trial_is_a_failed_run(tracked: Tracked, tmp_path: Path) -> N
     run = tracked.client.get_run(run_id)
     assert run.info.status == "FAILED"
     assert run.data.tags["dps.reason"] == "the training ended first"
+
+
+def test_a_trial_on_virtual_time_says_so_and_nothing_of_connections(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    started, *rest = toy_events("none", "no fault")
+    cluster = {"kind": "virtual", "profile": "laptop"}
+    settings = {**started.settings, "digest": "virtual", "config": {"cluster": cluster}}  # type: ignore[attr-defined]
+    begun = dataclasses.replace(started, settings=settings)  # type: ignore[call-arg]
+    connected = Connected(started.t, "worker-0", "server-0", "dask", "as chosen")
+    path = write_events(tmp_path, [begun, connected, *rest])
+    record = read_record(path)
+    tracker = Tracker("virtual", tracked.here)
+    run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
+    tags = tracked.client.get_run(run_id).data.tags
+    assert tags["dps.virtual"] == "laptop"
+    assert "dps.transport" not in tags
 
 
 def test_values_that_are_not_finite_are_dropped_and_counted(
