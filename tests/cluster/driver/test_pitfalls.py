@@ -305,6 +305,8 @@ def test_memory_of_large_messages_is_used_again(
         before = client.run(page_faults, workers=[server])[server]
         go_on.touch()
         results(futures)
-        per_push = (client.run(page_faults, workers=[server])[server] - before) / steps
+        faults = client.run(page_faults, workers=[server])[server] - before
         one_array = 40 * MEGABYTE / resource.getpagesize()
-        assert per_push < one_array / 40  # it makes four of them: the message and the new state
+        # Each push makes four of them, the message and the new state. One may lie in new memory:
+        # how many are held at once, until the worker has said what it has let go of, is chance.
+        assert faults < 1.2 * one_array
