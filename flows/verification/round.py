@@ -8,7 +8,7 @@ promises must hold.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -329,7 +329,7 @@ class Round:
 
     def _may_be_lost(self, shard: int) -> float:
         record = self.watch.record
-        restorations = [e for e in record.of(Restored) if e.shard == shard][1:]
+        restorations = restorations_of(shard, record.of(Restored))
         if self.case.interval == 0:
             anew = [e for e in restorations if e.source == "initial"]
             require(not anew, f"shard {shard} began anew: {anew}")
@@ -341,6 +341,15 @@ class Round:
         """How many updates were refused as too stale, of workers that were away for too long."""
         acked = self.watch.record.of(Acked)
         return sum(event.outcomes.count("dropped") for event in acked)
+
+
+def restorations_of(shard: int, events: Iterable[Restored]) -> list[Restored]:
+    """Return how a shard came back after losses.
+
+    Its start is none of them. The event of that may be missing: a host that is killed at once takes
+    it along.
+    """
+    return [event for event in events if event.shard == shard and event.epoch > 1]
 
 
 def _part(name: str, chains: Sequence[Sequence[str]]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from dps.core.outage import Continue
 from dps.errors import ConfigurationError
+from dps.events import Restored
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.shared_store import SharedStore
@@ -17,6 +18,7 @@ from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
 from flows.verification.case import Case, Struck
 from flows.verification.pool import MEBIBYTE, Sample, _growth
+from flows.verification.round import restorations_of
 from flows.verification.soak import CASES, Result, chosen, table
 
 SECONDS = 110
@@ -104,3 +106,11 @@ def test_the_table_sums_by_strategy() -> None:
     assert lines["none"] == ["none", "1", "1", "10", "10", "5", "0", "0", "–", "–"]
     assert lines["all"][1:8] == ["3", "5", "210", "190", "5", "2", "6"]
     assert text.endswith("faults: 3 × kill head, 2 × pause worker; missed: 1")
+
+
+def test_the_start_of_a_shard_is_no_restoration_even_if_it_was_not_told_of() -> None:
+    start = Restored(0.0, 0, 1, "server-0", 0, "initial")
+    later = Restored(0.1, 0, 3, "spare-0", 0, "initial")
+    of_another = Restored(0.1, 1, 3, "spare-1", 0, "initial")
+    assert restorations_of(0, [start, of_another, later]) == [later]
+    assert restorations_of(0, [of_another, later]) == [later]
