@@ -746,7 +746,7 @@ def test_no_torn_message_is_ever_seen_however_its_sender_is_killed(kind: str) ->
     random = Random(kind)
 
     async def scenario() -> None:
-        sound, torn = 0, 0
+        sound, torn, first = 0, 0, 1
         kept: list[tuple[np.ndarray, int]] = []
 
         async def check(link: str, *frames: np.ndarray) -> Frames:
@@ -756,7 +756,7 @@ def test_no_torn_message_is_ever_seen_however_its_sender_is_killed(kind: str) ->
                 sound += 1
             else:
                 torn += 1
-            if random.random() < 0.05:
+            if sound == first or random.random() < 0.05:
                 kept.append((values, int(checksum[0])))
             return []
 
@@ -776,9 +776,9 @@ def test_no_torn_message_is_ever_seen_however_its_sender_is_killed(kind: str) ->
                 sock, _ = await loop.sock_accept(listener)
                 line = await welcomed(sock, SECRET, None)
                 connection = Connection(line, {"check": check}, Pool(), lambda *_: None)
-                before = sound
+                first, enough = sound + 1, sound + random.randrange(1, 20)
                 async with asyncio.timeout(SECONDS):
-                    while sound < before + random.randrange(1, 20):
+                    while sound < enough:
                         await asyncio.sleep(0.001)
                 await asyncio.sleep(random.random() / 50)
                 process.send_signal(signal.SIGKILL)
