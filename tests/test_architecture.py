@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-BASE = "dps.errors dps.events dps.core dps.protocol dps.protocol.messages"
+BASE = "dps.errors dps.core dps.events dps.protocol dps.protocol.messages"
 PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client"
 CLUSTER = (
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
@@ -164,7 +164,7 @@ def test_no_package_shows_more_names_than_one_can_take_in() -> None:
         ("dps.core.shard", "import asyncio, scipy", ["scipy"]),
         ("dps.core.shard", "def f():\n    import fsspec", ["fsspec"]),
         ("dps.events.base", "import numpy as np", ["numpy"]),
-        ("dps.events.base", "from dps.core.blocks import Layout", ["dps.core.blocks"]),
+        ("dps.core.blocks", "from dps.events.base import Event", ["dps.events.base"]),
         (
             "dps.protocol.wire",
             "import dps.protocol.server.replica",

@@ -97,7 +97,8 @@ VALUES |= {"tuple[int, ...]": (1, 2), "tuple[str, ...]": ("a", "b"), "tuple[bool
 def real(kind: type[Event]) -> Event:
     """An event such as a run may write."""
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    return REAL.get(kind) or kind(**{name: VALUES[said] for name, said in types.items()})
+    own = {"role": "server"}
+    return REAL.get(kind) or kind(**{n: own.get(n) or VALUES[said] for n, said in types.items()})
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda cls: cls.__name__)
@@ -140,6 +141,10 @@ def test_no_value_of_another_type_is_read(kind: type[Event], name: str) -> None:
         (to_json(applied([1, 2])).replace("[1,1]", "[1.1]", 1), "is 1.1, expected int"),
         (to_json(applied([1, 2])).replace("[1,1]", "[1,-1]", 1), "is -1, expected a number from 0"),
         (to_json(acked([1])).replace('"applied"', '"appljed"'), "outcomes of Acked is 'appljed'"),
+        (
+            '{"event":"NodeJoined","t":1,"node":"a","role":"vm","pid":7,"host":"h"}',
+            "role of NodeJoined is 'vm', expected server or replica",
+        ),
         (
             to_json(STARTED).replace('"b"', "[" * 50 + "]" * 50),
             "settings of TrialStarted is nested",

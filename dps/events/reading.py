@@ -13,6 +13,7 @@ from functools import cache
 from reprlib import Repr
 from typing import Any, get_args, get_origin, get_type_hints
 
+from dps.core.names import NODE_ROLES, ROLES
 from dps.events.base import Event
 
 LARGEST = (1 << 63) - 1  # of whole numbers, which count something
@@ -33,6 +34,9 @@ _NOTHING = type(None)
 _WORDS = {
     ("TrialEnded", "status"): ("valid", "invalid", "failed"),
     ("Acked", "outcomes"): ("applied", "duplicate", "buffered", "dropped"),
+    ("NodeJoined", "role"): NODE_ROLES,
+    ("NodeLeaving", "role"): NODE_ROLES,
+    ("ResourceSampled", "role"): ROLES,
 }
 
 _short = Repr()

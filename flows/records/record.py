@@ -45,6 +45,9 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("circumstances",): (dict,),
     ("circumstances", "*"): (int,),
     ("config",): (dict,),
+    ("config", "cluster"): (dict,),
+    ("config", "cluster", "kind"): (str,),
+    ("config", "cluster", "profile"): (str,),
     ("config", "training"): (dict,),
     ("config", "training", "workers"): (int,),
     ("config", "training", "updates"): (int,),
@@ -68,6 +71,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "evaluation", "target"): (int, float, type(None)),
 }
 
+_LONGEST_NAME = 500  # of trials, experiments and labels: no configuration can give a longer one
 _FOLDER = re.compile(r"[^./][^/]{0,254}")  # also those of before names had a bound of their own
 
 E = TypeVar("E", bound=Event)
@@ -385,6 +389,9 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
         # No stricter than what a configuration may say, or its trials would never be whole.
         if unseen(name) is not None:
             raise _damaged(path, 1, f"has {quoted(name)} as {key}, which cannot be printed")
+        if len(name) > _LONGEST_NAME:
+            said = f"has {quoted(name)} as {key}, expected {_LONGEST_NAME} characters at most"
+            raise _damaged(path, 1, said)
 
 
 def _found(settings: Any, keys: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Any]]:

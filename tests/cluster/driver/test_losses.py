@@ -103,13 +103,17 @@ def test_a_loss_is_a_warning_a_record_and_known_to_the_worker(tmp_path: Path) ->
 
 
 def push_until(flag: str, worker: Worker) -> int:
-    """Push until there is a file `flag`; return how many were dropped, say in a file once one is."""
+    """Push until there is a file `flag`; return how many were dropped.
+
+    Files say which process this is, and that one has been dropped.
+    """
+    Path(f"{flag}-pid-{worker.name}").write_text(str(os.getpid()))
     gradients = ones(worker.pull())
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + 2 * SECONDS
     while not os.path.exists(flag) and time.monotonic() < until:
         worker.push(gradients)
         if worker.dropped:
-            Path(f"{flag}-{worker.name}").touch()
+            Path(f"{flag}-dropped-{worker.name}").touch()
     return worker.dropped
 
 
@@ -141,14 +145,16 @@ def test_dropped_updates_are_a_warning_once(tmp_path: Path, on_loss: str, told: 
         choices: dict[str, Any] = {"optimizer": COUNTING, "on_event": events, "on_loss": on_loss}
         with ParameterServer(cluster.client, params(), consistency=SSP(2), **choices) as ps:
             futures = ps.run(partial(push_until, str(flag)), workers=2)
-            eventually(lambda: len(events.of(WorkerJoined)) >= 2, SECONDS)
+            eventually(lambda: len(list(tmp_path.iterdir())) == 2, SECONDS)
+            eventually(lambda: len(events.of(WorkerJoined)) == 2, SECONDS)
             for name in ("worker-0", "worker-1"):
+                pid = int((tmp_path / f"stop-pid-{name}").read_text())
                 # Paused between two pushes, it may join again before the next: nothing is dropped.
                 for _ in range(TRIES):
                     before = min(versions(ps))
                     eventually(lambda least=before: min(versions(ps)) > least, SECONDS)  # type: ignore[misc]
-                    pause_and_resume(cluster.pids[name], name, events)
-                    if tmp_path.joinpath(f"stop-{name}").exists():
+                    pause_and_resume(pid, name, events)
+                    if (tmp_path / f"stop-dropped-{name}").exists():
                         break
             flag.touch()
             assert min(results(futures)) >= 1

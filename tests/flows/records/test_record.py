@@ -201,6 +201,14 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
         (TrialStarted(1.0, "a", {"trial": "\x1b[2J"}, {}), "as trial, which cannot be printed"),
         (TrialStarted(1.0, "a", {"seed": True}, {}), "has True as seed, not of type int"),
         (
+            TrialStarted(1.0, "a", {"experiment": "x" * 501}, {}),
+            "xxx' as experiment, expected 500 characters at most",
+        ),
+        (
+            TrialStarted(1.0, "a", {"config": {"cluster": []}}, {}),
+            r"has \[\] as config.cluster, not of type dict",
+        ),
+        (
             TrialStarted(1.0, "a", {"config": {"faults": [{}, {"kind": None}]}}, {}),
             "has None as config.faults.1.kind, not of type str",
         ),
