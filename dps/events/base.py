@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 
@@ -27,8 +28,16 @@ Sink = Callable[[Event], None]
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Return the event as a JSON-ready dict with its class name under `event`."""
-    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+    """Return the event as a JSON-ready dict with its class name under `event`.
+
+    What it holds is not copied: long columns of numbers, most of the time.
+    """
+    return {"event": type(event).__name__, **{n: getattr(event, n) for n in _names(type(event))}}
+
+
+@cache
+def _names(cls: type[Event]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def to_json(event: Event) -> str:
