@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar
 
 
@@ -32,12 +31,8 @@ def to_dict(event: Event) -> dict[str, Any]:
 
     What it holds is not copied: long columns of numbers, most of the time.
     """
-    return {"event": type(event).__name__, **{n: getattr(event, n) for n in _names(type(event))}}
-
-
-@cache
-def _names(cls: type[Event]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return {"event": type(event).__name__, **values}
 
 
 def to_json(event: Event) -> str:

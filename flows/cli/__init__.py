@@ -165,8 +165,13 @@ def run(
     config: Config,
     settings: Settings = [],  # noqa: B006 (typer makes its own list)
     parallel: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Run so many trials at once.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Run so many trials at once; without: 1, or one for each core on virtual time.",
+        ),
+    ] = None,
     retry_invalid: Annotated[
         bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
     ] = False,
@@ -182,7 +187,7 @@ def run(
 
     document = find_document(config)
     if (replication := load_replication(document, settings)) is not None:
-        if parallel > 1 or retry_invalid:
+        if (parallel or 1) > 1 or retry_invalid:
             raise ConfigurationError(
                 "--parallel and --retry-invalid: not for a replication, which compares times and "
                 "tries nothing twice; leave them out"
@@ -196,7 +201,7 @@ def _run_experiment(
     config: str,
     document: Document,
     settings: Sequence[str],
-    parallel: int,
+    parallel: int | None,
     retry_invalid: bool,
     yes: bool,
 ) -> None:
@@ -215,7 +220,7 @@ def _run_experiment(
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
-    if at_once > 1 and any(trial.config.cluster.kind != "virtual" for trial in trials):
+    if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
         print(
             f"dps: warning: {at_once} trials at once disturb each other's timings: compare times "
             "and costs only between trials that ran alone",
@@ -236,7 +241,7 @@ def _run_experiment(
         again = shlex.join(
             [
                 *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
-                *(("--parallel", str(parallel)) if parallel > 1 else ()),
+                *(("--parallel", str(parallel)) if parallel else ()),
                 *(("--yes",) if yes else ()),
                 *(("--retry-invalid",) if retry_invalid else ()),
             ]

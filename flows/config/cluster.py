@@ -42,8 +42,15 @@ _ADDRESS = re.compile(r"[a-z]+://\S+:[0-9]+")
 
 
 class _AnyCluster(Section):
-    """What clusters of all kinds have in common."""
+    """What clusters of all kinds have in common.
 
+    Attributes
+    ----------
+    shares_cores
+        Whether trials that run at once may take the cores from each other, which takes time.
+    """
+
+    shares_cores: ClassVar[bool] = True
     tls: Tls = "off"
 
     @property
@@ -145,6 +152,7 @@ class VirtualSection(_AnyCluster):
     That is one that comes with dps, by its name, or a YAML file.
     """
 
+    shares_cores: ClassVar[bool] = False
     patience: ClassVar[float] = 0.0
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["virtual"]

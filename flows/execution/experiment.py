@@ -219,7 +219,7 @@ def _attempts(
             circumstances = {
                 "position": position,
                 "order_seed": experiment.order_seed,
-                "parallel": parallel,
+                "parallel": parallel if trial.config.cluster.shares_cores else 1,
             }
             yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from dps.errors import ConfigurationError
+from dps.protocol.executor import available_cores
 from flows.config.cluster import QueueSection
 from flows.config.fault_text import line
 from flows.config.trials import Trial
 
 
-def check_deployments(trials: Iterable[Trial], parallel: int, warn: Callable[[str], None]) -> int:
+def check_deployments(
+    trials: Sequence[Trial], parallel: int | None, warn: Callable[[str], None]
+) -> int:
     """Refuse trials that cannot run on the deployment that they name, if they name any.
 
     Returns how many of them may run at once: `parallel`, or as many as there is room for, of
-    which `warn` is told.
+    which `warn` is told. None: one after the other, but as many as there are cores where trials do
+    not disturb each other.
 
     Raises
     ------
@@ -28,6 +32,9 @@ def check_deployments(trials: Iterable[Trial], parallel: int, warn: Callable[[st
     CapacityError
         There is no such deployment, or it has too few Dask workers.
     """
+    if parallel is None:
+        disturbing = any(trial.config.cluster.shares_cores for trial in trials)
+        parallel = 1 if disturbing else available_cores()
     alike: defaultdict[object, list[Trial]] = defaultdict(list)
     for trial in trials:
         config = trial.config

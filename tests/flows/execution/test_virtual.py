@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from dps.events import Killed, Reported
+from dps.protocol.executor import available_cores
 from flows.analysis.finished import Finished, print_comparison, read_finished
 from flows.analysis.prices import load_prices
 from flows.analysis.virtual_time import told
@@ -174,3 +175,10 @@ def test_times_that_cannot_be_compared_are_said_to_be() -> None:
     assert "1 on real nodes, 2 on virtual time" in mixed
     assert "do not compare" in mixed
     assert "do not compare" in told(["laptop", "cluster-25gbit"])
+
+
+def test_one_trial_runs_on_each_core_unless_trials_take_the_cores_from_each_other() -> None:
+    local = trial(cluster={"kind": "local"})
+    assert check_deployments([trial(), trial()], None, pytest.fail) == available_cores()
+    assert check_deployments([trial(), local], None, pytest.fail) == 1
+    assert check_deployments([trial()], 7, pytest.fail) == 7
