@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch simulate simulate-fresh soak clean
+.PHONY: help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch simulate simulate-fresh soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -26,6 +26,9 @@ $(READY): pyproject.toml requirements.lock
 demo: setup ## run the main experiment on digits, print the comparison, write report.html
 	$(BIN)/dps run demo
 	$(BIN)/dps report demo --output report.html
+
+explore: setup ## the questions of demo with 30 seeds, 8 and 32 workers, on virtual time: 480 trials
+	$(BIN)/dps run explore
 
 fashion: setup fashion-data ## the same on Fashion-MNIST
 	$(BIN)/dps run fashion

@@ -264,18 +264,19 @@ def read_comparison(folder: Path) -> ComparisonSection:
         raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
-def _values(trials: Trials, metric: str) -> dict[int, float]:
+def values_of(trials: Trials, metric: str) -> dict[int, float]:
+    """Return the finite values of a figure by seed."""
     found = {seed: row.get(metric) for seed, row in trials.items()}
     return {seed: float(v) for seed, v in found.items() if v is not None and isfinite(v)}
+
+
+# -- parts -------------------------------------------------------------------------------------
 
 
 def _uneven(trials: Trials, base: Trials, metric: str) -> Uneven | None:
     shared = trials.keys() & base.keys()
     seeds = {seed for seed in shared if metric in trials[seed] and metric in base[seed]}
-    mine, theirs = (seeds & _values(each, metric).keys() for each in (trials, base))
+    mine, theirs = (seeds & values_of(each, metric).keys() for each in (trials, base))
     return None if mine == theirs else Uneven(len(mine), len(theirs), len(seeds))
 
 
@@ -289,12 +290,12 @@ def _measured(
 ) -> Compared | None:
     """A row without what depends on the other rows; None where there is no value."""
     trials, base = (rows.get((condition, name), {}) for name in (strategy, baseline))
-    mine, uneven = _values(trials, metric), _uneven(trials, base, metric)
+    mine, uneven = values_of(trials, metric), _uneven(trials, base, metric)
     if not mine and uneven is None:
         return None
     difference = None
     if strategy != baseline and uneven is None:
-        difference = paired(mine, _values(base, metric), rng)
+        difference = paired(mine, values_of(base, metric), rng)
     spread = interval([mine[seed] for seed in sorted(mine)], rng) if mine else None
     names = (metric, condition, strategy, baseline)
     return Compared(*names, spread, uneven, difference, None, 0, None, None)

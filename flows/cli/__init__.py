@@ -259,6 +259,37 @@ def _run_experiment(
 
 
 @app.command()
+def validate(
+    config: Config,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    profile: Annotated[
+        str, typer.Option(help="What costs time on virtual nodes: a profile's name, or its file.")
+    ] = "laptop",
+    yes: Yes = False,
+) -> None:
+    """Run an experiment on real nodes and on virtual time, and show how far the two differ.
+
+    What is recorded of either is not run again. The one on virtual time is NAME-virtual.
+    """
+    from flows.cli.validate import validate as compare_both
+    from flows.config.experiment import find_document
+    from flows.execution.plan import confirm_many
+
+    document = find_document(config)
+    confirm = None if yes else confirm_many
+    try:
+        done = compare_both(document, settings, profile, _store(), _console(), _warn, confirm)
+    except KeyboardInterrupt:
+        print(
+            "dps: interrupted; what was recorded is kept, and the same command goes on with the "
+            "trials that are missing",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    _exit_if_failed(done)
+
+
+@app.command()
 def resume(
     trial: Annotated[
         str,

@@ -13,15 +13,18 @@ from rich.text import Text
 
 from dps.core.names import role_of
 from dps.errors import ConfigurationError
+from dps.protocol.executor import available_cores
 from flows.analysis.finished import whole_record
 from flows.config.cluster import QueueSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.fault_text import brief, full, late_line
 from flows.config.trials import Trial
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
+from flows.quoting import listed
 from flows.records.record import Record
 
 MANY = 1000
+MOST_NAMED = 8  # trials or seeds in a line
 
 
 def confirm_many(trials: int) -> None:
@@ -51,8 +54,16 @@ def recorded_in(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Record
         record = whole_record(trial, folder)
         if record is not None:
             recorded[trial.name] = record
-            durations.note(trial, seconds_of(record))
+            if trial.config.cluster.kind != "virtual":  # whose records know nothing of real time
+                durations.note(trial, seconds_of(record))
     return recorded, durations
+
+
+def at_once_by_default(trials: Sequence[Trial]) -> int:
+    """Return how many trials run at once if nobody says it: those that disturb no other."""
+    if any(trial.config.cluster.shares_cores for trial in trials):
+        return 1
+    return available_cores()
 
 
 def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
@@ -61,12 +72,13 @@ def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
         return "Nothing is left to run."
     learnt = f"going by {trials_told(durations.known, 'recorded ')}"
     basis = learnt if durations.known else "guessed from the settings"
-    return f"About {about(durations.total(trials, 1))} of running, {basis}."
+    seconds = durations.total(trials, at_once_by_default(trials))
+    return f"About {about(seconds)} of running, {basis}."
 
 
 def order_told(experiment: ExperimentConfig) -> str:
     """Say how the order of the trials has come about."""
-    seeds = ", ".join(map(str, experiment.seeds))
+    seeds = listed(map(str, experiment.seeds), MOST_NAMED)
     blocks = f"a block for each of the seeds {seeds}, shuffled within"
     if len(experiment.seeds) == 1:
         blocks = f"one block, of seed {seeds}, shuffled"
@@ -139,5 +151,5 @@ def fault_plans(trials: Sequence[Trial]) -> list[str]:
             trials_of[tuple(full(plan))].append(trial.name)
     lines = []
     for told, names in trials_of.items():
-        lines += [f"Faults of {', '.join(names)}:", *(f"  {line}" for line in told)]
+        lines += [f"Faults of {listed(names, MOST_NAMED)}:", *(f"  {line}" for line in told)]
     return lines

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from dps.errors import ConfigurationError
-from dps.protocol.executor import available_cores
 from flows.config.cluster import QueueSection
 from flows.config.fault_text import line
 from flows.config.trials import Trial
+from flows.execution.plan import at_once_by_default
 
 
 def check_deployments(
@@ -32,9 +32,7 @@ def check_deployments(
     CapacityError
         There is no such deployment, or it has too few Dask workers.
     """
-    if parallel is None:
-        disturbing = any(trial.config.cluster.shares_cores for trial in trials)
-        parallel = 1 if disturbing else available_cores()
+    parallel = at_once_by_default(trials) if parallel is None else parallel
     alike: defaultdict[object, list[Trial]] = defaultdict(list)
     for trial in trials:
         config = trial.config

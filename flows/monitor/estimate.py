@@ -21,6 +21,8 @@ NODE_SECONDS = 0.15
 GRADIENT_SECONDS = 0.005  # a small model, and a push and a pull of it
 FAULT_SECONDS = 1.5
 TRACKING_SECONDS = 1.0
+# On virtual time, a trial takes what its messages take to compute: an update of one shard, so long.
+VIRTUAL_UPDATE_SECONDS = 0.0007
 
 
 class Durations:
@@ -36,7 +38,7 @@ class Durations:
         return len(self._off)
 
     def note(self, trial: Trial, seconds: float) -> None:
-        """Learn from a trial that has ended."""
+        """Learn from a trial that has ended, in so many seconds of real time."""
         self._seen[_key(trial.labels)].append(seconds)
         self._off.append(seconds / guess(trial.config))
 
@@ -56,6 +58,8 @@ class Durations:
 def guess(config: TrialConfig) -> float:
     """Seconds that a trial takes by its configuration alone, its limit at most."""
     training = config.training
+    if config.cluster.kind == "virtual":
+        return training.updates * config.server.shards * VIRTUAL_UPDATE_SECONDS + TRACKING_SECONDS
     gradient = max(training.compute_seconds, GRADIENT_SECONDS)
     if training.straggling is not None:
         gradient *= 1 + training.straggling.share * (training.straggling.factor - 1)

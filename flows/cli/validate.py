@@ -1,0 +1,71 @@
+"""The flow behind `dps validate`: both experiments, one after the other, and what they agree in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flows.analysis.outcome import Outcome
+    from flows.config.experiment import ExperimentConfig
+    from flows.config.trials import Trial
+    from flows.config.yaml_document import Document
+
+
+def validate(
+    document: Document,
+    settings: Sequence[str],
+    profile: str,
+    store: str | None,
+    console: Console,
+    warn: Callable[[str], None],
+    confirm: Callable[[int], None] | None,
+) -> list[Outcome]:
+    """Run an experiment and its twin on virtual time, and show the table; return all outcomes.
+
+    The twin is first: it takes seconds, and what is wrong with the settings is found there.
+
+    Raises
+    ------
+    ConfigurationError
+        The experiment is on virtual time already, or cannot be.
+    """
+    from numpy.random import default_rng
+
+    from flows.config.trials import load_trials
+    from flows.verification.validate import agreement, crowded, table, twin, verdict
+
+    experiment, trials = load_trials(document, settings, confirm)
+    virtual = _run(*twin(document, settings, profile), store, console, warn)
+    real = _run(experiment, trials, store, console, warn)
+    found = agreement(real, virtual, experiment, default_rng(0))
+    console.print()
+    console.print(table(found))
+    console.print()
+    for line in (*verdict(found), *crowded(trials)):
+        console.print(line, highlight=False, markup=False)
+    return [*real, *virtual]
+
+
+def _run(
+    experiment: ExperimentConfig,
+    trials: Sequence[Trial],
+    store: str | None,
+    console: Console,
+    warn: Callable[[str], None],
+) -> tuple[Outcome, ...]:
+    from flows.execution.drivers import Drivers
+    from flows.execution.experiment import run_experiment
+    from flows.execution.preflight import check_deployments
+    from flows.monitor.progress import view_for
+
+    at_once = check_deployments(trials, None, warn)
+    with Drivers(at_once) as drivers:
+        ran = run_experiment(
+            experiment, Path.cwd(), view_for(console), drivers, store, trials=trials
+        )
+    console.print(f"Report: {ran.report}", highlight=False, markup=False)
+    return ran.outcomes
