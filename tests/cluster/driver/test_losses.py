@@ -145,8 +145,9 @@ def test_dropped_updates_are_a_warning_once(tmp_path: Path, on_loss: str, told: 
         choices: dict[str, Any] = {"optimizer": COUNTING, "on_event": events, "on_loss": on_loss}
         with ParameterServer(cluster.client, params(), consistency=SSP(2), **choices) as ps:
             futures = ps.run(partial(push_until, str(flag)), workers=2)
-            eventually(lambda: len(list(tmp_path.iterdir())) == 2, SECONDS)
-            eventually(lambda: len(events.of(WorkerJoined)) == 2, SECONDS)
+            pids = [tmp_path / f"stop-pid-{name}" for name in ("worker-0", "worker-1")]
+            eventually(lambda: all(each.exists() and each.read_text() for each in pids), SECONDS)
+            eventually(lambda: len(events.of(WorkerJoined)) >= 2, SECONDS)
             for name in ("worker-0", "worker-1"):
                 pid = int((tmp_path / f"stop-pid-{name}").read_text())
                 # Paused between two pushes, it may join again before the next: nothing is dropped.
