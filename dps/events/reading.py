@@ -13,7 +13,7 @@ from functools import cache
 from reprlib import Repr
 from typing import Any, get_args, get_origin, get_type_hints
 
-from dps.core.names import NODE_ROLES, ROLES
+from dps.core.names import NODE_ROLES, ROLES, STORE_ROLES
 from dps.events.base import Event
 
 LARGEST = (1 << 63) - 1  # of whole numbers, which count something
@@ -34,8 +34,8 @@ _NOTHING = type(None)
 _WORDS = {
     ("TrialEnded", "status"): ("valid", "invalid", "failed"),
     ("Acked", "outcomes"): ("applied", "duplicate", "buffered", "dropped"),
-    ("NodeJoined", "role"): NODE_ROLES,
-    ("NodeLeaving", "role"): NODE_ROLES,
+    ("NodeJoined", "role"): (*NODE_ROLES, *STORE_ROLES),
+    ("NodeLeaving", "role"): (*NODE_ROLES, *STORE_ROLES),
     ("ResourceSampled", "role"): ROLES,
 }
 

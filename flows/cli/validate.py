@@ -36,15 +36,20 @@ def validate(
     from numpy.random import default_rng
 
     from flows.config.trials import load_trials
+    from flows.execution.preflight import check_deployments
     from flows.verification.validate import agreement, crowded, table, twin, verdict
 
-    experiment, trials = load_trials(document, settings, confirm)
-    virtual = _run(*twin(document, settings, profile), store, console, warn)
-    real = _run(experiment, trials, store, console, warn)
+    both = None if confirm is None else lambda count: confirm(2 * count)
+    experiment, trials = load_trials(document, settings, both)
+    other, twins = twin(document, settings, profile)
+    at_once = [check_deployments(each, None, warn) for each in (trials, twins)]
+    virtual = _run(other, twins, at_once[1], store, console)
+    real = _run(experiment, trials, at_once[0], store, console)
     found = agreement(real, virtual, experiment, default_rng(0))
     console.print()
-    console.print(table(found))
-    console.print()
+    if found.pairs:
+        console.print(table(found))
+        console.print()
     for line in (*verdict(found), *crowded(trials)):
         console.print(line, highlight=False, markup=False)
     return [*real, *virtual]
@@ -53,16 +58,14 @@ def validate(
 def _run(
     experiment: ExperimentConfig,
     trials: Sequence[Trial],
+    at_once: int,
     store: str | None,
     console: Console,
-    warn: Callable[[str], None],
 ) -> tuple[Outcome, ...]:
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
-    from flows.execution.preflight import check_deployments
     from flows.monitor.progress import view_for
 
-    at_once = check_deployments(trials, None, warn)
     with Drivers(at_once) as drivers:
         ran = run_experiment(
             experiment, Path.cwd(), view_for(console), drivers, store, trials=trials

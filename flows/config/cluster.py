@@ -1,8 +1,7 @@
 """The section of a configuration that says on which kind of cluster trials run.
 
 Sections say what was written; `open` gives the cluster, with the nodes that a trial needs. Each has
-the `patience` with which its nodes are waited for, in seconds, and the `ways` in which they can be
-killed.
+the `ways` in which its nodes can be killed, and a limit of the real time that a trial takes.
 """
 
 from __future__ import annotations
@@ -65,6 +64,16 @@ class _AnyCluster(Section):
         """What computing a gradient takes where that is not measured but a model says it."""
         return None
 
+    def real_limit(self, time_limit: float) -> tuple[float, str]:
+        """Seconds of real time that a trial may take beside set-up and tear-down, and what for.
+
+        Parameters
+        ----------
+        time_limit
+            Of its training, in seconds of its own clock.
+        """
+        return time_limit, f"the time limit of {time_limit:g} s"
+
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
         """Return what of the section, as it is recorded, a trial's results depend on.
 
@@ -74,10 +83,20 @@ class _AnyCluster(Section):
         return {**kept, "tls": self.tls if isinstance(self.tls, str) else "own"}
 
 
+class _WaitedFor(_AnyCluster):
+    """Nodes that others may have: they are waited for, for `patience` seconds."""
+
+    patience: PositiveFloat = 600.0
+
+    def real_limit(self, time_limit: float) -> tuple[float, str]:
+        """Seconds of real time that a trial may train for and wait for nodes, and what for."""
+        told = f"the time limit of {time_limit:g} s, {self.patience:g} s of waiting for nodes"
+        return time_limit + self.patience, told
+
+
 class LocalSection(_AnyCluster):
     """Fresh processes on this machine, for each trial."""
 
-    patience: ClassVar[float] = 0.0
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["local"] = "local"
     tls: Tls = "temporary"
@@ -105,7 +124,7 @@ class LocalSection(_AnyCluster):
         )
 
 
-class ExistingSection(_AnyCluster):
+class ExistingSection(_WaitedFor):
     """Dask workers of a deployment that is there already, by the address of its scheduler.
 
     null: the address that Dask's own configuration names, as in DASK_SCHEDULER_ADDRESS. Those that
@@ -115,7 +134,6 @@ class ExistingSection(_AnyCluster):
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["existing"]
     address: str | None = None
-    patience: PositiveFloat = 600.0
 
     @field_validator("address")
     @classmethod
@@ -149,14 +167,15 @@ class ExistingSection(_AnyCluster):
 class VirtualSection(_AnyCluster):
     """Nodes on virtual time, in one process: what costs how much time says a `profile`.
 
-    That is one that comes with dps, by its name, or a YAML file.
+    That is one that comes with dps, by its name, or a YAML file. A trial that has computed for
+    `patience` seconds of real time is given up.
     """
 
     shares_cores: ClassVar[bool] = False
-    patience: ClassVar[float] = 0.0
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["virtual"]
     profile: str = "laptop"
+    patience: PositiveFloat = 1800.0
 
     @field_validator("profile")
     @classmethod
@@ -182,6 +201,10 @@ class VirtualSection(_AnyCluster):
             costs = load_profile(self.profile).model_dump(mode="json", exclude={"sources"})
             return {"kind": self.kind, "profile": costs}
         return super().decisive(written)
+
+    def real_limit(self, time_limit: float) -> tuple[float, str]:
+        """Seconds of real time that a trial may compute for, whatever its own clock says."""
+        return self.patience, f"{self.patience:g} s of computing, by cluster.patience"
 
     @property
     def clock(self) -> Clock:
@@ -230,7 +253,7 @@ class JobSection(Section):
         return {name: value for name, value in known.items() if value is not None}
 
 
-class QueueSection(JobSection, _AnyCluster):
+class QueueSection(JobSection, _WaitedFor):
     """A job for each node; `groups` are by role, and say what is different from the rest.
 
     Jobs may wait in the queue for `patience` seconds.
@@ -242,7 +265,6 @@ class QueueSection(JobSection, _AnyCluster):
     )
     interface: str | None = None
     tls: Tls = "temporary"
-    patience: PositiveFloat = 600.0
 
     def open(
         self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0

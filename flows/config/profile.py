@@ -6,6 +6,7 @@ where its figures come from.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from dps.errors import ConfigurationError
 from dps.virtual.profile import Disk, Gradient, Link, Profile, Service
 from flows.config.base import SafeName, Section
 from flows.config.errors import complaints, placed, suggest
-from flows.config.yaml_document import read_document
+from flows.config.yaml_document import parse_document, read_file
 from flows.quoting import shown
 
 
@@ -100,7 +101,12 @@ def load_profile(path_or_name: str) -> ProfileSection:
                 f"{shown(path_or_name, 200)}: no such file, and no profile of this name; "
                 f"{suggest(path_or_name, shipped())}"
             )
-    document = read_document(path, name)
+    return _section(read_file(path, name), name)
+
+
+@lru_cache(maxsize=8)  # every trial of a grid asks for it several times
+def _section(written: bytes, name: str) -> ProfileSection:
+    document = parse_document(written, name)
     try:
         return ProfileSection.model_validate(document.data)
     except ValidationError as error:

@@ -257,10 +257,33 @@ def read_document(path: Path, name: str | None = None) -> Document:
         The file cannot be read, is malformed, holds something else, or a password.
     """
     name = name or shown(str(path), LONGEST_PLACE)
+    return parse_document(read_file(path, name), name)
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """Return what is in a file that messages call `name`.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, or is larger than any configuration.
+    """
     try:
-        text = read_bytes(path, MOST_BYTES).decode("utf-8")
+        return read_bytes(path, MOST_BYTES)
     except OSError as error:
         raise ConfigurationError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+def parse_document(written: bytes, name: str) -> Document:
+    """Read what a YAML file holds, which has to be a mapping.
+
+    Raises
+    ------
+    ConfigurationError
+        It is malformed, holds something else, or a password.
+    """
+    try:
+        text = written.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{name}: cannot be read: it is no text in UTF-8") from error
     for number, line in enumerate(text.splitlines(), 1):

@@ -23,7 +23,7 @@ from multiprocessing.util import get_temp_dir
 from types import FrameType
 from typing import NoReturn
 
-from dps.cluster.backends.fork_server import fork_context
+from dps.cluster.backends.fork_server import ENVIRONMENT, environment, fork_context
 from dps.cluster.backends.lifetime import end_with_parent, without_interrupts
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.config.cluster import LocalSection
@@ -131,7 +131,9 @@ class _Driver:
         self._process = context.Process(
             target=drive, args=(theirs, trial.config), name="dps-driver"
         )
-        with without_interrupts():
+        # A trial that does not share the cores computes in its driver, on one of them.
+        limits = {} if trial.config.cluster.shares_cores else ENVIRONMENT
+        with environment(limits), without_interrupts():
             self._process.start()
         theirs.close()
 
@@ -139,7 +141,7 @@ class _Driver:
         """Have it run an attempt."""
         self.start(attempt.trial)
         self.attempt = attempt
-        self.deadline = time.monotonic() + _most_seconds(attempt) + self._grace
+        self.deadline = time.monotonic() + _real_limit(attempt)[0] + self._grace
         with suppress(BrokenPipeError):  # it has just died, which `listen` will find
             self.connection.send(attempt)
 
@@ -163,11 +165,10 @@ class _Driver:
             return self._gave_up(attempt, f"its driver was lost: {self._ending()}")
         if time.monotonic() < self.deadline:
             return None
-        limit, patience = attempt.trial.config.time_limit, attempt.trial.config.cluster.patience
-        waiting = f", {patience:g} s of waiting for nodes" if patience else ""
+        limit, of_what = _real_limit(attempt)
         reason = (
-            f"it hung: not over {_most_seconds(attempt) + self._grace:g} s after its start (the "
-            f"time limit of {limit:g} s{waiting}, and {self._grace:g} s for set-up and tear-down)"
+            f"it hung: not over {limit + self._grace:g} s after its start ({of_what}, and "
+            f"{self._grace:g} s for set-up and tear-down)"
         )
         return self._gave_up(attempt, reason)
 
@@ -202,10 +203,9 @@ class _Driver:
         return f"exit code {code}"
 
 
-def _most_seconds(attempt: Attempt) -> float:
-    """How long a trial may train, and wait for its nodes before."""
+def _real_limit(attempt: Attempt) -> tuple[float, str]:
     config = attempt.trial.config
-    return config.time_limit + config.cluster.patience
+    return config.cluster.real_limit(config.time_limit)
 
 
 # -- in the driver -------------------------------------------------------------------------------

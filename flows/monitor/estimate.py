@@ -56,7 +56,7 @@ class Durations:
 
 
 def guess(config: TrialConfig) -> float:
-    """Seconds that a trial takes by its configuration alone, its limit at most."""
+    """Seconds of real time that a trial takes, by its configuration alone."""
     training = config.training
     if config.cluster.kind == "virtual":
         return training.updates * config.server.shards * VIRTUAL_UPDATE_SECONDS + TRACKING_SECONDS

@@ -1,16 +1,17 @@
 """`dps validate`: the same experiment on real nodes and on virtual time, and how far these differ.
 
-Both are grids of the same trials with the same seeds. For each figure there is the mean of either,
-their difference with its interval, and at the end whether the figures are as near as is wanted and
-whether the two experiments come to the same verdicts.
+Both are grids of the same trials with the same seeds. For each figure there is the mean of either
+over the seeds that both have it for, their difference with its interval, and at the end whether the
+figures are as near as is wanted and whether the two experiments come to the same verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING, Literal
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -19,9 +20,9 @@ from dps.errors import ConfigurationError
 from dps.protocol.executor import available_cores
 from flows.analysis.comparison import Compared, compared, rows_by, values_of
 from flows.analysis.groups import conditions, strategies
-from flows.analysis.statistics import FEWEST_SEEDS, Difference, interval, paired
+from flows.analysis.statistics import FEWEST_SEEDS, Difference, paired
 from flows.config.trials import load_trials
-from flows.metrics import BY_KEY, NOT_APPLICABLE
+from flows.metrics import BY_KEY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,23 +32,26 @@ if TYPE_CHECKING:
     from flows.config.trials import Trial
     from flows.config.yaml_document import Document
 
-Kind = Literal["time", "count", "other"]
-
-# What is looked at, and how: of times and rates the error is a share, of others a difference.
+# Of times, and of what follows from them, the error is a share; the target is for times alone, so
+# that none counts twice.
+Kind = Literal["time", "derived", "count", "other"]
 FIGURES: dict[str, Kind] = {
     "training_seconds": "time",
-    "gradients_per_second": "time",
+    "gradients_per_second": "derived",
     "detect_seconds": "time",
     "restore_seconds": "time",
     "first_applied_seconds": "time",
-    "rto_seconds": "time",
+    "rto_seconds": "derived",
     "staleness_median": "other",
     "staleness_p99": "other",
     "updates_lost": "count",
     "updates_replayed": "count",
     "accuracy_final": "other",
-    "cost_usd": "time",
+    "cost_usd": "derived",
 }
+# A plan says when a node takes a lost one's place: to wait for it is no figure of either side.
+WITH_WAIT = ("restore_seconds", "rto_seconds")
+WAIT = "wait_capacity_seconds"
 MOST_ERROR = 0.10  # of the median of the errors of times
 
 
@@ -55,14 +59,16 @@ MOST_ERROR = 0.10  # of the median of the errors of times
 class Pair:
     """One figure of one strategy under one condition, on real nodes and on virtual time.
 
+    All of it is over the seeds that have the figure on both sides.
+
     Attributes
     ----------
     real, virtual
-        Means over the seeds that have the figure.
+        Means.
     lowest, highest
         Of the seeds on real nodes.
     difference
-        Virtual minus real, seed by seed; None where no seed has both.
+        Virtual minus real, seed by seed.
     """
 
     metric: str
@@ -72,7 +78,7 @@ class Pair:
     virtual: float
     lowest: float
     highest: float
-    difference: Difference | None
+    difference: Difference
 
     @property
     def error(self) -> float | None:
@@ -84,21 +90,36 @@ class Pair:
         """Whether the means differ by no more than the seeds on real nodes do."""
         return abs(self.virtual - self.real) <= self.highest - self.lowest
 
+    @property
+    def has_enough_seeds(self) -> bool:
+        """Whether anything can be told from them."""
+        return self.difference.n >= FEWEST_SEEDS
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How two experiments agree: figure by figure, and in how many of their `verdicts`.
+    """How two experiments agree.
 
-    `one_sided` names figures that one of the two alone has.
+    Attributes
+    ----------
+    pairs
+        Figure by figure.
+    uneven
+        Of figures that not the same seeds have on both sides, which they are, and how many.
+    verdicts
+        By what they are about, on real nodes and on virtual time; None where there is none.
+    left_out
+        How many trials are not valid, on real nodes and on virtual time.
     """
 
     pairs: tuple[Pair, ...]
-    one_sided: tuple[str, ...]
-    verdicts: tuple[tuple[Compared, Compared], ...]
+    uneven: tuple[str, ...]
+    verdicts: tuple[tuple[str, Compared | None, Compared | None], ...]
+    left_out: tuple[int, int]
 
     @property
     def errors_of_times(self) -> list[float]:
-        """The errors of all times and rates, without their signs."""
+        """The errors of all times, without their signs."""
         found = (pair.error for pair in self.pairs if FIGURES[pair.metric] == "time")
         return [abs(error) for error in found if error is not None]
 
@@ -111,17 +132,29 @@ def twin(
     Raises
     ------
     ConfigurationError
-        It is on virtual time already, or cannot be.
+        It is on virtual time already, or cannot be, or varies what its nodes are.
     """
     experiment, trials = load_trials(document, settings)
+    for axis in experiment.axes:
+        if axis.partition(".")[0] == "cluster":
+            raise ConfigurationError(
+                f"axes: '{axis}' varies the nodes, which dps validate sets for one of its two "
+                "sides; expected one kind of nodes for all trials, as by --set"
+            )
     if any(trial.config.cluster.kind == "virtual" for trial in trials):
         raise ConfigurationError(
             f"{experiment.experiment} is on virtual time already; validate one that runs on real "
             "nodes"
         )
     name = f"{experiment.experiment}-virtual"
-    changes = (f"experiment={name}", f"cluster={{kind: virtual, profile: {profile}}}")
-    return load_trials(document, [*settings, *changes])
+    changes: dict[str, Any] = {
+        "experiment": name,
+        "cluster": {"kind": "virtual", "profile": profile},
+    }
+    if not experiment.axes and experiment.comparison.baseline is not None:
+        changes["comparison.baseline"] = name  # without axes an experiment is its only strategy
+    written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    return load_trials(document, [*settings, *written])
 
 
 def agreement(
@@ -131,16 +164,23 @@ def agreement(
     rng: np.random.Generator,
 ) -> Agreement:
     """Compare the outcomes of two experiments; those that are not valid are left out."""
-    pairs, one_sided = [], []
-    for found in _pairs(real, virtual, rng):
-        if isinstance(found, Pair):
-            pairs.append(found)
-        else:
-            one_sided.append(found)
-    judged = (compared(each, experiment.comparison, rng) for each in (real, virtual))
-    first, second = ({_place(row): row for row in rows if row.verdict} for rows in judged)
-    both = tuple((first[place], second[place]) for place in first if place in second)
-    return Agreement(tuple(pairs), tuple(one_sided), both)
+    # Without axes the strategy is the experiment's name, which only the twin's differs in.
+    virtual = [
+        replace(one, identity=replace(one.identity, experiment=experiment.experiment))
+        for one in virtual
+    ]
+    pairs: list[Pair] = []
+    uneven: list[str] = []
+    for name, metric, mine, theirs in _by_figure(real, virtual):
+        if mine.keys() & theirs.keys():
+            pairs.append(_pair(*name, metric, mine, theirs, rng))
+        if mine.keys() != theirs.keys():
+            counts = f"{len(mine)} seeds on real nodes, {len(theirs)} on virtual time"
+            uneven.append(f"{_about(metric, *name)} ({counts})")
+    left_out = (sum(not one.valid for one in real), sum(not one.valid for one in virtual))
+    return Agreement(
+        tuple(pairs), tuple(uneven), _verdicts(real, virtual, experiment, rng), left_out
+    )
 
 
 def table(found: Agreement) -> Table:
@@ -152,7 +192,11 @@ def table(found: Agreement) -> Table:
         shown.add_column(heading, justify="right")
     for pair in sorted(found.pairs, key=lambda pair: list(FIGURES).index(pair.metric)):
         column = BY_KEY[pair.metric]
-        name = f"{column.label}, {column.shown_unit}" if column.shown_unit else column.label
+        name = column.label
+        if column.shown_unit:
+            name += f", {column.shown_unit}"
+        if pair.metric in WITH_WAIT:
+            name += ", without waiting for a node"
         cells = (
             *(name, pair.strategy, pair.condition),
             *(column.text(pair.real), column.text(pair.virtual)),
@@ -163,32 +207,18 @@ def table(found: Agreement) -> Table:
 
 
 def verdict(found: Agreement) -> list[str]:
-    """Say whether the two agree as well as is wanted."""
-    lines = []
-    if errors := found.errors_of_times:
-        middle = median(errors)
-        said = "met" if middle <= MOST_ERROR else "missed"
+    """Say whether the two agree as well as is wanted, and what that leaves out."""
+    if not found.pairs:
+        lines = ["There is no seed whose trial is valid on both sides, so nothing is compared."]
+    else:
+        lines = [*_of_times(found), *_of_counts(found), *_of_verdicts(found)]
+    lines += [f"Not for the same seeds on both sides: {name}" for name in found.uneven]
+    if any(found.left_out):
+        real, virtual = found.left_out
         lines.append(
-            f"Times, rates and money: median error {middle:.1%} over {len(errors)} figures, the "
-            f"largest {max(errors):.0%} (wanted: {MOST_ERROR:.0%} in the median: {said})"
+            f"Left out, as they are not valid: {real} trials on real nodes, {virtual} on virtual "
+            "time"
         )
-    counts = [pair for pair in found.pairs if FIGURES[pair.metric] == "count"]
-    if counts:
-        within = sum(pair.within_spread for pair in counts)
-        said = "met" if within == len(counts) else "missed"
-        lines.append(
-            f"Lost and replayed: {within} of {len(counts)} means differ by no more than the seeds "
-            f"on real nodes do (wanted: all: {said})"
-        )
-    if found.verdicts:
-        agreed = sum(one.verdict == other.verdict for one, other in found.verdicts)
-        said = "met" if agreed == len(found.verdicts) else "missed"
-        lines.append(f"Verdicts: {agreed} of {len(found.verdicts)} agree (wanted: all: {said})")
-    for one, other in found.verdicts:
-        if one.verdict != other.verdict:
-            place = f"{BY_KEY[one.metric].label}, {one.strategy}, {one.condition}".rstrip(", ")
-            lines.append(f"  {place}: {one.said} on real nodes, {other.said} on virtual time")
-    lines += [f"Not compared, as one side alone has it: {name}" for name in found.one_sided]
     return lines
 
 
@@ -207,50 +237,147 @@ def crowded(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
-# -- parts -------------------------------------------------------------------------------------
+# -- figures -----------------------------------------------------------------------------------
 
 
-def _pairs(
-    real: Sequence[Outcome], virtual: Sequence[Outcome], rng: np.random.Generator
-) -> Iterator[Pair | str]:
-    """Each figure that both have; of one that one side alone has, what it is."""
+def _by_figure(
+    real: Sequence[Outcome], virtual: Sequence[Outcome]
+) -> Iterator[tuple[tuple[str, str], str, dict[int, float], dict[int, float]]]:
+    """Each figure that a side has: condition and strategy, metric, values by seed on both.
+
+    Seeds that are not valid on both sides are left out.
+    """
     rows = [
         rows_by(each, lambda one: (one.identity.condition, one.identity.strategy))
         for each in (real, virtual)
     ]
     for condition in conditions(real):
         for strategy in strategies(real):
-            trials = [each.get((condition, strategy), {}) for each in rows]
+            mine, theirs = (each.get((condition, strategy), {}) for each in rows)
+            seeds = mine.keys() & theirs.keys()
+            sides = [{seed: _without_wait(each[seed]) for seed in seeds} for each in (mine, theirs)]
             for metric in FIGURES:
-                mine, theirs = (values_of(each, metric) for each in trials)
-                if mine and theirs:
-                    seen = list(mine.values())
-                    yield Pair(
-                        *(metric, condition, strategy),
-                        interval(seen, rng).mean,
-                        interval(list(theirs.values()), rng).mean,
-                        *(min(seen), max(seen)),
-                        paired(theirs, mine, rng),
-                    )
-                elif mine or theirs:
-                    yield f"{BY_KEY[metric].label}, {strategy}, {condition}".rstrip(", ")
+                values, others = (values_of(each, metric) for each in sides)
+                if values or others:
+                    yield (condition, strategy), metric, values, others
 
 
-def _place(row: Compared) -> tuple[str, str, str]:
-    return row.metric, row.condition, row.strategy
+def _without_wait(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    wait = row.get(WAIT) or 0.0
+    less = {key: row[key] - wait for key in WITH_WAIT if row.get(key) is not None}
+    return {**row, **less}
+
+
+def _pair(
+    condition: str,
+    strategy: str,
+    metric: str,
+    real: Mapping[int, float],
+    virtual: Mapping[int, float],
+    rng: np.random.Generator,
+) -> Pair:
+    seeds = real.keys() & virtual.keys()
+    seen = [real[seed] for seed in seeds]
+    difference = paired(virtual, real, rng)
+    assert difference is not None, "they share a seed"
+    return Pair(
+        *(metric, condition, strategy),
+        *(fmean(seen), fmean(virtual[seed] for seed in seeds)),
+        *(min(seen), max(seen)),
+        difference,
+    )
 
 
 def _difference(pair: Pair) -> str:
     found, column = pair.difference, BY_KEY[pair.metric]
-    if found is None:
-        return NOT_APPLICABLE
     sign = "+" if found.mean > 0 else ""
-    if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
+    if found.low is None or found.high is None or not pair.has_enough_seeds:
         return f"{sign}{column.text(found.mean)}"
     return f"{sign}{column.text(found.mean)} [{column.text(found.low)}, {column.text(found.high)}]"
 
 
 def _error(pair: Pair) -> str:
-    if FIGURES[pair.metric] != "time" or pair.error is None:
+    if FIGURES[pair.metric] not in ("time", "derived") or pair.error is None:
         return ""
     return f"{pair.error:+.0%}"
+
+
+# -- what they come to -------------------------------------------------------------------------
+
+
+def _verdicts(
+    real: Sequence[Outcome],
+    virtual: Sequence[Outcome],
+    experiment: ExperimentConfig,
+    rng: np.random.Generator,
+) -> tuple[tuple[str, Compared | None, Compared | None], ...]:
+    judged = (compared(each, experiment.comparison, rng) for each in (real, virtual))
+    first, second = (
+        {_about(row.metric, row.condition, row.strategy): row for row in rows if row.verdict}
+        for rows in judged
+    )
+    return tuple((name, first.get(name), second.get(name)) for name in {**first, **second})
+
+
+def _of_times(found: Agreement) -> Iterator[str]:
+    if errors := found.errors_of_times:
+        middle = median(errors)
+        yield (
+            f"Times: median error {middle:.1%} over {len(errors)} figures, the largest "
+            f"{max(errors):.0%} (wanted: {MOST_ERROR:.0%} in the median: "
+            f"{_met(middle <= MOST_ERROR)})"
+        )
+
+
+def _of_counts(found: Agreement) -> Iterator[str]:
+    counts = [pair for pair in found.pairs if FIGURES[pair.metric] == "count"]
+    judged = [pair for pair in counts if pair.has_enough_seeds]
+    if judged:
+        within = sum(pair.within_spread for pair in judged)
+        yield (
+            f"Lost and replayed: {within} of {len(judged)} means differ by no more than the seeds "
+            f"on real nodes do (wanted: all: {_met(within == len(judged))})"
+        )
+    for pair in judged:
+        if not pair.within_spread:
+            column = BY_KEY[pair.metric]
+            yield (
+                f"  {_about(pair.metric, pair.condition, pair.strategy)}: "
+                f"{column.text(pair.real)} on real nodes, from {column.text(pair.lowest)} to "
+                f"{column.text(pair.highest)}; {column.text(pair.virtual)} on virtual time"
+            )
+    yield from _untold("Lost and replayed", len(counts) - len(judged))
+
+
+def _of_verdicts(found: Agreement) -> Iterator[str]:
+    told = [each for each in found.verdicts if _can_be_told(*each[1:])]
+    differing = [
+        (name, one.said if one else "no verdict", other.said if other else "no verdict")
+        for name, one, other in told
+        if one is None or other is None or one.verdict != other.verdict
+    ]
+    if told:
+        agreed = len(told) - len(differing)
+        yield f"Verdicts: {agreed} of {len(told)} agree (wanted: all: {_met(not differing)})"
+    for name, one_said, other_said in differing:
+        yield f"  {name}: {one_said} on real nodes, {other_said} on virtual time"
+    yield from _untold("Verdicts", len(found.verdicts) - len(told))
+
+
+def _can_be_told(*sides: Compared | None) -> bool:
+    """Whether no side's verdict is that of too few seeds."""
+    differences = [side.difference for side in sides if side is not None]
+    return all(found is None or found.n >= FEWEST_SEEDS for found in differences)
+
+
+def _untold(what: str, count: int) -> Iterator[str]:
+    if count:
+        yield f"{what}: {count} cannot be told from fewer than {FEWEST_SEEDS} seeds"
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def _about(metric: str, condition: str, strategy: str) -> str:
+    return f"{BY_KEY[metric].label}, {strategy}, {condition}".rstrip(", ")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
@@ -52,7 +52,7 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *OF_EVERY_NODE, *preload])
-    with _environment(ENVIRONMENT), without_interrupts():
+    with environment(ENVIRONMENT), without_interrupts():
         try:
             forkserver.ensure_running()
         except OSError as error:
@@ -66,7 +66,8 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
 
 
 @contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process's environment for those that it starts meanwhile."""
     before = {key: os.environ.get(key) for key in settings}
     os.environ.update(settings)
     try:

@@ -148,6 +148,8 @@ class Connection:
             raise
         finally:
             self._waiting.pop(number, None)
+            if reply.done() and not reply.cancelled():
+                reply.exception()  # asyncio would complain of one that came too late to be raised
             if self._retired and not self._waiting:
                 self.close()
 

@@ -40,6 +40,7 @@ from dps.cluster.transport.sockets import (
     welcomed,
 )
 from dps.protocol import wire
+from dps.protocol.executor import INLINE_BYTES
 
 SECONDS = 20.0
 SECRET = b"s" * 32
@@ -480,6 +481,45 @@ def test_who_waits_hears_at_once_that_the_other_end_is_gone(kind: str) -> None:
                 await line.ask()
 
     carry_out(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gives_up", ["while sending", "while waiting"])
+def test_who_gives_up_as_the_connection_is_lost_leaves_no_complaint(
+    kind: str, gives_up: str
+) -> None:
+    complaints: list[str] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, about: complaints.append(about["message"]))
+        asked = asyncio.Event()
+
+        async def never(link: str, *frames: np.ndarray) -> Frames:
+            asked.set()
+            await asyncio.Event().wait()
+            return []
+
+        async with pair(kind, {"never": never}) as line:
+            large = np.zeros(INLINE_BYTES // 8 + 1)
+            work = asyncio.ensure_future(line.ask(large, key="never"))
+            await asyncio.sleep(0)
+            if gives_up == "while waiting":
+                await asked.wait()
+            line.here.close()
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            del work
+            gc.collect()
+            line.there.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    carry_out(scenario)
+    assert not complaints
 
 
 @pytest.mark.parametrize("kind", KINDS)

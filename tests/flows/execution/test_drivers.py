@@ -14,7 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
+from dps.cluster.backends.fork_server import ENVIRONMENT
 from dps.cluster.backends.processes import is_gone
+from flows.config.cluster import VirtualSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
 from flows.execution.attempt import Attempt
@@ -39,6 +41,15 @@ def trials(seeds: int) -> tuple[Trial, ...]:
         "seeds": list(range(seeds)),
     }
     return expand(ExperimentConfig.model_validate(settings))
+
+
+def virtual(seeds: int, **cluster: float) -> list[Trial]:
+    """The same trials on virtual time."""
+    section = VirtualSection.model_validate({"kind": "virtual", **cluster})
+    return [
+        replace(trial, config=trial.config.model_copy(update={"cluster": section}))
+        for trial in trials(seeds)
+    ]
 
 
 def driver_pid() -> int:
@@ -99,3 +110,26 @@ def test_whatever_becomes_of_a_trial_the_next_ones_run(tmp_path: Path) -> None:
     assert "AttributeError" in (tmp_path / broken.name / "traceback.txt").read_text()
     assert told[lost.name][1] == "its driver was lost: ended by SIGKILL"
     assert told[hung.name][1].startswith("it hung: not over 5.5 s after its start")
+
+
+def test_a_trial_on_virtual_time_has_one_core_and_a_limit_of_real_time(tmp_path: Path) -> None:
+    whole, endless = virtual(1)[0], virtual(2, patience=0.01)[1]
+    # Its limit is in seconds of its own clock, and says nothing of the time that it takes.
+    long = endless.config.training.model_copy(update={"updates": 10**6})
+    endless = replace(
+        endless, config=endless.config.model_copy(update={"training": long, "time_limit": 1e9})
+    )
+    view = PlainView(Console(file=io.StringIO()))
+    view.begin("small", [whole, endless], [])
+    planned = (Attempt(trial, tmp_path / trial.name) for trial in (whole, endless))
+    with Drivers(grace=GRACE) as drivers:
+        for attempt in drivers.run(planned, view):
+            if attempt.trial is whole:
+                limits = psutil.Process(driver_pid()).environ()
+    assert limits.items() >= ENVIRONMENT.items()
+    ends = [read_record(tmp_path / trial.name / EVENTS_FILE).ended for trial in (whole, endless)]
+    assert [end.status for end in ends if end is not None] == ["valid", "failed"]
+    assert ends[1] is not None
+    assert ends[1].reason.startswith(
+        "it hung: not over 5.01 s after its start (0.01 s of computing, by cluster.patience"
+    )
