@@ -290,6 +290,30 @@ def validate(
 
 
 @app.command()
+def calibrate(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A configuration: its cluster is measured, and its gradients are; without, this "
+            "machine."
+        ),
+    ] = None,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the profile.")
+    ] = Path("calibrated.yaml"),
+    folder: Annotated[
+        str | None,
+        typer.Option(help="Where the server's node writes; its temporary folder if not given."),
+    ] = None,
+) -> None:
+    """Measure what costs time on a cluster, and write it down as a profile for virtual time."""
+    from flows.cli.calibrate import calibrate as measure
+
+    measure(config, settings, output, folder, _console(), _warn)
+
+
+@app.command()
 def resume(
     trial: Annotated[
         str,
