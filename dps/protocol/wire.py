@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -96,35 +97,43 @@ def _plain(value: Any, arrays: Frames) -> Any:
         return value
     fields = _FIELDS.get(kind)
     if fields is not None:
-        return {"@": kind.__name__, "v": [_plain(getattr(value, f), arrays) for f in fields]}
+        return {"@": kind.__name__, "v": _all_plain([getattr(value, f) for f in fields], arrays)}
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays.append(value)
         return {"$": len(arrays)}
     if isinstance(value, _PLAIN):
         return value
     if kind in (list, tuple):  # a named tuple that is not registered is refused
-        return [_plain(item, arrays) for item in value]
+        return _all_plain(value, arrays)
     if isinstance(value, dict):
-        return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
+        return {"%": [_all_plain(entry, arrays) for entry in value.items()]}
     if isinstance(value, DpsError):
         known = next(c for c in type(value).__mro__ if _ERRORS.get(c.__name__) is c)
         return {"!": known.__name__, "v": str(value)}
     raise TypeError(f"{kind.__name__} is not registered to cross the wire")
 
 
+def _all_plain(values: Iterable[Any], arrays: Frames) -> list[Any]:
+    return [v if type(v) in _EXACTLY_PLAIN else _plain(v, arrays) for v in values]
+
+
 def _rebuilt(value: Any, frames: Frames) -> Any:
     kind = type(value)  # JSON makes no subclasses
     if kind is list:
-        return tuple([_rebuilt(item, frames) for item in value])
+        return tuple(_all_rebuilt(value, frames))
     if kind is not dict:
         return value
     if "@" in value:
-        return _type(value["@"])(*[_rebuilt(item, frames) for item in value["v"]])
+        return _type(value["@"])(*_all_rebuilt(value["v"], frames))
     if "$" in value:
         return frames[value["$"]]
     if "%" in value:
-        return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
+        return dict(_all_rebuilt(entry, frames) for entry in value["%"])
     return _error(value["!"], value["v"])
+
+
+def _all_rebuilt(values: Iterable[Any], frames: Frames) -> list[Any]:
+    return [v if type(v) in _EXACTLY_PLAIN else _rebuilt(v, frames) for v in values]
 
 
 def _error(name: object, text: object) -> DpsError:

@@ -49,7 +49,7 @@ class CommitLog:
         state: ShardState,
         persistence: Persistence,
         transport: Transport,
-        notify: Callable[[], Awaitable[None]],
+        notify: Callable[[], None],
     ) -> None:
         self.epoch = epoch
         self.successor = successor
@@ -164,7 +164,7 @@ class CommitLog:
             await self._persistence.commit(epoch, state)
         if (epoch, successor) == (self.epoch, self.successor):
             self.set_committed(state)
-            await self._notify()
+            self._notify()
 
     async def _complain(self, reached: bool) -> None:
         """Tell the coordinator of a successor that lives, perhaps, but cannot be reached."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dps.core.consistency import BSP, slack
+from dps.core.consistency import ASP, BSP, slack
 from dps.core.replay import plan
 from dps.core.rules.row_steps import written_bytes
 from dps.core.shard import (
@@ -94,7 +94,7 @@ class Replica:
         self._emit = emit
         self._each = each
         self.lock = asyncio.Lock()
-        self._changed = asyncio.Condition()
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._commits = CommitLog(
             shard,
             group,
@@ -121,7 +121,7 @@ class Replica:
             await self.cutter.close()
         if self._lingering is not None:
             self._lingering.cancel()
-        await self._notify()
+        self._notify()
         self.ledger.flush()
 
     # -- requests of clients -------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Replica:
                     dropped += 1 + len(op.merged)
             await self._batching.finish()
             target = self.state.index
-        await self._notify()
+        self._notify()
         limit = _now() + self._group.timings.copy
         if not await self._until(lambda: self._commits.index >= target, limit):
             raise NotServing(f"shard {self.shard}: replayed gradients did not become durable")
@@ -264,7 +264,7 @@ class Replica:
                     raise NotServing(f"shard {self.shard}: operation {index} leaves a gap")
         finally:
             self.lock.release()
-        await self._notify()
+        self._notify()
 
     async def extend(self, m: Extend) -> Done:
         """Copy the state to a newcomer while updates go on, then make it the successor.
@@ -307,7 +307,7 @@ class Replica:
         elif not self.is_head and was_tail and self._is_tail:
             now = self._clock.now()
             self._emit(ReplicaAdded(now, self.shard, m.epoch, self.node, self.state.version))
-        await self._notify()
+        self._notify()
         return Done()
 
     async def make_durable(self, epoch: int) -> None:
@@ -353,7 +353,7 @@ class Replica:
                     continue
                 step = await self.apply_now(op)
                 await self._batching.finish()
-            await self._notify()
+            self._notify()
             return step
         raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
 
@@ -369,7 +369,7 @@ class Replica:
         async with self.lock:
             if self.is_head and not self._closed:
                 await self._batching.finish(complete)
-        await self._notify()
+        self._notify()
 
     @property
     def _applies_together(self) -> bool:
@@ -386,7 +386,7 @@ class Replica:
         async with self.lock:
             self._must_be_head(epoch)
             await self._batching.finish()
-        await self._notify()
+        self._notify()
         if self._batching and self._group.aggregate > 1:
             self._begin_to_linger()
         try:
@@ -396,7 +396,8 @@ class Replica:
             return None
 
     def _is_of_round(self, op: Operation) -> bool:
-        return op.id.worker in self.state.clocks and not is_duplicate(self.state, op.id)
+        known = self.state.workers.get(op.id.worker)
+        return known is not None and known.active and not is_duplicate(self.state, op.id)
 
     def _check(self, op: Operation) -> None:
         check_gradient(self._layout, dense(self._layout, op), self._each)
@@ -450,27 +451,35 @@ class Replica:
         return left is None or left >= 0
 
     def _slack(self, worker: str) -> int | None:
+        if isinstance(self._group.consistency, ASP):  # there may be hundreds of clocks
+            return None
         return slack(self._group.consistency, self._commits.visible.clocks, worker)
 
     # -- waiting and refusing --------------------------------------------------------------------
 
     async def _until(self, holds: Callable[[], bool], until: float) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
-        if not holds():
+        while not (self._closed or holds()):
+            woken = asyncio.get_running_loop().create_future()
+            self._waiting[woken] = holds
             try:
-                async with asyncio.timeout_at(until), self._changed:
-                    await self._changed.wait_for(lambda: self._closed or holds())
+                async with asyncio.timeout_at(until):
+                    await woken
             except TimeoutError:
                 return False
+            finally:
+                del self._waiting[woken]
         if self._closed:
             raise NotServing(f"shard {self.shard}: this replica is closed")
         return True
 
-    async def _notify(self) -> None:
+    def _notify(self) -> None:
+        """Wake those whose condition holds now, and nobody else: there may be hundreds."""
         if self.cutter is not None:
             self.cutter.look()
-        async with self._changed:
-            self._changed.notify_all()
+        for woken, holds in self._waiting.items():
+            if not woken.done() and (self._closed or holds()):
+                woken.set_result(None)
 
     def _must_be_head(self, epoch: int) -> None:
         self.must_be_in(epoch)

@@ -166,7 +166,7 @@ async def _replicate_with_gaps(self: Replica, m: Replicate) -> Done:
         self.must_be_in(m.epoch)
         for op in m.operations:
             await self.apply_now(op)
-    await self._notify()
+    self._notify()
     return Done()
 
 
