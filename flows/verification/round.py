@@ -25,7 +25,7 @@ from dps.cluster.platform import SystemClock
 from dps.core.names import role_of
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
-from dps.events import Acked, Detected, FaultMissed, Restored, WorkerJoined
+from dps.events import Acked, Decided, Detected, FaultMissed, Restored, WorkerJoined
 from dps.protocol.recovery import with_checkpoint_path
 from flows.analysis.faults import fault_times
 from flows.analysis.ledger import ledger
@@ -308,6 +308,10 @@ class Round:
         """Check a shard that is at rest; return how many acked updates it has lost."""
         states = eventually(partial(self._at_rest, shard), f"rest of shard {shard}", PATIENCE)
         lost = check_shard(shard, states or (), self._notes())
+        with suppress(TookTooLong):  # events come late
+            eventually(
+                lambda: len(lost) <= self._may_be_lost(shard), f"events of shard {shard}", PROGRESS
+            )
         allowed = self._may_be_lost(shard)
         require(
             len(lost) <= allowed,
@@ -329,9 +333,10 @@ class Round:
 
     def _may_be_lost(self, shard: int) -> float:
         record = self.watch.record
-        restorations = restorations_of(shard, record.of(Restored))
+        restorations = restorations_of(shard, (*record.of(Decided), *record.of(Restored)))
         if self.case.interval == 0:
-            anew = [e for e in restorations if e.source == "initial"]
+            anew = [e for e in record.of(Restored) if (e.shard, e.source) == (shard, "initial")]
+            anew = [e for e in anew if e.epoch in restorations]
             require(not anew, f"shard {shard} began anew: {anew}")
         workers = sum(s.part == "worker" for s in self._struck)
         by_restoring = self.case.interval * len(restorations) if restorations else 0
@@ -343,13 +348,19 @@ class Round:
         return sum(event.outcomes.count("dropped") for event in acked)
 
 
-def restorations_of(shard: int, events: Iterable[Restored]) -> list[Restored]:
-    """Return how a shard came back after losses.
+def restorations_of(shard: int, events: Iterable[Decided | Restored]) -> set[int]:
+    """Return the epochs in which a shard came back after losses; its start is none of them.
 
-    Its start is none of them. The event of that may be missing: a host that is killed at once takes
-    it along.
+    The coordinator says what it decides; what a host has restored may never be told, for one that
+    is killed soon after takes the event along.
     """
-    return [event for event in events if event.shard == shard and event.epoch > 1]
+    return {
+        event.epoch
+        for event in events
+        if event.shard == shard
+        and event.epoch > 1
+        and (isinstance(event, Restored) or event.how == "restore")
+    }
 
 
 def _part(name: str, chains: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from dps.core.outage import Continue
 from dps.errors import ConfigurationError
-from dps.events import Restored
+from dps.events import Decided, Restored
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.shared_store import SharedStore
@@ -112,5 +112,12 @@ def test_the_start_of_a_shard_is_no_restoration_even_if_it_was_not_told_of() -> 
     start = Restored(0.0, 0, 1, "server-0", 0, "initial")
     later = Restored(0.1, 0, 3, "spare-0", 0, "initial")
     of_another = Restored(0.1, 1, 3, "spare-1", 0, "initial")
-    assert restorations_of(0, [start, of_another, later]) == [later]
-    assert restorations_of(0, [of_another, later]) == [later]
+    assert restorations_of(0, [start, of_another, later]) == {3}
+    assert restorations_of(0, [of_another, later]) == {3}
+
+
+def test_a_restoration_counts_once_also_if_its_host_was_killed_before_it_could_tell() -> None:
+    decided = [Decided(0.0, 0, epoch, "spare-0", "restore") for epoch in (1, 3, 5)]
+    chosen = Decided(0.1, 0, 7, "replica-0-1", "reconfigure")
+    told = Restored(0.1, 0, 3, "spare-0", 30, "checkpoint")
+    assert restorations_of(0, [*decided, chosen, told]) == {3, 5}
