@@ -42,6 +42,7 @@ from dps.events import (
     Resumed,
     to_json,
 )
+from dps.sim.loop import VirtualLoop
 from dps.testing import Cut, Delay, Kill, Pause, Slow, VirtualCluster
 from tests.virtual.training import PUSHES, SHARDS, START, WORKERS, count, counted
 
@@ -146,6 +147,26 @@ def test_a_run_does_not_depend_on_the_version_of_python(recovery: str) -> None:
     came = counted(RECOVERIES[recovery], FAULTS["kill of a server"], seed=7)
     lines = [*map(to_json, came.events), repr((came.pushed, came.seen, came.lost, came.seconds))]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[recovery]
+
+
+def test_a_push_wakes_no_more_of_others_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the loop are counted, as those of a real one are what a busy server has to do."""
+    steps = 0
+    real = VirtualLoop.call_soon
+
+    def counting(loop: VirtualLoop, *args: Any, **how: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return real(loop, *args, **how)
+
+    monkeypatch.setattr(VirtualLoop, "call_soon", counting)
+    monkeypatch.setattr("tests.virtual.training.COMPUTE_SECONDS", 0.0001)  # so that they queue
+    of_a_push = []
+    for workers in (4, 48):
+        before = steps
+        counted("chain", servers=4, workers=workers)
+        of_a_push.append((steps - before) / (workers * PUSHES))
+    assert of_a_push[1] < of_a_push[0], of_a_push
 
 
 def test_only_virtual_time_passes() -> None:
