@@ -2,7 +2,8 @@
 
 State is one immutable value: weights, rows, optimizer state, version, dedupe table and workers'
 clocks together, because they must be copied, replicated and restored together. Applying an
-operation yields the next state; the old one stays valid for whoever holds it.
+operation yields the next state; the old one stays valid for whoever holds it. The epoch in which a
+shard is served is no part of it: `dps.protocol.coordinator.shard_controller` decides that.
 """
 
 from __future__ import annotations

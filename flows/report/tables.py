@@ -1,4 +1,7 @@
-"""The tables of a report: at a glance, the statistics, all figures compared, every trial."""
+"""The tables of a report: at a glance, the statistics, all figures compared, every trial.
+
+They are made as values here; `report.jinja` has their markup.
+"""
 
 from __future__ import annotations
 
