@@ -1,7 +1,7 @@
 """Kill and pause: each is carried out on a node's process, proven and recorded, or missed.
 
-The signal is sent by the cluster (`dps.cluster.backends`). What a fault did is seen from outside, by
-the state in which the system shows the process; that a signal was sent proves nothing.
+The cluster sends the signal (`dps.cluster.backends`). What a fault did is seen from outside, by the
+state in which the system shows the process; that a signal was sent proves nothing.
 """
 
 from __future__ import annotations
