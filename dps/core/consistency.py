@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dps.core.ranges import whole_argument
+from dps.core.shard import Progress
 from dps.errors import ConfigurationError
 
 
@@ -71,20 +72,21 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
         )
 
 
-def slack(consistency: Consistency, clocks: Mapping[str, int], worker: str) -> int | None:
+def slack(consistency: Consistency, workers: Mapping[str, Progress], worker: str) -> int | None:
     """How many more gradients than one a worker may compute before it reads weights again.
 
     Parameters
     ----------
-    clocks
-        The clock of each active worker in these weights.
+    workers
+        How far each worker is in these weights; those that are not active hold nobody up.
 
     Returns
     -------
     slack
         Negative: the worker is too far ahead to read at all. None: there is no bound for it.
     """
-    if isinstance(consistency, ASP) or worker not in clocks:
+    known = workers.get(worker)
+    if isinstance(consistency, ASP) or known is None or not known.active:
         return None
     tau = consistency.tau if isinstance(consistency, SSP) else 0
-    return tau - (clocks[worker] - min(clocks.values()))
+    return tau - (known.clock - min(each.clock for each in workers.values() if each.active))

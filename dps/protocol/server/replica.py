@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dps.core.consistency import ASP, BSP, slack
+from dps.core.consistency import BSP, slack
 from dps.core.replay import plan
 from dps.core.rules.row_steps import written_bytes
 from dps.core.shard import (
@@ -451,9 +451,7 @@ class Replica:
         return left is None or left >= 0
 
     def _slack(self, worker: str) -> int | None:
-        if isinstance(self._group.consistency, ASP):  # there may be hundreds of clocks
-            return None
-        return slack(self._group.consistency, self._commits.visible.clocks, worker)
+        return slack(self._group.consistency, self._commits.visible.workers, worker)
 
     # -- waiting and refusing --------------------------------------------------------------------
 
