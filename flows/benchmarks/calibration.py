@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -31,10 +31,11 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import SystemClock
 from dps.core.rules.rule import SGD
-from dps.events import Detected, Killed, NodeJoined
+from dps.events import Detected, Killed
 from dps.protocol.executor import available_cores
 from dps.virtual.client import VirtualClient
 from dps.virtual.profile import Disk, Gradient, Link, Profile, Service
+from flows.benchmarks.recovery import head_of, joined
 from flows.config.trials import Trial
 from flows.config.workload import workload_of
 from flows.records.live import Watch, eventually
@@ -168,12 +169,6 @@ def predicted(profile: Profile) -> dict[int, float]:
 
 def as_yaml(profile: Profile, measured: Measured, where: str, day: str) -> dict[str, Any]:
     """Return the profile as its file says it, with where each figure comes from."""
-    link, service, disk, gradient = (
-        profile.link,
-        profile.service,
-        profile.disk,
-        profile.gradient,
-    )
     milliseconds = ", ".join(
         f"{seconds * 1e3:.3g} ms with {size_told(nbytes)}"
         for nbytes, seconds in measured.calls.items()
@@ -188,20 +183,10 @@ def as_yaml(profile: Profile, measured: Measured, where: str, day: str) -> dict[
         f"start, detection: the medians of {len(measured.detections)} processes that were killed, "
         "and of the nodes that took their places",
     ]
-    costs: dict[str, Any] = {
-        "link": {"latency": link.latency, "bandwidth": link.bandwidth},
-        "service": {
-            "message": service.message,
-            "byte": service.byte,
-            "update": service.update,
-        },
-        "disk": {"latency": disk.latency, "bandwidth": disk.bandwidth},
-    }
     if measured.gradients:
         sources.append(f"gradient: {len(measured.gradients)} gradients of the configuration")
-        costs["gradient"] = {"seconds": gradient.seconds, "spread": gradient.spread}
-    rest = {"work": profile.work, "start": profile.start, "detection": profile.detection}
-    return {"name": profile.name, "sources": sources, **costs, **rest}
+    costs = asdict(profile)
+    return {"name": costs.pop("name"), "sources": sources, **costs}
 
 
 def here() -> str:
@@ -260,14 +245,13 @@ def _losses(cluster: Cluster) -> tuple[list[float], list[float]]:
     with _group(cluster, SMALLEST, recovery="chain", on_event=watch, on_loss="ignore") as ps:
         for number in range(LOSSES):
             eventually(lambda: ps.table().complete, "all replicas", PATIENCE)
-            head = ps.table().views[0].chain[0]
-            node = next(node.name for node in ps.nodes if node.address == head.address)
+            node = head_of(ps)
             watch.forget()
             striker.kill(number, node, 0)
             detections.append(watch.until(_detected, f"detection of the loss of {node}", PATIENCE))
             name, began = next(names), time.monotonic()
             cluster.start(NodeSpec(name, "server"))
-            watch.until(partial(_joined, name), f"start of {name}", PATIENCE)
+            watch.until(partial(joined, name), f"start of {name}", PATIENCE)
             starts.append(time.monotonic() - began)
     return starts, detections
 
@@ -275,10 +259,6 @@ def _losses(cluster: Cluster) -> tuple[list[float], list[float]]:
 def _detected(record: Record) -> float | None:
     killed, detected = record.of(Killed), record.of(Detected)
     return max(0.0, detected[0].t - killed[0].t) if killed and detected else None
-
-
-def _joined(name: str, record: Record) -> bool | None:
-    return any(event.node == name for event in record.of(NodeJoined)) or None
 
 
 # -- what runs on the nodes ----------------------------------------------------------------------

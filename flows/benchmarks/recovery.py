@@ -202,7 +202,7 @@ class _Ring:
     def fault(self, kind: str, number: int) -> FaultTimes:
         """Have the shard's head fail once; return what came of it when a spare is warm again."""
         self._settle()
-        head = self._head()
+        head = head_of(self._ps)
         strike = self._striker.kill if kind == "kill" else self._striker.pause
         strike(number, head, 0)
         times = self._watch.until(_recovered, f"recovery from the loss of {head}", PATIENCE)
@@ -219,14 +219,10 @@ class _Ring:
         time.sleep(self._random.uniform(0.3, 0.6))
         self._watch.forget()
 
-    def _head(self) -> str:
-        head = self._ps.table().views[0].chain[0]
-        return next(node.name for node in self._ps.nodes if node.address == head.address)
-
     def _replace(self) -> None:
         name = next(self._names)
         self._cluster.start(NodeSpec(name, "server"))
-        self._watch.until(lambda record: _joined(record, name), f"start of {name}", PATIENCE)
+        self._watch.until(partial(joined, name), f"start of {name}", PATIENCE)
 
 
 @contextlib.contextmanager
@@ -253,5 +249,12 @@ def _recovered(record: Record) -> FaultTimes | None:
     return times[0] if times and times[0].rto_seconds is not None else None
 
 
-def _joined(record: Record, name: str) -> NodeJoined | None:
+def head_of(ps: ParameterServer) -> str:
+    """Return the name of the node that heads the first shard."""
+    head = ps.table().views[0].chain[0]
+    return next(node.name for node in ps.nodes if node.address == head.address)
+
+
+def joined(name: str, record: Record) -> NodeJoined | None:
+    """Return the event that a node of this name has joined; None if it has not."""
     return next((event for event in record.of(NodeJoined) if event.node == name), None)
