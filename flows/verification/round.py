@@ -308,15 +308,15 @@ class Round:
         """Check a shard that is at rest; return how many acked updates it has lost."""
         states = eventually(partial(self._at_rest, shard), f"rest of shard {shard}", PATIENCE)
         lost = check_shard(shard, states or (), self._notes())
-        with suppress(TookTooLong):  # events come late
+        try:  # events come late
             eventually(
                 lambda: len(lost) <= self._may_be_lost(shard), f"events of shard {shard}", PROGRESS
             )
-        allowed = self._may_be_lost(shard)
-        require(
-            len(lost) <= allowed,
-            f"shard {shard}: {len(lost)} acked updates are lost, not {allowed:g}: {sorted(lost)}",
-        )
+        except TookTooLong:
+            raise Violation(
+                f"shard {shard}: {len(lost)} acked updates are lost, not "
+                f"{self._may_be_lost(shard):g}: {sorted(lost)}"
+            ) from None
         return len(lost)
 
     def _at_rest(self, shard: int) -> list[ShardState] | None:

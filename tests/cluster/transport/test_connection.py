@@ -503,7 +503,7 @@ def test_who_gives_up_as_the_connection_is_lost_leaves_no_complaint(
         async with pair(kind, {"never": never}) as line:
             large = np.zeros(INLINE_BYTES // 8 + 1)
             work = asyncio.ensure_future(line.ask(large, key="never"))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one turn of the loop, in which the call begins
             if gives_up == "while waiting":
                 await asked.wait()
             line.here.close()
