@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dps.chaos.disturb import Disturber
-from dps.chaos.strike import Striker
+from dps.chaos.kill_and_pause import Striker
 from dps.cluster.backends.base import Cluster
 from dps.cluster.platform import Running, Timer, platform_of
 from dps.core.faults.plan import Corrupt, Disturbance, Fault, Kill, Pause
@@ -26,7 +26,7 @@ HOLD_SECONDS = 0.5
 
 
 class Acts:
-    """Carries faults out, and takes back what lasts for a time. Used by one thread, and timers.
+    """Has faults carried out, and takes back what lasts for a time. Used by one thread, and timers.
 
     Kills and pauses are done when `strike` returns. Other faults take a while to be proven, which
     must not keep the next one waiting: they begin in a thread of their own.

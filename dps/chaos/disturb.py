@@ -1,7 +1,7 @@
 """Disturbances of nodes that go on: each is carried out, proven, recorded and taken back.
 
-Every kind of fault but kill and pause (`dps.chaos.strike`) is carried out by an effect of its own
-(`dps.chaos.kinds`); this makes events of what the effect saw.
+Every kind of fault but kill and pause (`dps.chaos.kill_and_pause`) is carried out by an effect of
+its own (`dps.chaos.kinds`); this makes events of what the effect saw.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ AIM_SECONDS = (
 
 
 class Injector:
-    """Carries out a fault plan while it is entered; leaving it ends the plan.
+    """Has a fault plan carried out while it is entered; leaving it ends the plan.
 
     A node that is paused or disturbed when the plan ends goes on at once.
 

@@ -1,7 +1,8 @@
 """The kinds of disturbances: how each is carried out on a node that it hits, by the fault's class.
 
 Kinds of one's own are entered here like those of dps, with `effect_of`. Kills and pauses have no
-entry (`dps.chaos.strike`), nor has damage to files, which hits no node (`dps.chaos.files.damage`).
+entry (`dps.chaos.kill_and_pause`), nor has damage to files, which hits no node
+(`dps.chaos.files.damage`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ stopped time is counted from the time that it really ran, so the factor holds on
 from __future__ import annotations
 
 from dps.chaos.effect import Seen
-from dps.chaos.strike import PROOF_SECONDS
+from dps.chaos.kill_and_pause import PROOF_SECONDS
 from dps.cluster.backends.base import Cluster
 from dps.cluster.platform import Running, platform_of
 

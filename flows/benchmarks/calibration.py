@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.chaos.strike import Striker
+from dps.chaos.kill_and_pause import Striker
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker

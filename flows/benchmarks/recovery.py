@@ -20,7 +20,7 @@ from statistics import median
 
 import numpy as np
 
-from dps.chaos.strike import Striker
+from dps.chaos.kill_and_pause import Striker
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of

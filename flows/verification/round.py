@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed import wait
 
-from dps.chaos.strike import Striker
+from dps.chaos.kill_and_pause import Striker
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import SERVING
 from dps.cluster.node.actor import HostActor

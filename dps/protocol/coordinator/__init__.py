@@ -1,1 +1,4 @@
-"""The coordinator: membership, epochs, placement, rebalancing, checkpoints of all shards."""
+"""The coordinator: membership, placement, rebalancing, checkpoints of all shards.
+
+`shard_controller` decides what becomes of a shard, and begins its epochs.
+"""

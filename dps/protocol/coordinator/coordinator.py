@@ -1,4 +1,4 @@
-"""Membership: which host holds which replica of which shard, in which epoch.
+"""The coordinator: it knows which host holds which replica of which shard, in which epoch.
 
 The coordinator is asked for the routing table, told of hosts, workers and failures, and grants
 leases. What follows for a shard is its controller's business

@@ -102,7 +102,7 @@ class Checkpoint(Durability):
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's checkpoints."""
         # Here, and not above: `import dps` takes half as long again with what writes files.
-        from dps.protocol.storage.checkpoints import Checkpoints
+        from dps.protocol.storage.checkpoint_schedule import Checkpoints
         from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 
         writer = CutCheckpoints if self.restores_together else Checkpoints

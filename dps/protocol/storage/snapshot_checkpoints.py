@@ -15,7 +15,7 @@ from dps.errors import CheckpointCorrupt, DpsError
 from dps.events import CheckpointRefused
 from dps.protocol.durability import ServerContext
 from dps.protocol.messages import WantCut
-from dps.protocol.storage.checkpoints import Checkpoints, CheckpointSettings, in_thread
+from dps.protocol.storage.checkpoint_schedule import Checkpoints, CheckpointSettings, in_thread
 
 FIRST = 0  # the cut of the states with which a group starts
 

@@ -34,7 +34,7 @@ from dps.protocol.server.batching import Batching, evicted, is_evicted
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage import manifest as runs
-from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.manifest import Saved
 from dps.protocol.transport import Clock, Endpoint
 from dps.sim.broken import variant as broken

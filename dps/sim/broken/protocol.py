@@ -46,7 +46,7 @@ from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
-from dps.protocol.storage.checkpoints import Checkpoints
+from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.transport import Endpoint
 from dps.sim.broken.variant import (

@@ -17,7 +17,7 @@ from dps.protocol.client.save_all import save_all
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import CloseGroup
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage import checkpoints as saving
+from dps.protocol.storage import checkpoint_schedule as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR

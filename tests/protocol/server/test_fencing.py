@@ -43,7 +43,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.storage import checkpoints as saving
+from dps.protocol.storage import checkpoint_schedule as saving
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock, here

@@ -18,7 +18,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durability import ServerContext
 from dps.protocol.messages import Drain
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage import checkpoints as saving
+from dps.protocol.storage import checkpoint_schedule as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
