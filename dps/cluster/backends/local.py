@@ -19,6 +19,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -279,7 +280,9 @@ def _run_and_clean_up(
 
 def _run_in_group(leader: int, arguments: tuple[str, NodeSpec, str, Security]) -> None:
     os.setpgid(0, leader)
-    _run_until_parent_ends(_run_node(*arguments), lambda: None)
+    # Where nobody else could: a node that starts as the cluster ends makes the folder again.
+    clean_up = partial(shutil.rmtree, arguments[2], ignore_errors=True)
+    _run_until_parent_ends(_run_node(*arguments), clean_up)
 
 
 def _group() -> Iterator[int]:

@@ -254,6 +254,18 @@ def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(scratch: 
 
 
 @pytest.mark.slow
+def test_no_file_survives_the_death_of_the_scheduler_and_the_driver(scratch: Path) -> None:
+    """Whoever ends last takes the cluster's folder along: a node, if the scheduler is gone."""
+    with driver(scratch) as (process, started, pids):
+        os.kill(process.pid, signal.SIGSTOP)
+        os.kill(pids["scheduler"], signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
+        process.wait(SECONDS)
+        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
+    assert not list(scratch.glob("dps-*"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "terminal"])
 def test_no_process_survives_an_interruption(scratch: Path, whole_group: bool) -> None:
     with driver(scratch) as (process, started, _):
