@@ -26,6 +26,7 @@ Arrays = Mapping[str, np.ndarray]
 Gathered = tuple[np.ndarray, tuple[int, ...]]
 
 DTYPES = ("float64", "float32")  # widest first, so that every block in a buffer is aligned
+ITEM_BYTES = {dtype: np.dtype(dtype).itemsize for dtype in DTYPES}
 DEFAULT_BLOCK_BYTES = 1 << 18
 BLOCKS_PER_SHARD = 10
 
@@ -66,7 +67,7 @@ class Block:
     @property
     def nbytes(self) -> int:
         """Size of the block in bytes."""
-        return (self.stop - self.start) * np.dtype(self.dtype).itemsize
+        return (self.stop - self.start) * ITEM_BYTES[self.dtype]
 
     @property
     def key(self) -> str:

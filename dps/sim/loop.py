@@ -102,7 +102,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> _Call:
         """Call a function after some seconds."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        call = _Call(callback, args, context)
+        heapq.heappush(self._timers, (self._now + delay, next(self._numbers), call))
+        return call
 
     def call_at(
         self,
@@ -145,17 +147,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         timers, ready = self._timers, self._ready
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
-        if not ready and not self._stopping:
+        if ready:
+            self._rounds += 1
+            if self._rounds > FRANTIC:
+                raise Deadlock(f"something goes round in circles at {self._now:.6f} s")
+        elif not self._stopping:
             if not timers or timers[0][0] > self._now + HOPELESS:
                 raise Deadlock(f"nothing is left to run at {self._now:.6f} s; {_waiting(self)}")
-            self._moved(timers[0][0])
+            self._now = max(self._now, timers[0][0])
+            self._rounds = 0
+            if len(timers) > self._tidy_at:
+                self._tidy()
+                timers = self._timers
         while timers and timers[0][0] <= self._now:
             ready.append(heapq.heappop(timers)[2])
-        if len(timers) > self._tidy_at:
-            self._tidy()
-        self._rounds += 1
-        if self._rounds > FRANTIC:
-            raise Deadlock(f"something goes round in circles at {self._now:.6f} s")
         for _ in range(len(ready)):
             call = ready.popleft()
             if call._cancelled or (self._parked and self._park(call)):
@@ -166,11 +171,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio's own loop does
                 self.call_exception_handler({"message": "a callback failed", "exception": error})
-
-    def _moved(self, when: float) -> None:
-        """Let the time pass; callbacks that go on forever at one moment would stop it."""
-        self._now = max(self._now, when)
-        self._rounds = 0
 
     def _park(self, call: _Call) -> bool:
         """Put a callback aside if its process is paused."""

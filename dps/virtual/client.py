@@ -309,7 +309,12 @@ class VirtualClient:
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the actor
                 future.set_exception(error)
             else:
-                future.set_result(worker.state.actors[future.key])
+                actor = worker.state.actors[future.key]
+                self._as_nobody(lambda: self._loop.call_later(self.profile.actor, tell, actor))
+
+        def tell(actor: Any) -> None:
+            if worker.process.alive and not future.done():
+                future.set_result(actor)
 
         self._as_nobody(lambda: self._loop.call_later(2 * self._latency, done))
 

@@ -86,13 +86,8 @@ class NodeNetwork(Network):
         if kind in APPLIED and not back:
             takes += nbytes * self._service.update
         taken_in = partial(self._take_in, target, takes, arrive)
-        self.nowhere.run(
-            self._ports.send,
-            source.address,
-            target.address,
-            nbytes,
-            partial(self._later, delay, taken_in),
-        )
+        ends = source.address, target.address
+        self.nowhere.run(self._ports.send, *ends, nbytes, delay, taken_in)
 
     def _take_in(self, target: Process, takes: float, arrive: Callable[[], None]) -> None:
         """Have a process take in one message after the other."""

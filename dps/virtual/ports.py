@@ -18,6 +18,7 @@ class _Transfer:
     source: str
     target: str
     left: float
+    delay: float
     done: Callable[[], None]
     rate: float
     since: float
@@ -39,13 +40,18 @@ class Ports:
         self._out: dict[str, dict[_Transfer, None]] = defaultdict(dict)
         self._in: dict[str, dict[_Transfer, None]] = defaultdict(dict)
 
-    def send(self, source: str, target: str, nbytes: int, done: Callable[[], None]) -> None:
-        """Send bytes from one host to another; call `done` when the last has arrived."""
+    def send(
+        self, source: str, target: str, nbytes: int, delay: float, done: Callable[[], None]
+    ) -> None:
+        """Send bytes from one host to another; call `done` when the last has arrived.
+
+        That is `delay` seconds after it has passed both ports.
+        """
         if nbytes < SMALL_BYTES or math.isinf(self._bandwidth):
-            self._loop.call_later(nbytes / self._bandwidth, done)
+            self._loop.call_later(nbytes / self._bandwidth + delay, done)
             return
         now = self._loop.time()
-        transfer = _Transfer(source, target, nbytes, done, 0.0, now)
+        transfer = _Transfer(source, target, nbytes, delay, done, 0.0, now)
         self._out[source][transfer] = self._in[target][transfer] = None
         self._share(source, target)
 
@@ -64,4 +70,4 @@ class Ports:
     def _arrived(self, transfer: _Transfer) -> None:
         del self._out[transfer.source][transfer], self._in[transfer.target][transfer]
         self._share(transfer.source, transfer.target)
-        transfer.done()
+        self._loop.call_later(transfer.delay, transfer.done)

@@ -139,6 +139,8 @@ class Profile:
         The longest time of a piece of work that is given to a thread, such as a large update.
     start
         Until a node that is started is there.
+    actor
+        From when an actor is there until whoever asked for it has been told.
     detection
         Until the scheduler has noticed that a process is gone.
     """
@@ -150,6 +152,7 @@ class Profile:
     gradient: Gradient = Gradient()
     work: float = 0.002
     start: float = 0.1
+    actor: float = 0.0
     detection: float = 0.02
 
     def __post_init__(self) -> None:

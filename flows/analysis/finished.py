@@ -250,7 +250,8 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
     console.print(Text(LEGEND, style="dim"))
     if time := told([outcome.virtual for outcome in outcomes]):
         console.print(Text(f"Time: {time}.", style="yellow"))
-    if by := described(outcome.transports for outcome in outcomes):
+    real = [outcome for outcome in outcomes if not outcome.virtual]
+    if by := described(outcome.transports for outcome in real):
         console.print(Text(f"Arrays were sent by {by}.", style="dim"))
     print_left_out(outcomes, console)
     print_failed_before(outcomes, console)

@@ -31,7 +31,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import SystemClock
 from dps.core.rules.rule import SGD
-from dps.events import Detected, Killed
+from dps.events import Detected, Killed, ReplicaAdded
 from dps.protocol.executor import available_cores
 from dps.virtual.client import VirtualClient
 from dps.virtual.profile import Disk, Gradient, Link, Profile, Service
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from dps.cluster.backends.base import Cluster
 
 PRELOAD = ("dps.cluster.driver.parameter_server", __name__)
-NODES = tuple(
-    NodeSpec(name, resource_of(name)) for name in ("server-0", "replica-0-1", "spare-0", "worker-0")
-)
+NODES = tuple(NodeSpec(name, resource_of(name)) for name in ("server-0", "replica-0-1", "worker-0"))
 MEBIBYTE = 1 << 20
 # Sizes of the arrays, and how often each is sent. Experiments have models of these sizes.
 CALLS = {1024: 200, MEBIBYTE >> 2: 100, 4 * MEBIBYTE: 30, 32 * MEBIBYTE: 8}
@@ -87,6 +85,8 @@ class Measured:
         Until a thread has taken over a piece of work, and has given it back.
     starts
         Of nodes, each until it had joined.
+    actors
+        Of replicas, each from when its actor was there until it held the state.
     detections
         Of killed processes, each until its loss was detected.
     gradients
@@ -100,6 +100,7 @@ class Measured:
     disk: tuple[float, float]
     handover: float
     starts: Sequence[float]
+    actors: Sequence[float]
     detections: Sequence[float]
     gradients: Sequence[float] = ()
 
@@ -125,9 +126,11 @@ def calibrate(cluster: Cluster, trial: Trial | None, folder: str | None, tell: T
         update, handover, disk = on_server(steps), on_server(handovers), on_server(writes, folder)
         tell("link, updates and disk measured")
         gradients = on_worker(gradient_seconds, trial) if trial is not None else ()
-    starts, detections = _losses(cluster)
+    starts, actors, detections = _losses(cluster)
     tell("losses and starts measured")
-    return Measured(calls, ping, port, update, disk, handover, starts, detections, gradients)
+    return Measured(
+        calls, ping, port, update, disk, handover, starts, actors, detections, gradients
+    )
 
 
 def fitted(name: str, measured: Measured) -> Profile:
@@ -152,6 +155,7 @@ def fitted(name: str, measured: Measured) -> Profile:
         _gradient(measured.gradients),
         work=_rounded(2 * measured.handover),
         start=_rounded(median(measured.starts)),
+        actor=_rounded(median(measured.actors)),
         detection=_rounded(median(measured.detections)),
     )
 
@@ -180,8 +184,8 @@ def as_yaml(profile: Profile, measured: Measured, where: str, day: str) -> dict[
         f"service: pushes and pulls, medians of {milliseconds}",
         "service.update: a step of SGD, chunk by chunk; work: a thread that takes work over",
         "disk: files that are written and synced",
-        f"start, detection: the medians of {len(measured.detections)} processes that were killed, "
-        "and of the nodes that took their places",
+        f"detection, start, actor: the medians of {len(measured.detections)} processes that were "
+        "killed, of the nodes that took their places, and of the replicas made on these",
     ]
     if measured.gradients:
         sources.append(f"gradient: {len(measured.gradients)} gradients of the configuration")
@@ -238,9 +242,9 @@ def _on(cluster: Cluster, address: str, function: Callable[..., Any], *args: Any
     return future.result(PATIENCE)
 
 
-def _losses(cluster: Cluster) -> tuple[list[float], list[float]]:
+def _losses(cluster: Cluster) -> tuple[list[float], list[float], list[float]]:
     """Kill the head of a chain again and again; another node takes its place each time."""
-    watch, starts, detections = Watch(), [], []
+    watch, starts, actors, detections = Watch(), [], [], []
     striker, names = Striker(cluster, SystemClock(), watch), (f"spare-{i}" for i in count(1))
     with _group(cluster, SMALLEST, recovery="chain", on_event=watch, on_loss="ignore") as ps:
         for number in range(LOSSES):
@@ -253,12 +257,20 @@ def _losses(cluster: Cluster) -> tuple[list[float], list[float]]:
             cluster.start(NodeSpec(name, "server"))
             watch.until(partial(joined, name), f"start of {name}", PATIENCE)
             starts.append(time.monotonic() - began)
-    return starts, detections
+            replica = partial(_made, name)
+            actors.append(watch.until(replica, f"replica on {name}", PATIENCE))
+    return starts, actors, detections
 
 
 def _detected(record: Record) -> float | None:
     killed, detected = record.of(Killed), record.of(Detected)
     return max(0.0, detected[0].t - killed[0].t) if killed and detected else None
+
+
+def _made(name: str, record: Record) -> float | None:
+    there = joined(name, record)
+    added = next((event for event in record.of(ReplicaAdded) if event.node == name), None)
+    return max(0.0, added.t - there.t) if there is not None and added is not None else None
 
 
 # -- what runs on the nodes ----------------------------------------------------------------------

@@ -303,9 +303,14 @@ class TrialConfig(_Settings):
         durability = self.build_recovery().durability
         writes = durability.writes_checkpoints
         local = writes and is_local(durability.path)
-        ways = self.cluster.ways
         return FaultContext(
-            self.node_names, self.server.shards, self._replicas, writes, local, ways
+            self.node_names,
+            self.server.shards,
+            self._replicas,
+            writes,
+            local,
+            self.cluster.ways,
+            self.cluster.kind == "virtual",
         )
 
 

@@ -44,7 +44,7 @@ class FaultContext:
     """What a plan is carried out on: the nodes by name, the shards, and what the trial writes.
 
     `checkpoints` tells whether shards write checkpoints, `local` whether to files of this machine,
-    and `ways` how nodes of its cluster can be killed.
+    `ways` how nodes of its cluster can be killed, and `virtual` whether they are on virtual time.
     """
 
     names: tuple[str, ...]
@@ -53,6 +53,7 @@ class FaultContext:
     checkpoints: bool
     local: bool
     ways: tuple[Way, ...] = get_args(Way)
+    virtual: bool = False
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -234,6 +235,8 @@ def _wrong_phase(
     key = f"faults.{number}.phase"
     if when.phase == "checkpoint" and not context.checkpoints:
         yield key, "no checkpoints are written; expected recovery.durability: checkpoint"
+    elif when.phase == "checkpoint" and context.virtual:
+        yield key, "a checkpoint on virtual time is written at once, so that nothing can hit it"
     elif when.phase == "checkpoint" and not context.local:
         yield key, f"only checkpoints in files of this machine can be watched; {_FOLDER}"
     elif when.phase == "recovery" and len(entries) == 1:

@@ -63,6 +63,7 @@ class ProfileSection(Section):
     disk: DiskSection
     work: NonNegativeFloat
     start: NonNegativeFloat
+    actor: NonNegativeFloat
     detection: NonNegativeFloat
 
     def build(self) -> Profile:
@@ -75,6 +76,7 @@ class ProfileSection(Section):
             Gradient(**self.gradient.model_dump()),
             self.work,
             self.start,
+            self.actor,
             self.detection,
         )
 

@@ -139,12 +139,14 @@ class Tracker:
             self._delete(run for run in known if run.info.run_id != whole)
             if whole is not None:
                 return whole
-            run_id = self._start_child(record, outcome)
+            shift = _shift(record, outcome, events_file)
+            run_id = self._start_child(record, outcome, shift)
             self._log_settings(run_id, record, outcome.identity, dataset_digest)
-            self._log_metrics(run_id, record, outcome)
+            self._log_metrics(run_id, record, outcome, shift)
             self._log_trial_files(run_id, record, outcome, events_file)
             status = "FINISHED" if outcome.valid else "FAILED"
-            self._client.set_terminated(run_id, status, _milliseconds(record.events[-1].t))
+            ended = _milliseconds(record.events[-1].t + shift)
+            self._client.set_terminated(run_id, status, ended)
             # Last, so that a child whose writing was interrupted is not taken for a whole one.
             self._client.set_tag(run_id, RECORD_TAG, fingerprint)
             self.written += 1
@@ -169,7 +171,7 @@ class Tracker:
             The store cannot be used.
         """
         outcomes = [outcome for _, outcome in trials]
-        now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
+        now = _milliseconds(report.stat().st_mtime)
         with self._errors("the report"):
             scalars = _counts(outcomes)
             self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
@@ -240,7 +242,7 @@ class Tracker:
 
     # -- writing runs --------------------------------------------------------------------------
 
-    def _start_child(self, record: Record, outcome: Outcome) -> str:
+    def _start_child(self, record: Record, outcome: Outcome, shift: float) -> str:
         identity = outcome.identity
         tags = {
             "mlflow.parentRunId": self.parent_id,
@@ -262,7 +264,7 @@ class Tracker:
         }
         run = self._client.create_run(
             self._experiment_id,
-            start_time=_milliseconds(record.events[0].t),
+            start_time=_milliseconds(record.events[0].t + shift),
             tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
             run_name=identity.trial,
         )
@@ -296,13 +298,13 @@ class Tracker:
             context = InputTag("mlflow.data.context", "training")
             self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
-    def _log_metrics(self, run_id: str, record: Record, outcome: Outcome) -> None:
+    def _log_metrics(self, run_id: str, record: Record, outcome: Outcome, shift: float) -> None:
         steps = Steps(record)
-        end = _milliseconds(record.events[-1].t)
+        end = _milliseconds(record.events[-1].t + shift)
         row = outcome.row()
         finals = {c.metric: row[c.key] for c in COLUMNS if c.metric and row[c.key] is not None}
         points = [
-            (point.name, point.value, _milliseconds(point.t), steps.at(point.t))
+            (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
             # What processes used goes by the names of MLflow's system metrics.
             for point in (*series(record), *system_metrics(record))
         ]
@@ -382,6 +384,15 @@ def _transports(outcome: Outcome) -> dict[str, str]:
 
 def _is_whole(run: Any) -> bool:
     return RECORD_TAG in run.data.tags
+
+
+def _shift(record: Record, outcome: Outcome, events_file: Path) -> float:
+    """Seconds by which MLflow is to show a trial later than its record says.
+
+    Virtual time begins at one moment for all trials; MLflow would show runs of another year, so one
+    is shown as having ended when its record was written.
+    """
+    return events_file.stat().st_mtime - record.events[-1].t if outcome.virtual else 0.0
 
 
 def _milliseconds(seconds: float) -> int:

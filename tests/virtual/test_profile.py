@@ -47,6 +47,18 @@ def round_trips(profile: Profile, nbytes: int, workers: int = 1) -> list[float]:
         return client.gather(ps.run(train, workers=workers))
 
 
+def test_who_asks_for_an_actor_is_told_of_it_later() -> None:
+    def set_up(actor: float) -> float:
+        profile = Profile("slow", Link(1e-5), actor=actor)
+        start = {"w": np.zeros(1, np.float32)}
+        with VirtualClient(nodes(), 0, profile) as client:
+            began = client.now
+            with ParameterServer(client, start, optimizer=SGD(1e-3)):
+                return client.now - began
+
+    assert set_up(0.5) == pytest.approx(set_up(0.0) + 0.5, abs=0.05)
+
+
 def arrivals(*sent: tuple[str, str, int, float]) -> list[float]:
     """When each of some transfers is over: from, to, bytes, and when it begins, at 1 MB/s."""
     loop = VirtualLoop(Random(0), 0.0)
@@ -56,7 +68,7 @@ def arrivals(*sent: tuple[str, str, int, float]) -> list[float]:
         def done(number: int = number) -> None:
             came[number] = loop.time()
 
-        loop.call_at(when, ports.send, source, target, nbytes, done)
+        loop.call_at(when, ports.send, source, target, nbytes, 0.0, done)
     loop.call_at(100.0, loop.stop)
     loop.run_forever()
     loop.close()

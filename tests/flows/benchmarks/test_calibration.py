@@ -31,6 +31,7 @@ def measured_of(profile: Profile) -> Measured:
         disk=(profile.disk.latency, 1 / profile.disk.bandwidth),
         handover=profile.work / 2,
         starts=[profile.start],
+        actors=[profile.actor],
         detections=[profile.detection],
     )
 
@@ -43,7 +44,8 @@ def test_a_profile_that_is_measured_is_found_again(name: str) -> None:
     for nbytes, seconds in predicted(true).items():
         assert predicted(found)[nbytes] == pytest.approx(seconds, rel=0.1), nbytes
     assert (found.link, found.disk) == (true.link, true.disk)
-    assert (found.start, found.detection) == (true.start, true.detection)
+    assert (found.start, found.actor) == (true.start, true.actor)
+    assert found.detection == true.detection
     assert found.service.message == pytest.approx(true.service.message, rel=0.3)
 
 
@@ -52,7 +54,8 @@ def linear() -> Measured:
     """1 ms for each call, and 1 ns for each byte that goes there and back."""
     calls = {nbytes: 1e-3 + 1e-9 * nbytes for nbytes in calibration.CALLS}
     calls[calibration.SMALLEST] = 1e-3
-    return Measured(calls, 1e-4, 1e-10, 4e-10, (0.01, 1e-9), 1e-4, [0.4, 0.5, 2.0], [0.01])
+    seconds = (1e-4, 1e-10, 4e-10, (0.01, 1e-9), 1e-4)
+    return Measured(calls, *seconds, starts=[0.4, 0.5, 2.0], actors=[0.02], detections=[0.01])
 
 
 def test_what_a_call_takes_is_dealt_to_what_it_consists_of(linear: Measured) -> None:
@@ -63,7 +66,7 @@ def test_what_a_call_takes_is_dealt_to_what_it_consists_of(linear: Measured) -> 
     assert 2 * each_way + found.service.update == pytest.approx(1e-9, rel=0.02)
     assert found.link.bandwidth == pytest.approx(1e10)
     assert found.disk.bandwidth == pytest.approx(1e9)
-    assert found.start == 0.5
+    assert (found.start, found.actor) == (0.5, 0.02)
 
 
 def test_nothing_is_less_than_zero_where_parts_seem_to_take_more_than_the_whole(
@@ -130,7 +133,7 @@ def test_a_machine_is_measured_and_its_profile_is_taken_by_an_experiment(tmp_pat
     profile = load_profile(str(tmp_path / "mine.yaml"))
     assert profile.name == "mine"
     assert profile.gradient.seconds > 0
-    assert 0 < profile.start < SECONDS
+    assert 0 < profile.actor < profile.start < SECONDS
     settings = ("--set", "cluster.kind=virtual", "--set", "cluster.profile=mine.yaml")
     ended = dps(tmp_path, "run", "small.yaml", *settings)
     assert ended.returncode == 0, ended.stderr

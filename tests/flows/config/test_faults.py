@@ -218,6 +218,13 @@ def test_what_needs_checkpoints_is_refused_without(
     assert told in complaint(config, fault, recovery="chain")
 
 
+def test_a_checkpoint_on_virtual_time_cannot_be_hit(config: Path) -> None:
+    written = config.read_text()
+    config.write_text(f"{written}\ncluster: {{kind: virtual}}\n")
+    said = complaint(config, {**PAUSE, "phase": "checkpoint"})
+    assert "faults.0.phase: a checkpoint on virtual time is written at once" in said
+
+
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

@@ -17,7 +17,7 @@ def test_profiles_come_with_dps_each_with_its_sources() -> None:
         section = load_profile(name)
         assert section.name == name
         told = " ".join(section.sources)
-        for what in ("link", "service", "disk", "start", "detection"):
+        for what in ("link", "service", "disk", "start", "actor", "detection"):
             assert what in told
         assert section.build().name == name
 

@@ -260,9 +260,37 @@ def test_a_trial_on_virtual_time_says_so_and_nothing_of_connections(
     record = read_record(path)
     tracker = Tracker("virtual", tracked.here)
     run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
-    tags = tracked.client.get_run(run_id).data.tags
-    assert tags["dps.virtual"] == "laptop"
-    assert "dps.transport" not in tags
+    run = tracked.client.get_run(run_id)
+    assert run.data.tags["dps.virtual"] == "laptop"
+    assert "dps.transport" not in run.data.tags
+
+
+def test_a_trial_on_virtual_time_is_shown_as_of_when_it_was_recorded(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    started, *rest = toy_events("none", "no fault")
+    settings = {
+        **started.settings,  # type: ignore[attr-defined]
+        "digest": "of-2001",
+        "config": {"cluster": {"kind": "virtual", "profile": "laptop"}},
+    }
+    begun = dataclasses.replace(started, settings=settings)  # type: ignore[call-arg]
+    path = write_events(tmp_path, [begun, *rest])
+    recorded = 1_790_123_456.0
+    os.utime(path, (recorded, recorded))
+    record = read_record(path)
+    run_id = Tracker("of-2001", tracked.here).track_trial(
+        record, outcome(record, load_prices()), path
+    )
+    run = tracked.client.get_run(run_id)
+    lasted = record.events[-1].t - record.events[0].t
+    assert run.info.end_time == 1000 * recorded
+    assert run.info.end_time - run.info.start_time == pytest.approx(1000 * lasted, abs=2)
+    points = [
+        m for name in run.data.metrics for m in tracked.client.get_metric_history(run_id, name)
+    ]
+    assert points
+    assert all(run.info.start_time <= m.timestamp <= run.info.end_time for m in points)
 
 
 def test_values_that_are_not_finite_are_dropped_and_counted(
