@@ -163,6 +163,8 @@ class Replica(Closing):
         self._average_every = average_every
         self._steps = 0
         _check(worker, {**trained, **self._averaged})
+        if buffers == "kept":
+            _check_nobody_else_averages(worker, module)
         flat = worker.layout.flat(trained)
         device = _device_of(trained)
         self._memory: _Memory
@@ -408,6 +410,16 @@ def _check_buffers(buffers: Any) -> None:
     if buffers not in expected:
         raise ConfigurationError(
             f"buffers={buffers!r}, expected {' or '.join(map(repr, expected))}"
+        )
+
+
+def _check_nobody_else_averages(worker: Worker, module: Module) -> None:
+    """Refuse to keep buffers that the server has: there they would stay what they began as."""
+    shared = sorted(_float_buffers(module).keys() & worker.layout.names.keys())
+    if shared:
+        raise ConfigurationError(
+            f"the parameter server has {shared[0]!r}, a buffer of the module, and buffers='kept' "
+            "would never change it there; expected buffers='averaged', as it was started from"
         )
 
 

@@ -205,6 +205,16 @@ def test_the_average_of_one_is_its_own(plain: Client) -> None:
         np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
 
 
+def test_buffers_that_the_server_has_are_not_kept_from_it(plain: Client) -> None:
+    start = dps.torch.parameters(module(norm=True), "averaged")
+
+    with (
+        ParameterServer(plain, start, functions=dps.torch.FUNCTIONS) as ps,
+        pytest.raises(ConfigurationError, match=r"'1\.running_mean', a buffer of the module"),
+    ):
+        results(ps.run(partial(attach, partial(module, norm=True), {})))
+
+
 @pytest.mark.parametrize("functions", [{}, {"dps.averages": len}])
 def test_who_forgets_the_functions_is_told_which_they_are(plain: Client, functions: Any) -> None:
     start = dps.torch.parameters(module(norm=True), "averaged")
