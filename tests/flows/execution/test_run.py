@@ -128,7 +128,8 @@ def test_what_was_started_in_the_background_is_ended_by_sigterm_and_not_by_ctrl_
 @pytest.mark.slow
 def test_a_failed_trial_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     axes = {"time_limit": {"short": 0.01, "long": 60.0}}
-    ended = finish(command(tmp_path, "run", "small.yaml", axes=axes), tmp_path)
+    words = command(tmp_path, "run", "small.yaml", axes=axes, cluster={"kind": "virtual"})
+    ended = finish(words, tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.startswith("dps: short.seed-0 failed: ")
     assert {row["trial"]: row["status"] for row in rows(tmp_path)} == {
@@ -144,7 +145,8 @@ def test_a_kill_that_never_comes_makes_the_trial_invalid(
     elsewhere = tmp_path / "elsewhere"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", default_uri(elsewhere))
     late = [{"kind": "kill", "target": "server-0", "at_updates": 1000}]
-    ended = finish(command(tmp_path, "run", "small.yaml", faults=late), tmp_path)
+    words = command(tmp_path, "run", "small.yaml", faults=late, cluster={"kind": "virtual"})
+    ended = finish(words, tmp_path)
     assert ended.returncode == 0
     assert "seed-0 is invalid and left out" in ended.stdout
     (row,) = rows(tmp_path)

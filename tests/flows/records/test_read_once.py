@@ -33,6 +33,7 @@ SMALL = {
     "optimizer": {"kind": "sgd", "learning_rate": 0.1},
     "server": {"shards": 1},
     "evaluation": {"every_seconds": 60.0},
+    "cluster": {"kind": "virtual"},
     "axes": {"optimizer.learning_rate": {"slow": 0.01, "fast": 0.1}},
 }
 
@@ -96,7 +97,6 @@ def test_a_command_reads_each_record_once(
     assert counts == once(CHAIN, NONE)
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_run_reads_each_record_once(tmp_path: Path, counts: Counter[str]) -> None:
     with_store(tmp_path)
@@ -110,7 +110,6 @@ def test_a_run_reads_each_record_once(tmp_path: Path, counts: Counter[str]) -> N
         counts.clear()
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_a_command_reads_the_configuration_and_makes_its_trials_once(
