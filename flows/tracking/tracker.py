@@ -171,7 +171,7 @@ class Tracker:
             The store cannot be used.
         """
         outcomes = [outcome for _, outcome in trials]
-        now = _milliseconds(report.stat().st_mtime)
+        now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
         with self._errors("the report"):
             scalars = _counts(outcomes)
             self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
