@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -116,6 +115,16 @@ class ShardLayout:
             if of_dtype:
                 found.append((of_dtype[0].offset, of_dtype[-1].end, dtype))
         return tuple(found)
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        """Names of the arrays of which the shard holds some."""
+        return frozenset(piece.block.name for piece in self.pieces)
+
+    @cached_property
+    def extents(self) -> tuple[Block, ...]:
+        """The pieces in order, those that follow one another in their array as one."""
+        return joined([piece.block for piece in self.pieces])
 
     @cached_property
     def _tables(self) -> dict[str, SparseSpec]:
@@ -270,20 +279,22 @@ class Layout:
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
             return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
         layout = self.shards[shard]
-        present = [i for i, p in enumerate(layout.pieces) if p.block.name in arrays]
-        blocks = [layout.pieces[i].block for i in present]
-        chosen = () if len(present) == len(layout.pieces) else tuple(present)
-        if _adjacent(blocks):
+        blocks, chosen = layout.extents, tuple[int, ...]()
+        if not layout.held <= arrays.keys():
+            present = [i for i, p in enumerate(layout.pieces) if p.block.name in arrays]
+            blocks, chosen = joined([layout.pieces[i].block for i in present]), tuple(present)
+        if len(blocks) == 1:
             flat = arrays[blocks[0].name].reshape(-1)
-            return flat[blocks[0].start : blocks[-1].stop].view(np.uint8), chosen
-        buffer = empty((sum(block.nbytes for block in blocks),), "uint8")
+            return flat[blocks[0].start : blocks[0].stop].view(np.uint8), chosen
+        sizes = [block.nbytes for block in blocks]
+        buffer = empty((sum(sizes),), "uint8")
         # Once per array: flattening copies an array that is not contiguous.
         flat_arrays = {name: arrays[name].reshape(-1) for name in {b.name for b in blocks}}
         at = 0
-        for block in blocks:
-            part = buffer[at : at + block.nbytes].view(block.dtype)
+        for block, size in zip(blocks, sizes, strict=True):
+            part = buffer[at : at + size].view(block.dtype)
             part[:] = flat_arrays[block.name][block.start : block.stop]
-            at += block.nbytes
+            at += size
         return buffer, chosen
 
     def flat(self, names: Iterable[str] | None = None) -> FlatLayout:
@@ -350,7 +361,7 @@ class Layout:
             previous: Block | None = None
             for piece in layout.pieces:
                 found = places[piece.block.name]
-                if previous is not None and _adjacent([previous, piece.block]):
+                if previous is not None and len(joined([previous, piece.block])) == 1:
                     _, begin, _, start = found.pop()
                 else:
                     begin, start = piece.offset, piece.block.start
@@ -376,9 +387,14 @@ def _extents(shard: ShardLayout, places: Mapping[str, Place]) -> ShardExtents:
     return ShardExtents(() if every else tuple(present), tuple(found))
 
 
-def _adjacent(blocks: Sequence[Block]) -> bool:
-    """Whether the blocks follow one another in one array."""
-    return bool(blocks) and all(a.name == b.name and a.stop == b.start for a, b in pairwise(blocks))
+def joined(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """The blocks in order, those that follow one another in their array as one."""
+    found: list[Block] = []
+    for block in blocks:
+        if found and found[-1].name == block.name and found[-1].stop == block.start:
+            block = replace(block, start=found.pop().start)
+        found.append(block)
+    return tuple(found)
 
 
 def all_finite(array: np.ndarray) -> bool:

@@ -268,9 +268,8 @@ def _gradient(
 ) -> Step:
     op = compensated(layout, rule, state.values, op)
     scale = op.scale * factor(rule, _staleness(state, op))
-    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
-        values, slots = _stepped(layout, rule, state, op, scale, each, empty)
-        tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
+    values, slots = _stepped(layout, rule, state, op, scale, each, empty)
+    tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
     updates: list[AppliedUpdate] = []
     version, workers = state.version, dict(state.workers)
     for update, based_on, based_at in ((op.id, op.based_on, op.based_at), *op.merged):
@@ -336,8 +335,9 @@ def _stepped(
     slots = {name: np.empty_like(slot) for name, slot in state.slots.items()}
 
     def step(chunk: _Chunk) -> None:
-        _check_chunk(layout, op, chunk)
-        with np.errstate(over="ignore", invalid="ignore"):  # it is each thread's own
+        # A diverging run shows in its results. The setting is each thread's own.
+        with np.errstate(over="ignore", invalid="ignore"):
+            _check_chunk(layout, op, chunk)
             _, new_slots = rule.step(
                 chunk.of(state.values),
                 chunk.gradient,

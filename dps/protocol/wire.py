@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from dps.protocol.transport import Endpoint
 Frames = list[np.ndarray]
 
 _TYPES: dict[str, type] = {}
-_FIELDS: dict[type, tuple[str, ...]] = {}
+# The values of a message of a type, in the order of its fields.
+_VALUES: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+_NBYTES = attrgetter("nbytes")
 _PLAIN = (str, int, float, bool, type(None))
 _EXACTLY_PLAIN = frozenset(_PLAIN)
 # Made once: `json.dumps` makes an encoder for each call that is not to its defaults.
@@ -52,10 +55,15 @@ def message(cls: type) -> type:
             f"{cls.__module__}.{cls.__qualname__} cannot be registered to cross the wire, for "
             f"{known.__module__}.{known.__qualname__} has this name there; call it otherwise"
         )
-    names = getattr(cls, "_fields", None) or tuple(f.name for f in dataclasses.fields(cls))
     _TYPES[cls.__name__] = cls
-    _FIELDS[cls] = tuple(names)
+    _VALUES[cls] = tuple if issubclass(cls, tuple) else _values_of(cls)
     return cls
+
+
+def _values_of(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in dataclasses.fields(cls)]
+    get = attrgetter(*names) if names else lambda _: ()
+    return get if len(names) != 1 else lambda value: (get(value),)
 
 
 for _cls in (
@@ -88,52 +96,47 @@ def is_refusal(frames: Frames) -> bool:
 
 def size(frames: Frames) -> int:
     """Number of bytes in the frames."""
-    return sum(frame.nbytes for frame in frames)
+    return sum(map(_NBYTES, frames))
 
 
 def _plain(value: Any, arrays: Frames) -> Any:
     kind = type(value)
-    if kind in _EXACTLY_PLAIN:  # most are: look for these first
+    if kind in _EXACTLY_PLAIN:
         return value
-    fields = _FIELDS.get(kind)
-    if fields is not None:
-        return {"@": kind.__name__, "v": _all_plain([getattr(value, f) for f in fields], arrays)}
+    values = _VALUES.get(kind)
+    if values is not None:
+        # Most values of a message are plain: a call for each would take longer than all the rest.
+        parts = [v if type(v) in _EXACTLY_PLAIN else _plain(v, arrays) for v in values(value)]
+        return {"@": kind.__name__, "v": parts}
+    if kind is tuple or kind is list:  # a named tuple that is not registered is refused
+        return [_plain(v, arrays) for v in value] if value else []
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays.append(value)
         return {"$": len(arrays)}
     if isinstance(value, _PLAIN):
         return value
-    if kind in (list, tuple):  # a named tuple that is not registered is refused
-        return _all_plain(value, arrays)
     if isinstance(value, dict):
-        return {"%": [_all_plain(entry, arrays) for entry in value.items()]}
+        return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
     if isinstance(value, DpsError):
         known = next(c for c in type(value).__mro__ if _ERRORS.get(c.__name__) is c)
         return {"!": known.__name__, "v": str(value)}
     raise TypeError(f"{kind.__name__} is not registered to cross the wire")
 
 
-def _all_plain(values: Iterable[Any], arrays: Frames) -> list[Any]:
-    return [v if type(v) in _EXACTLY_PLAIN else _plain(v, arrays) for v in values]
-
-
 def _rebuilt(value: Any, frames: Frames) -> Any:
     kind = type(value)  # JSON makes no subclasses
     if kind is list:
-        return tuple(_all_rebuilt(value, frames))
+        return tuple([_rebuilt(v, frames) for v in value]) if value else ()
     if kind is not dict:
         return value
     if "@" in value:
-        return _type(value["@"])(*_all_rebuilt(value["v"], frames))
+        parts = [v if type(v) in _EXACTLY_PLAIN else _rebuilt(v, frames) for v in value["v"]]
+        return _type(value["@"])(*parts)
     if "$" in value:
         return frames[value["$"]]
     if "%" in value:
-        return dict(_all_rebuilt(entry, frames) for entry in value["%"])
+        return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
     return _error(value["!"], value["v"])
-
-
-def _all_rebuilt(values: Iterable[Any], frames: Frames) -> list[Any]:
-    return [v if type(v) in _EXACTLY_PLAIN else _rebuilt(v, frames) for v in values]
 
 
 def _error(name: object, text: object) -> DpsError:

@@ -37,7 +37,7 @@ class NodeNetwork(Network):
         latency = profile.link.latency
         super().__init__(random, Weather((latency, latency)))
         self._service = profile.service
-        self._ports = Ports(self._loop, profile.link.bandwidth)
+        self._ports = Ports(self._loop, profile.link.bandwidth, self.nowhere)
         self._free_at: dict[str, float] = {}
         self.busy: dict[str, float] = defaultdict(float)
 
@@ -87,7 +87,7 @@ class NodeNetwork(Network):
             takes += nbytes * self._service.update
         taken_in = partial(self._take_in, target, takes, arrive)
         ends = source.address, target.address
-        self.nowhere.run(self._ports.send, *ends, nbytes, delay, taken_in)
+        self._ports.send(*ends, nbytes, delay, taken_in)
 
     def _take_in(self, target: Process, takes: float, arrive: Callable[[], None]) -> None:
         """Have a process take in one message after the other."""

@@ -6,6 +6,7 @@ import math
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import defaultdict
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 
 SMALL_BYTES = 1 << 14  # a message of fewer passes between others, as packets do
@@ -32,11 +33,14 @@ class Ports:
     ----------
     bandwidth
         Bytes a second of each, each way.
+    context
+        What is under way belongs to it.
     """
 
-    def __init__(self, loop: AbstractEventLoop, bandwidth: float) -> None:
+    def __init__(self, loop: AbstractEventLoop, bandwidth: float, context: Context) -> None:
         self._loop = loop
         self._bandwidth = bandwidth
+        self._context = context
         self._out: dict[str, dict[_Transfer, None]] = defaultdict(dict)
         self._in: dict[str, dict[_Transfer, None]] = defaultdict(dict)
 
@@ -48,7 +52,7 @@ class Ports:
         That is `delay` seconds after it has passed both ports.
         """
         if nbytes < SMALL_BYTES or math.isinf(self._bandwidth):
-            self._loop.call_later(nbytes / self._bandwidth + delay, done)
+            self._later(nbytes / self._bandwidth + delay, done)
             return
         now = self._loop.time()
         transfer = _Transfer(source, target, nbytes, delay, done, 0.0, now)
@@ -65,9 +69,12 @@ class Ports:
             if transfer.timer is not None:
                 transfer.timer.cancel()
             left = max(0.0, transfer.left) / transfer.rate
-            transfer.timer = self._loop.call_later(left, self._arrived, transfer)
+            transfer.timer = self._later(left, self._arrived, transfer)
 
     def _arrived(self, transfer: _Transfer) -> None:
         del self._out[transfer.source][transfer], self._in[transfer.target][transfer]
         self._share(transfer.source, transfer.target)
-        self._loop.call_later(transfer.delay, transfer.done)
+        self._later(transfer.delay, transfer.done)
+
+    def _later(self, seconds: float, call: Callable[..., None], *args: object) -> TimerHandle:
+        return self._loop.call_later(seconds, call, *args, context=self._context)

@@ -9,6 +9,7 @@ follows from the program alone.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -23,6 +24,8 @@ from dps.sim.loop import VirtualLoop
 from dps.sim.process import Process
 
 T = TypeVar("T")
+
+GARBAGE = 100_000  # objects that were made and not let go of, until the collector looks
 
 Wake = Callable[..., None]
 Subscribe = Callable[[Wake], object]
@@ -72,11 +75,18 @@ class BlockingLoop(VirtualLoop):
             timer.cancel()
 
     def drive(self, future: asyncio.Future[T]) -> T:
-        """Let the time pass until something is done."""
+        """Let the time pass until something is done.
+
+        Meanwhile the garbage collector looks less often: what a simulation makes is soon let go of,
+        and looking at what stays took a quarter of the time.
+        """
         before, time.sleep = time.sleep, self._sleep
+        garbage = gc.get_threshold()
+        gc.set_threshold(max(GARBAGE, garbage[0]), *garbage[1:])
         try:
             return self.run_until_complete(future)
         finally:
+            gc.set_threshold(*garbage)
             time.sleep = before
 
     def run_in_executor(  # type: ignore[override]

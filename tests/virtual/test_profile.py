@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from itertools import islice
 from random import Random
 from statistics import mean, median
@@ -62,7 +63,7 @@ def test_who_asks_for_an_actor_is_told_of_it_later() -> None:
 def arrivals(*sent: tuple[str, str, int, float]) -> list[float]:
     """When each of some transfers is over: from, to, bytes, and when it begins, at 1 MB/s."""
     loop = VirtualLoop(Random(0), 0.0)
-    ports, came = Ports(loop, 1e6), [0.0] * len(sent)
+    ports, came = Ports(loop, 1e6, copy_context()), [0.0] * len(sent)
     for number, (source, target, nbytes, when) in enumerate(sent):
 
         def done(number: int = number) -> None:

@@ -72,7 +72,8 @@ def _stepped(
     shape = rows.gradient.shape if by_rows(rule) else (-1,)
     slots = {name: slot.reshape(shape) for name, slot in now.slots.items()}
     gradient = rows.gradient.reshape(shape)
-    values, slots = rule.step(now.values.reshape(shape), gradient, slots, t, scale)
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
+        values, slots = rule.step(now.values.reshape(shape), gradient, slots, t, scale)
     full = rows.gradient.shape
     # The keys may lie in memory that holds a whole message: a table must not keep that.
     return Level(

@@ -41,7 +41,7 @@ def basis(group: Group, read: ShardRead, shard: int) -> Callable[[Operation], Op
     seen, base, layout = read.seen, read.weights, group.layout.shards[shard]
 
     def noted(op: Operation) -> Operation:
-        if seen is not None:
+        if seen is not None and seen != (op.based_on, op.based_at):
             op = replace(op, based_on=seen[0], based_at=seen[1])
         if base is None or op.gradient is None or not needs_base(group.rule):
             return op
@@ -78,7 +78,7 @@ class Encoder:
             Gradients and what was withheld before are too large together; nothing has changed.
         """
         if not self.filters:
-            return partial(_plain, operation, parts)
+            return partial(_plain, operation, parts, point)
         work = partial(self._prepared, operation, parts, point)
         prepared = await offload(work, PASSES * sum(part.nbytes for part, _ in parts.values()))
         return self._committed(prepared).__getitem__
@@ -110,7 +110,8 @@ class Encoder:
         for shard in parts:
             base = point.shards[shard].weights
             values = base.values if base is not None else None
-            found[shard] = self._outboxes[shard].prepared(_plain(operation, parts, shard), values)
+            op = _plain(operation, parts, point, shard)
+            found[shard] = self._outboxes[shard].prepared(op, values)
         return {shard: _packed(prepared) for shard, prepared in found.items()}
 
     def _left(self, operation: Operation) -> dict[int, Prepared]:
@@ -124,9 +125,12 @@ class Encoder:
         return {shard: one.operation for shard, one in prepared.items()}
 
 
-def _plain(operation: Operation, parts: Mapping[int, Gathered], shard: int) -> Operation:
+def _plain(
+    operation: Operation, parts: Mapping[int, Gathered], point: ReadPoint, shard: int
+) -> Operation:
     gradient, pieces = parts[shard]
-    return replace(operation, gradient=gradient, pieces=pieces)
+    version, at = point.shards[shard].seen or (operation.based_on, operation.based_at)
+    return replace(operation, gradient=gradient, pieces=pieces, based_on=version, based_at=at)
 
 
 def _packed(prepared: Prepared) -> Prepared:

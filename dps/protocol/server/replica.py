@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 
 from dps.core.consistency import BSP, slack
 from dps.core.replay import plan
@@ -95,6 +97,8 @@ class Replica:
         self._each = each
         self.lock = asyncio.Lock()
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._undurable: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+        self._numbers = count()
         self._commits = CommitLog(
             shard,
             group,
@@ -139,7 +143,7 @@ class Replica:
         # A cut may need what others send only when this worker has come, so it is not kept waiting
         # for one. Workers that are present enter again when the shards go back.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
-        if not await self._until(lambda: self._commits.index >= target, until):
+        if not await self._durable(target, until):
             return Waiting(self._commits.failure)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.duplicates += 1
@@ -202,7 +206,7 @@ class Replica:
             target = self.state.index
         self._notify()
         limit = _now() + self._group.timings.copy
-        if not await self._until(lambda: self._commits.index >= target, limit):
+        if not await self._durable(target, limit):
             raise NotServing(f"shard {self.shard}: replayed gradients did not become durable")
         now, same, version = self._clock.now(), len(gradients) - new, self.state.version
         counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
@@ -471,10 +475,32 @@ class Replica:
             raise NotServing(f"shard {self.shard}: this replica is closed")
         return True
 
+    async def _durable(self, index: int, until: float) -> bool:
+        """Wait until an operation is committed; False: it is not by the loop's time `until`.
+
+        Hundreds may wait for theirs at once, so they are kept in the order of their operations.
+        """
+        if self._commits.index < index and not self._closed:
+            woken = asyncio.get_running_loop().create_future()
+            heappush(self._undurable, (index, next(self._numbers), woken))
+            try:
+                async with asyncio.timeout_at(until):
+                    await woken
+            except TimeoutError:
+                return False
+        if self._closed:
+            raise NotServing(f"shard {self.shard}: this replica is closed")
+        return True
+
     def _notify(self) -> None:
         """Wake those whose condition holds now, and nobody else: there may be hundreds."""
         if self.cutter is not None:
             self.cutter.look()
+        undurable = self._undurable
+        while undurable and (self._closed or undurable[0][0] <= self._commits.index):
+            woken = heappop(undurable)[2]
+            if not woken.done():
+                woken.set_result(None)
         for woken, holds in self._waiting.items():
             if not woken.done() and (self._closed or holds()):
                 woken.set_result(None)
