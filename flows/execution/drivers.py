@@ -95,12 +95,11 @@ class Drivers:
         """Run attempts; yield each when it is over.
 
         The next attempt is taken from the iterator when a driver is free for it. Each leaves a
-        record with an end, whatever becomes of its driver.
+        record with an end, whatever becomes of its driver. While the caller is busy with one that
+        is over, no other begins that it would disturb.
         """
         while True:
-            for driver in self._drivers:
-                if driver.attempt is None and (attempt := next(attempts, None)) is not None:
-                    driver.begin(attempt)
+            self._begin(attempts)
             busy = [driver for driver in self._drivers if driver.attempt is not None]
             if not busy:
                 return
@@ -108,7 +107,14 @@ class Drivers:
             wait([driver.connection for driver in busy], max(0.0, left))
             for driver in busy:
                 if (over := driver.listen(view)) is not None:
+                    if not over.trial.config.cluster.shares_cores:
+                        self._begin(attempts)
                     yield over
+
+    def _begin(self, attempts: Iterator[Attempt]) -> None:
+        for driver in self._drivers:
+            if driver.attempt is None and (attempt := next(attempts, None)) is not None:
+                driver.begin(attempt)
 
 
 class _Driver:

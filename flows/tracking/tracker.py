@@ -309,17 +309,17 @@ class Tracker:
             for point in (*series(record), *system_metrics(record))
         ]
         points += [(name, float(value), end, 0) for name, value in finals.items()]
-        dropped = self._log_points(run_id, points)
-        self._log_points(run_id, [("final/non_finite_values_dropped", float(dropped), end, 0)])
+        finite = [point for point in points if math.isfinite(point[1])]
+        dropped = float(len(points) - len(finite))
+        self._log_points(run_id, [*finite, ("final/non_finite_values_dropped", dropped, end, 0)])
 
-    def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> int:
-        """Log (name, value, timestamp, step) in batches; return how many were not finite."""
+    def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> None:
+        """Log (name, finite value, timestamp, step) in batches."""
         from mlflow.entities import Metric
 
-        metrics = [Metric(*point) for point in points if math.isfinite(point[1])]
+        metrics = [Metric(*point) for point in points]
         for batch in _batches(metrics, METRICS_PER_BATCH):
             self._client.log_batch(run_id, metrics=batch)
-        return len(points) - len(metrics)
 
     def _log_trial_files(
         self, run_id: str, record: Record, outcome: Outcome, events_file: Path

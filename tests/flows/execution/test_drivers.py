@@ -133,3 +133,16 @@ def test_a_trial_on_virtual_time_has_one_core_and_a_limit_of_real_time(tmp_path:
     assert ends[1].reason.startswith(
         "it hung: not over 5.01 s after its start (0.01 s of computing, by cluster.patience"
     )
+
+
+def test_a_driver_on_virtual_time_goes_on_while_what_is_over_is_read(tmp_path: Path) -> None:
+    first, second = virtual(2)
+    view = PlainView(Console(file=io.StringIO()))
+    view.begin("small", [first, second], [])
+    planned = (Attempt(trial, tmp_path / trial.name) for trial in (first, second))
+    with Drivers(grace=GRACE) as drivers:
+        running = drivers.run(planned, view)
+        assert next(running).trial is first
+        log = tmp_path / second.name / EVENTS_FILE
+        eventually(lambda: log.exists() and read_record(log).ended is not None, 30)
+        assert [attempt.trial for attempt in running] == [second]
