@@ -25,7 +25,7 @@ from dps.sim.process import Process
 
 T = TypeVar("T")
 
-GARBAGE = 100_000  # objects that were made and not let go of, until the collector looks
+GARBAGE = 2_000_000  # objects that were made and not let go of, until the collector looks
 
 Wake = Callable[..., None]
 Subscribe = Callable[[Wake], object]
