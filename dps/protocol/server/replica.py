@@ -8,6 +8,7 @@ what a client has seen is never taken back by the loss of a replica.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -57,6 +58,9 @@ from dps.protocol.server.row_reads import read_rows, weights
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.transport import Clock, Endpoint, Transport
 
+# What is waited for, by the future that says when it has come; in order of arrival.
+_Waiters = dict[asyncio.Future[None], Callable[[], bool]]
+
 
 class Replica:
     """A replica of one shard. All calls come from one event loop.
@@ -96,7 +100,8 @@ class Replica:
         self._emit = emit
         self._each = each
         self.lock = asyncio.Lock()
-        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._waiting: _Waiters = {}
+        self._crowd: _Waiters = {}  # those that wait for room
         self._undurable: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
         self._numbers = count()
         self._commits = CommitLog(
@@ -135,7 +140,7 @@ class Replica:
         self._must_be_head(m.epoch)
         until, op = _now() + m.patience, m.operation
         together = op.kind in ("gradient", "tick") and self._applies_together
-        if not together and not await self._until(lambda: self._has_room(op), until):
+        if not together and not await self._room_for(op, until):
             return Waiting()
         step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
         if step is None:
@@ -348,18 +353,27 @@ class Replica:
     async def _apply(self, op: Operation, epoch: int) -> Step:
         """Apply one operation in its turn; return what came of it, not yet durable."""
         limit = _now() + self._group.timings.call
-        while await self._until(lambda: self._has_room(op), limit):
-            async with self.lock:
-                self._must_be_head(epoch)
-                if op.kind in ("gradient", "tick"):
-                    self._must_be_active(op.id)
-                if not self._has_room(op):  # others had waited for it too
-                    continue
-                step = await self.apply_now(op)
-                await self._batching.finish()
-            self._notify()
-            return step
+        while await self._room_for(op, limit):
+            try:
+                async with self.lock:
+                    self._must_be_head(epoch)
+                    if op.kind in ("gradient", "tick"):
+                        self._must_be_active(op.id)
+                    if not self._has_room(op):  # somebody who came later has taken it
+                        continue
+                    step = await self.apply_now(op)
+                    await self._batching.finish()
+                return step
+            finally:  # an operation that was refused has left its room to others
+                self._notify()
         raise NotServing(f"shard {self.shard}: there is no room for {op.kind} {op.id}")
+
+    async def _room_for(self, op: Operation, until: float) -> bool:
+        """Wait until an operation may be applied; False: it may not by the loop's time `until`."""
+        found = await self._until(lambda: self._has_room(op), until, self._crowd)
+        if not found:
+            self._notify()  # it may have been woken just then
+        return found
 
     def _has_room(self, op: Operation) -> bool:
         return self._commits.in_flight < self._persistence.window and self.admits(op)
@@ -459,18 +473,21 @@ class Replica:
 
     # -- waiting and refusing --------------------------------------------------------------------
 
-    async def _until(self, holds: Callable[[], bool], until: float) -> bool:
+    async def _until(
+        self, holds: Callable[[], bool], until: float, among: _Waiters | None = None
+    ) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
+        waiting = self._waiting if among is None else among
         while not (self._closed or holds()):
             woken = asyncio.get_running_loop().create_future()
-            self._waiting[woken] = holds
+            waiting[woken] = holds
             try:
                 async with asyncio.timeout_at(until):
                     await woken
             except TimeoutError:
                 return False
             finally:
-                del self._waiting[woken]
+                del waiting[woken]
         if self._closed:
             raise NotServing(f"shard {self.shard}: this replica is closed")
         return True
@@ -493,7 +510,7 @@ class Replica:
         return True
 
     def _notify(self) -> None:
-        """Wake those whose condition holds now, and nobody else: there may be hundreds."""
+        """Wake those whose condition holds now, and nobody in vain: there may be hundreds."""
         if self.cutter is not None:
             self.cutter.look()
         undurable = self._undurable
@@ -501,9 +518,19 @@ class Replica:
             woken = heappop(undurable)[2]
             if not woken.done():
                 woken.set_result(None)
-        for woken, holds in self._waiting.items():
-            if not woken.done() and (self._closed or holds()):
+        self._wake(self._waiting, math.inf)
+        self._wake(self._crowd, self._persistence.window - self._commits.in_flight)
+
+    def _wake(self, waiting: _Waiters, most: float) -> None:
+        """Wake those whose condition holds, so many with those who are woken, but have not run."""
+        for woken, holds in waiting.items():
+            if most <= 0 and not self._closed:
+                return
+            if woken.done():
+                most -= 1
+            elif self._closed or holds():
                 woken.set_result(None)
+                most -= 1
 
     def _must_be_head(self, epoch: int) -> None:
         self.must_be_in(epoch)
