@@ -42,6 +42,7 @@ from dps.events import (
     Resumed,
     to_json,
 )
+from dps.protocol.durability import NoPersistence
 from dps.sim.loop import VirtualLoop
 from dps.testing import Cut, Delay, Kill, Pause, Slow, VirtualCluster
 from tests.virtual.training import PUSHES, SHARDS, START, WORKERS, count, counted
@@ -149,7 +150,10 @@ def test_a_run_does_not_depend_on_the_version_of_python(recovery: str) -> None:
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] == DIGESTS[recovery]
 
 
-def test_a_push_wakes_no_more_of_others_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", [64, 4])
+def test_a_push_wakes_no_more_of_others_however_many_wait(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps of the loop are counted, as those of a real one are what a busy server has to do."""
     steps = 0
     real = VirtualLoop.call_soon
@@ -161,6 +165,7 @@ def test_a_push_wakes_no_more_of_others_however_many_wait(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(VirtualLoop, "call_soon", counting)
     monkeypatch.setattr("tests.virtual.training.COMPUTE_SECONDS", 0.0001)  # so that they queue
+    monkeypatch.setattr(NoPersistence, "window", window)  # how many a replica has under way at once
     of_a_push = []
     for workers in (4, 48):
         before = steps
