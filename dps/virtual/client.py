@@ -12,6 +12,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from types import SimpleNamespace, TracebackType
@@ -33,7 +34,10 @@ T = TypeVar("T")
 
 FIRST_PID = 100
 
-_disks = count()  # clusters of one program must not share files
+# Clusters that a program has at once must not share files; one after the other have the same name,
+# which is part of the paths in their events.
+_disks = count()
+_free_disks: list[int] = []
 
 
 class TaskFuture(VirtualFuture[T]):
@@ -87,7 +91,8 @@ class VirtualClient:
         self._futures: dict[str, tuple[VirtualWorker | None, TaskFuture[Any]]] = {}
         self._queue: list[tuple[Callable[[VirtualWorker], None], Sequence[str], str | None]] = []
         self._closed = False
-        name = f"cluster-{next(_disks)}"
+        self._disk_number = heappop(_free_disks) if _free_disks else next(_disks)
+        name = f"cluster-{self._disk_number}"
         self._disk, self._files = disk(name), f"{SCHEME}://{name}"
         self.security = Security()
         self.loop = SimpleNamespace(asyncio_loop=self._loop, add_callback=self._add_callback)
@@ -127,6 +132,7 @@ class VirtualClient:
         self._loop.run_until_complete(_ended(self._loop))
         self._loop.close()
         self._disk.erase()
+        heappush(_free_disks, self._disk_number)
 
     @property
     def now(self) -> float:

@@ -30,7 +30,7 @@ from dps import (
     Worker,
     WorkerCache,
 )
-from dps.core.faults.plan import After, AtUpdates, Corrupt, Fault, InChain
+from dps.core.faults.plan import After, AtUpdates, Corrupt, DiskFull, Fault, InChain
 from dps.errors import ConfigurationError
 from dps.events import (
     CapacityRestored,
@@ -352,6 +352,23 @@ def test_evaluation_happens_beside_the_training() -> None:
     assert len(scores) >= 4
     assert scores == sorted(scores)
     assert scores[0] == 0
+
+
+def test_a_fault_that_cannot_be_simulated_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"fault 0 .*server-0 .* in memory and never full"):
+        VirtualCluster(faults=[DiskFull("server-0", AtUpdates(10))])
+
+
+def test_clusters_of_a_program_have_disks_of_their_own_and_those_that_ended_leave_theirs() -> None:
+    def path(cluster: VirtualCluster) -> str:
+        return cluster.dps_platform.place("files") or ""
+
+    with VirtualCluster() as first:
+        with VirtualCluster() as second:
+            assert path(first) != path(second)
+            latter = path(second)
+        with VirtualCluster() as third:
+            assert path(third) == latter
 
 
 @pytest.mark.parametrize("number", ["servers", "workers"])
