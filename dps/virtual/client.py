@@ -168,6 +168,7 @@ class VirtualClient:
         **_: Any,
     ) -> TaskFuture[Any]:
         """Have a task run, or an actor made, on one of some nodes: the one that is least busy."""
+        self._loop.expect_functions()
         future: TaskFuture[Any] = TaskFuture(self._loop, key, self._forget)
         self._futures[key] = (None, future)
         work = partial(function, *args)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,20 @@ def test_a_function_that_sleeps_by_itself_is_told_so() -> None:
     began = time.monotonic()
     time.sleep(0.02)  # outside it is what it was
     assert time.monotonic() - began >= 0.02
+
+
+def test_a_sleep_that_was_imported_is_noticed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers = ModuleType("helpers")  # as a file of the user's, imported after the cluster was made
+    with VirtualCluster() as cluster, ParameterServer(cluster, START) as ps:
+        monkeypatch.setitem(sys.modules, "helpers", helpers)
+        exec("from time import sleep as nap\ndef rest():\n    nap(0.01)\n", vars(helpers))
+
+        with pytest.raises(ConfigurationError, match=r"worker\.sleep\(seconds\)"):
+            cluster.gather(ps.run(lambda worker: vars(helpers)["rest"]()))
+    assert vars(helpers)["nap"] is time.sleep
+    began = time.monotonic()
+    vars(helpers)["rest"]()
+    assert time.monotonic() - began >= 0.01
 
 
 def test_an_error_of_a_worker_is_raised_where_it_is_gathered() -> None:
