@@ -1,4 +1,4 @@
-"""Verdicts on claims that are known to be true or null, from real trials by the code of `dps run`.
+"""Verdicts on claims that are known to be true or null, from trials by the code of `dps run`.
 
 Learning at a rate of 0.1 is better than at a rate of 0; two strategies that are the same show no
 difference. One worker, and one evaluation before the training and one after it, make the second
@@ -36,6 +36,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, ...]:
         "server": {"shards": 1},
         "evaluation": {"every_seconds": 60.0, "target": 0.2},
         "axes": {"optimizer.learning_rate": rates},
+        "cluster": {"kind": "virtual"},
         "seeds": SEEDS,
     }
     here = tmp_path_factory.mktemp("known")
