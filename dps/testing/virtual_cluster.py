@@ -27,8 +27,9 @@ from dps.events import Event, FaultMissed
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import AuditReply, Table
-from dps.virtual.client import TaskFuture, VirtualClient
+from dps.virtual.client import VirtualClient
 from dps.virtual.cluster import VirtualNodes
+from dps.virtual.tasks import TaskFuture
 from dps.virtual.threads import VirtualFuture
 
 
