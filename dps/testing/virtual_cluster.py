@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
+from dps.chaos.feasible import obstacles
 from dps.chaos.injector import Injector
 from dps.cluster.driver.roles import by_resources
 from dps.cluster.names import ANY_SHARD, Node, NodeSpec
@@ -26,8 +27,9 @@ from dps.events import Event, FaultMissed
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import AuditReply, Table
-from dps.virtual.client import TaskFuture, VirtualClient
+from dps.virtual.client import VirtualClient
 from dps.virtual.cluster import VirtualNodes
+from dps.virtual.tasks import TaskFuture
 from dps.virtual.threads import VirtualFuture
 
 
@@ -63,8 +65,8 @@ class VirtualCluster(VirtualClient):
     Raises
     ------
     ConfigurationError
-        On leaving the ``with`` block: a fault did not happen, so what was tested was something
-        else.
+        A fault cannot be simulated, such as a full disk. On leaving the ``with`` block: a fault did
+        not happen, so what was tested was something else.
     """
 
     def __init__(
@@ -88,6 +90,9 @@ class VirtualCluster(VirtualClient):
         self._injector: Injector | None = None
         self._ending: Running | None = None
         self._training = 0
+        for number, reason in obstacles(self._faults, self.nodes, names):
+            self.close()
+            raise ConfigurationError(f"fault {number} cannot be simulated: {reason}")
 
     def note(self, event: Event) -> None:
         """Keep an event; ``ParameterServer(..., on_event=cluster.note)`` has all of them here."""

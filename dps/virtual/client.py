@@ -12,12 +12,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar
 
-from distributed import KilledWorker, Security
+from distributed import Security
 from greenlet import getcurrent
 
 from dps.cluster.names import NodeSpec
@@ -27,35 +28,17 @@ from dps.sim.process import Process
 from dps.virtual.network import NodeNetwork
 from dps.virtual.node import Peer, Place, VirtualScheduler, VirtualWorker, result_of, takes_worker
 from dps.virtual.profile import PLENTY, Profile
+from dps.virtual.tasks import TaskFuture, Tasks
 from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread
 
 T = TypeVar("T")
 
 FIRST_PID = 100
 
-_disks = count()  # clusters of one program must not share files
-
-
-class TaskFuture(VirtualFuture[T]):
-    """What becomes of a task or an actor: Dask's `Future`, as far as dps uses it."""
-
-    def __init__(self, loop: BlockingLoop, key: str, let_go: Callable[[str], None]) -> None:
-        super().__init__(loop)
-        self.key = key
-        self._let_go = let_go
-
-    @property
-    def status(self) -> str:
-        """Dask's word for how it stands."""
-        if not self.done():
-            return "pending"
-        if self.cancelled():
-            return "cancelled"
-        return "error" if self.exception() is not None else "finished"
-
-    def release(self) -> None:
-        """Have no more interest in it."""
-        self._let_go(self.key)
+# Clusters that a program has at once must not share files; one after the other have the same name,
+# which is part of the paths in their events.
+_disks = count()
+_free_disks: list[int] = []
 
 
 class VirtualClient:
@@ -84,10 +67,9 @@ class VirtualClient:
         self._numbers = count(FIRST_PID)
         self._handlers: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
         self._workers: dict[str, VirtualWorker] = {}  # all that were started, by name
-        self._futures: dict[str, tuple[VirtualWorker | None, TaskFuture[Any]]] = {}
-        self._queue: list[tuple[Callable[[VirtualWorker], None], Sequence[str], str | None]] = []
         self._closed = False
-        name = f"cluster-{next(_disks)}"
+        self._disk_number = heappop(_free_disks) if _free_disks else next(_disks)
+        name = f"cluster-{self._disk_number}"
         self._disk, self._files = disk(name), f"{SCHEME}://{name}"
         self.security = Security()
         self.loop = SimpleNamespace(asyncio_loop=self._loop, add_callback=self._add_callback)
@@ -102,6 +84,7 @@ class VirtualClient:
         self._place = Place(self._loop, self.network, count(), self._tell, self._files)
         self._driver = self.network.process("driver")
         process = self.network.process("scheduler")
+        self._tasks = Tasks(self._loop, self.profile, self.network.nowhere, self.alive)
         self._scheduler = VirtualScheduler(self._place, process, next(self._numbers))
         self.scheduler = SimpleNamespace(address=process.address, identity=self._identity)
 
@@ -127,6 +110,7 @@ class VirtualClient:
         self._loop.run_until_complete(_ended(self._loop))
         self._loop.close()
         self._disk.erase()
+        heappush(_free_disks, self._disk_number)
 
     @property
     def now(self) -> float:
@@ -162,13 +146,11 @@ class VirtualClient:
         **_: Any,
     ) -> TaskFuture[Any]:
         """Have a task run, or an actor made, on one of some nodes: the one that is least busy."""
-        future: TaskFuture[Any] = TaskFuture(self._loop, key, self._forget)
-        self._futures[key] = (None, future)
+        self._loop.expect_functions()
         work = partial(function, *args)
-        begin = partial(self._make if actor else self._run, work, future, resources is not None)
-        self._queue.append((begin, workers, "worker" if resources and not actor else None))
-        self._loop.call_soon(self._place_tasks)
-        return future
+        if actor:
+            return self._tasks.make(work, key, workers)
+        return self._tasks.run(work, key, workers, takes_a_thread=resources is not None)
 
     def gather(self, futures: Iterable[VirtualFuture[Any]]) -> list[Any]:
         """Wait for all, and return their results in order; raises the first error among them."""
@@ -176,11 +158,7 @@ class VirtualClient:
 
     async def cancel(self, futures: Iterable[TaskFuture[Any]]) -> None:
         """Have tasks end: dps asks now and then whether its own is wanted still."""
-        for future in futures:
-            worker, _ = self._futures.get(future.key, (None, None))
-            if worker is not None and future.key in worker.state.tasks:
-                worker.state.tasks[future.key].state = "cancelled"
-            future.cancel()
+        self._tasks.cancel(futures)
 
     async def register_plugin(self, plugin: Any) -> None:
         """Have a plugin of the scheduler."""
@@ -269,90 +247,16 @@ class VirtualClient:
         process = self.network.process(spec.name)
         self._workers[spec.name] = VirtualWorker(self._place, process, next(self._numbers), spec)
         self._scheduler.joined(process.address)
-        self._loop.call_soon(self._place_tasks)
+        self._tasks.look_for_nodes()
 
     def _noticed(self, worker: VirtualWorker) -> None:
         """A node is gone: so is all that was to come of it."""
         self._scheduler.lost(worker.address)
-        for key, (at, future) in list(self._futures.items()):
-            if at is worker and not future.done():
-                future.set_exception(KilledWorker(key, SimpleNamespace(address=at.address), 0))
+        self._tasks.lost(worker)
 
     def alive(self) -> list[VirtualWorker]:
         """The nodes whose processes have not ended, in the order in which they were started."""
         return [worker for worker in self._workers.values() if worker.process.alive]
-
-    # -- tasks -----------------------------------------------------------------------------------
-
-    def _place_tasks(self) -> None:
-        """Begin what there is a node for; the rest waits for one."""
-        left, self._queue = self._queue, []
-        for begin, addresses, resource in left:
-            able = [w for w in self.alive() if w.address in addresses]
-            if resource is not None:
-                able = [w for w in able if w.busy < w.spec.threads]
-            if able:
-                begin(min(able, key=lambda w: w.busy))
-            else:
-                self._queue.append((begin, addresses, resource))
-
-    def _make(
-        self, make: Callable[[], Any], future: TaskFuture[Any], _: bool, worker: VirtualWorker
-    ) -> None:
-        self._futures[future.key] = (worker, future)
-
-        def done() -> None:
-            if not worker.process.alive or future.done():
-                return  # whoever waits is told when that is noticed
-            try:
-                worker.make_actor(make, future.key)
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the actor
-                future.set_exception(error)
-            else:
-                actor = worker.state.actors[future.key]
-                self._as_nobody(lambda: self._loop.call_later(self.profile.actor, tell, actor))
-
-        def tell(actor: Any) -> None:
-            if worker.process.alive and not future.done():
-                future.set_result(actor)
-
-        self._as_nobody(lambda: self._loop.call_later(2 * self._latency, done))
-
-    def _run(
-        self,
-        work: Callable[[], Any],
-        future: TaskFuture[Any],
-        takes_a_thread: bool,
-        worker: VirtualWorker,
-    ) -> None:
-        self._futures[future.key] = (worker, future)
-        worker.busy += takes_a_thread
-
-        def begin() -> None:
-            if worker.process.alive and not future.done():
-                thread = worker.run(work, future.key)
-                thread.future.add_done_callback(end)
-
-        def end(ended: Any) -> None:
-            worker.busy -= takes_a_thread
-            worker.forget(future.key)
-            self._as_nobody(lambda: self._loop.call_later(self._latency, tell, ended))
-            self._place_tasks()
-
-        def tell(ended: Any) -> None:
-            if future.done() or ended.cancelled():
-                return
-            if (error := ended.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(ended.result())
-
-        self._as_nobody(lambda: self._loop.call_later(2 * self._latency, begin))
-
-    def _forget(self, key: str) -> None:
-        worker, _ = self._futures.pop(key, (None, None))
-        if worker is not None:
-            worker.forget(key)
 
     def _files_take(self) -> Callable[[], float]:
         before = self._disk.moved

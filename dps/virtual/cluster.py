@@ -66,7 +66,7 @@ class VirtualNodes(Cluster):
     def obstacle(self, name: str, act: Act) -> str | None:
         """Why something cannot be done to a node's process; None: it can."""
         if act == "limit":
-            return f"{name} is a node on virtual time, whose disk is that of this computer"
+            return f"{name} is a node on virtual time, whose disk is in memory and never full"
         return self.NO_QUEUE if act in ("requeue", "host") else None
 
     def _process(self, name: str) -> Process:

@@ -248,13 +248,18 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
     console.print(Text(LEGEND, style="dim"))
-    if time := told([outcome.virtual for outcome in outcomes]):
-        console.print(Text(f"Time: {time}.", style="yellow"))
+    print_time(outcomes, console)
     real = [outcome for outcome in outcomes if not outcome.virtual]
     if by := described(outcome.transports for outcome in real):
         console.print(Text(f"Arrays were sent by {by}.", style="dim"))
     print_left_out(outcomes, console)
     print_failed_before(outcomes, console)
+
+
+def print_time(outcomes: Iterable[Outcome], console: Console) -> None:
+    """Say it where trials ran on virtual time; nothing where all did on real nodes."""
+    if time := told([outcome.virtual for outcome in outcomes]):
+        console.print(Text(f"Time: {time}.", style="yellow"))
 
 
 def print_left_out(outcomes: Iterable[Outcome], console: Console) -> None:

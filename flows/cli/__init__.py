@@ -481,6 +481,7 @@ def results(
         experiment_folder,
         print_failed_before,
         print_left_out,
+        print_time,
         read_experiment,
         to_csv,
         to_json,
@@ -499,6 +500,7 @@ def results(
         case Format.table:
             console = _console()
             console.print(to_table(outcomes))
+            print_time(outcomes, console)
             print_left_out(outcomes, console)
             print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))

@@ -180,6 +180,12 @@ def _nothing_to_keep(target: Target, context: FaultContext) -> Iterator[Objectio
         yield "target", f"{who} keeps nothing that could fail; expected a server or a store"
     if roles - _KEEP_NO_FILES and not context.checkpoints:
         yield "kind", "nothing is written to disk; expected recovery.durability: checkpoint"
+    elif roles - _KEEP_NO_FILES and context.virtual:
+        yield (
+            "kind",
+            "the disk of nodes on virtual time is in memory and never full; expected real nodes, "
+            "as by cluster: {kind: local}",
+        )
     elif roles - _KEEP_NO_FILES and not context.local:
         yield "kind", f"only writes to files of this machine can be made to fail; {_FOLDER}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,6 +97,74 @@ class Pair:
         return self.difference.n >= FEWEST_SEEDS
 
 
+# How two verdicts on one question stand to each other.
+Relation = Literal["same", "resolution", "direction", "contradiction", "one side only"]
+RELATIONS: dict[Relation, str] = {
+    "resolution": "differ only in what could be resolved: the two effects have the same direction, "
+    "and are no further apart than their intervals allow",
+    "direction": "are undecided: the two effects point in opposite directions, but are no further "
+    "apart than their intervals allow",
+    "contradiction": "contradict each other: the two effects are further apart than their "
+    "intervals allow",
+    "one side only": "cannot be compared, as one side has no figure for them in all seeds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTwice:
+    """What a strategy does to a figure, as both experiments say it.
+
+    Attributes
+    ----------
+    about
+        The figure, the strategy and the condition.
+    real, virtual
+        None where that side has no verdict.
+    """
+
+    about: str
+    real: Compared | None
+    virtual: Compared | None
+
+    @property
+    def relation(self) -> Relation:
+        """How the two stand to each other.
+
+        A verdict says what the seeds of one side could resolve, so that two can differ where the
+        effects do not: "resolution" and "direction", by whether these have the same sign.
+        """
+        real, virtual = self.real, self.virtual
+        if real is None or virtual is None:
+            return "one side only"
+        if real.verdict == virtual.verdict:
+            return "same"
+        one, other = real.difference, virtual.difference
+        if one is None or other is None:
+            return "one side only"
+        if _are_apart(one, other):
+            return "contradiction"
+        return "direction" if one.mean * other.mean < 0 else "resolution"
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether no side's verdict is that of too few seeds."""
+        differences = [side.difference for side in (self.real, self.virtual) if side is not None]
+        return all(found is None or found.n >= FEWEST_SEEDS for found in differences)
+
+
+def _are_apart(one: Difference, other: Difference) -> bool:
+    """Whether the interval of the difference of two effects, from both of theirs, excludes 0.
+
+    By the method of variance estimates recovery (Zou and Donner, 2008): if one of the two has no
+    spread, it is whether the other's interval excludes it.
+    """
+    less, more = sorted((one, other), key=lambda each: each.mean)
+    if less.high is None or more.low is None:
+        return False
+    reach = hypot(more.mean - more.low, less.high - less.mean)
+    return more.mean - less.mean > reach
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How two experiments agree.
@@ -107,14 +176,14 @@ class Agreement:
     uneven
         Of figures that not the same seeds have on both sides, which they are, and how many.
     verdicts
-        By what they are about, on real nodes and on virtual time; None where there is none.
+        What either has to say of each comparison.
     left_out
         How many trials are not valid, on real nodes and on virtual time.
     """
 
     pairs: tuple[Pair, ...]
     uneven: tuple[str, ...]
-    verdicts: tuple[tuple[str, Compared | None, Compared | None], ...]
+    verdicts: tuple[JudgedTwice, ...]
     left_out: tuple[int, int]
 
     @property
@@ -200,7 +269,7 @@ def table(found: Agreement) -> Table:
         cells = (
             *(name, pair.strategy, pair.condition),
             *(column.text(pair.real), column.text(pair.virtual)),
-            *(_difference(pair), _error(pair)),
+            *(_with_interval(pair.difference, pair.metric), _error(pair)),
         )
         shown.add_row(*map(Text, cells))
     return shown
@@ -211,7 +280,7 @@ def verdict(found: Agreement) -> list[str]:
     if not found.pairs:
         lines = ["There is no seed whose trial is valid on both sides, so nothing is compared."]
     else:
-        lines = [*_of_times(found), *_of_counts(found), *_of_verdicts(found)]
+        lines = [*_of_times(found), *_of_counts(found), *of_verdicts(found)]
     lines += [f"Not for the same seeds on both sides: {name}" for name in found.uneven]
     if any(found.left_out):
         real, virtual = found.left_out
@@ -288,10 +357,10 @@ def _pair(
     )
 
 
-def _difference(pair: Pair) -> str:
-    found, column = pair.difference, BY_KEY[pair.metric]
+def _with_interval(found: Difference, metric: str) -> str:
+    column = BY_KEY[metric]
     sign = "+" if found.mean > 0 else ""
-    if found.low is None or found.high is None or not pair.has_enough_seeds:
+    if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return f"{sign}{column.text(found.mean)}"
     return f"{sign}{column.text(found.mean)} [{column.text(found.low)}, {column.text(found.high)}]"
 
@@ -310,13 +379,14 @@ def _verdicts(
     virtual: Sequence[Outcome],
     experiment: ExperimentConfig,
     rng: np.random.Generator,
-) -> tuple[tuple[str, Compared | None, Compared | None], ...]:
+) -> tuple[JudgedTwice, ...]:
     judged = (compared(each, experiment.comparison, rng) for each in (real, virtual))
     first, second = (
         {_about(row.metric, row.condition, row.strategy): row for row in rows if row.verdict}
         for rows in judged
     )
-    return tuple((name, first.get(name), second.get(name)) for name in {**first, **second})
+    names = {**first, **second}
+    return tuple(JudgedTwice(name, first.get(name), second.get(name)) for name in names)
 
 
 def _of_times(found: Agreement) -> Iterator[str]:
@@ -349,25 +419,27 @@ def _of_counts(found: Agreement) -> Iterator[str]:
     yield from _untold("Lost and replayed", len(counts) - len(judged))
 
 
-def _of_verdicts(found: Agreement) -> Iterator[str]:
-    told = [each for each in found.verdicts if _can_be_told(*each[1:])]
-    differing = [
-        (name, one.said if one else "no verdict", other.said if other else "no verdict")
-        for name, one, other in told
-        if one is None or other is None or one.verdict != other.verdict
-    ]
+def of_verdicts(found: Agreement) -> Iterator[str]:
+    """Say how many verdicts are the same, and how the others stand to each other."""
+    told = [each for each in found.verdicts if each.can_be_told]
+    same = sum(each.relation == "same" for each in told)
     if told:
-        agreed = len(told) - len(differing)
-        yield f"Verdicts: {agreed} of {len(told)} agree (wanted: all: {_met(not differing)})"
-    for name, one_said, other_said in differing:
-        yield f"  {name}: {one_said} on real nodes, {other_said} on virtual time"
+        met = _met(same == len(told))
+        yield f"Verdicts: {same} of {len(told)} are the same (wanted: all: {met})"
+    for relation, meaning in RELATIONS.items():
+        if those := [each for each in told if each.relation == relation]:
+            yield f"  {len(those)} {meaning}"
+            for each in those:
+                real, virtual = map(_said, (each.real, each.virtual))
+                yield f"    {each.about}: {real} on real nodes, {virtual} on virtual time"
     yield from _untold("Verdicts", len(found.verdicts) - len(told))
 
 
-def _can_be_told(*sides: Compared | None) -> bool:
-    """Whether no side's verdict is that of too few seeds."""
-    differences = [side.difference for side in sides if side is not None]
-    return all(found is None or found.n >= FEWEST_SEEDS for found in differences)
+def _said(side: Compared | None) -> str:
+    if side is None:
+        return "no verdict"
+    found = side.difference
+    return side.said if found is None else f"{side.said} ({_with_interval(found, side.metric)})"
 
 
 def _untold(what: str, count: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from dps import (
     Worker,
     WorkerCache,
 )
-from dps.core.faults.plan import After, AtUpdates, Corrupt, Fault, InChain
+from dps.core.faults.plan import After, AtUpdates, Corrupt, DiskFull, Fault, InChain
 from dps.errors import ConfigurationError
 from dps.events import (
     CapacityRestored,
@@ -204,6 +205,20 @@ def test_a_function_that_sleeps_by_itself_is_told_so() -> None:
     assert time.monotonic() - began >= 0.02
 
 
+def test_a_sleep_that_was_imported_is_noticed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers = ModuleType("helpers")  # as a file of the user's, imported after the cluster was made
+    with VirtualCluster() as cluster, ParameterServer(cluster, START) as ps:
+        monkeypatch.setitem(sys.modules, "helpers", helpers)
+        exec("from time import sleep as nap\ndef rest():\n    nap(0.01)\n", vars(helpers))
+
+        with pytest.raises(ConfigurationError, match=r"worker\.sleep\(seconds\)"):
+            cluster.gather(ps.run(lambda worker: vars(helpers)["rest"]()))
+    assert vars(helpers)["nap"] is time.sleep
+    began = time.monotonic()
+    vars(helpers)["rest"]()
+    assert time.monotonic() - began >= 0.01
+
+
 def test_an_error_of_a_worker_is_raised_where_it_is_gathered() -> None:
     def fail(worker: Worker) -> None:
         worker.pull()
@@ -357,6 +372,23 @@ def test_evaluation_happens_beside_the_training() -> None:
     assert len(scores) >= 4
     assert scores == sorted(scores)
     assert scores[0] == 0
+
+
+def test_a_fault_that_cannot_be_simulated_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"fault 0 .*server-0 .* in memory and never full"):
+        VirtualCluster(faults=[DiskFull("server-0", AtUpdates(10))])
+
+
+def test_clusters_of_a_program_have_disks_of_their_own_and_those_that_ended_leave_theirs() -> None:
+    def path(cluster: VirtualCluster) -> str:
+        return cluster.dps_platform.place("files") or ""
+
+    with VirtualCluster() as first:
+        with VirtualCluster() as second:
+            assert path(first) != path(second)
+            latter = path(second)
+        with VirtualCluster() as third:
+            assert path(third) == latter
 
 
 @pytest.mark.parametrize("number", ["servers", "workers"])

@@ -278,6 +278,17 @@ def test_results_name_the_trials_that_failed_before(dps: Command, tmp_path: Path
     assert "chain.kill.seed-0: 2 attempts before failed or invalid" in dps("results", "demo").out
 
 
+def test_results_say_that_time_was_virtual(dps: Command, tmp_path: Path) -> None:
+    started, *rest = toy_events("chain", "kill", 0)
+    assert isinstance(started, TrialStarted)
+    config = {**started.settings["config"], "cluster": {"kind": "virtual", "profile": "laptop"}}
+    on_virtual_time = replace(started, settings={**started.settings, "config": config})
+    for name, first in (("one", started), ("two", on_virtual_time)):
+        write_events(tmp_path / "results" / name / name, [first, *rest])
+    assert "virtual" not in dps("results", "one").out
+    assert "Time: virtual, with the profile laptop: " in dps("results", "two").out
+
+
 def test_results_say_why_a_trial_is_left_out(dps: Command, tmp_path: Path) -> None:
     write_events(tmp_path / "results" / "demo" / "one", toy_events("chain", "kill", 0)[:-1])
     shown = " ".join(dps("results", "demo").out.split())

@@ -1,4 +1,4 @@
-"""Verdicts on claims that are known to be true or null, from real trials by the code of `dps run`.
+"""Verdicts on claims that are known to be true or null, from trials by the code of `dps run`.
 
 Learning at a rate of 0.1 is better than at a rate of 0; two strategies that are the same show no
 difference. One worker, and one evaluation before the training and one after it, make the second
@@ -31,11 +31,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, ...]:
         "experiment": "known",
         "workload": {"kind": "softmax"},
         "dataset": {"kind": "digits"},
-        "training": {"workers": 1, "updates": 40},
+        "training": {"workers": 1, "updates": 40, "compute_seconds": 0.01},
         "optimizer": {"kind": "sgd", "learning_rate": 0.1},
         "server": {"shards": 1},
         "evaluation": {"every_seconds": 60.0, "target": 0.2},
         "axes": {"optimizer.learning_rate": rates},
+        "cluster": {"kind": "virtual"},
         "seeds": SEEDS,
     }
     here = tmp_path_factory.mktemp("known")
@@ -53,7 +54,6 @@ def verdict(outcomes: tuple[Outcome, ...], strategy: str, baseline: str) -> Comp
     return found
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_what_is_better_comes_out_as_better(outcomes: tuple[Outcome, ...]) -> None:
     assert [o.status for o in outcomes] == ["valid"] * 9
@@ -61,15 +61,13 @@ def test_what_is_better_comes_out_as_better(outcomes: tuple[Outcome, ...]) -> No
     assert verdict(outcomes, "still", "learning").verdict == "worse"
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_what_is_the_same_comes_out_as_no_difference(outcomes: tuple[Outcome, ...]) -> None:
     assert verdict(outcomes, "twin", "learning").verdict == "no difference shown"
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
-def test_a_real_trial_has_every_measure_that_does_not_need_a_fault(
+def test_a_trial_has_every_measure_that_does_not_need_a_fault(
     outcomes: tuple[Outcome, ...],
 ) -> None:
     row = next(o for o in outcomes if o.identity.strategy == "learning").row()

@@ -77,11 +77,11 @@ def test_what_is_not_recorded_is_told(tmp_path: Path) -> None:
         replay_of("small/seed-0", tmp_path)
 
 
-@pytest.mark.cluster
 def test_a_trial_runs_again_under_the_faults_that_it_met(tmp_path: Path) -> None:
     slow = {"workers": 1, "updates": 100, "compute_seconds": 0.01}
-    trial = small(tmp_path, faults=FAULTS, training=slow)
+    trial = small(tmp_path, faults=FAULTS, training=slow, cluster={"kind": "virtual"})
     folder = tmp_path / "results" / "small" / trial.name
+    folder.mkdir(parents=True)
     run_trial(trial, folder, lambda event: None)
     command = [sys.executable, "-m", "flows.cli", "replay", f"small/{trial.name}"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

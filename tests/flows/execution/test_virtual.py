@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
 
-from dps.errors import ConfigurationError
-from dps.events import Killed, Reported
+from dps.events import (
+    CapacityRestored,
+    CheckpointRefused,
+    Disturbed,
+    Event,
+    Killed,
+    Reported,
+    Resumed,
+)
 from dps.protocol.executor import available_cores
 from flows.analysis.finished import Finished, print_comparison, read_finished
 from flows.analysis.prices import load_prices
 from flows.analysis.virtual_time import told
 from flows.config.experiment import TrialConfig
+from flows.config.faults import FaultSection
 from flows.config.profile import load_profile
 from flows.config.trials import Trial, digest
 from flows.execution.preflight import check_deployments
@@ -28,26 +36,94 @@ from flows.report.html import write_report
 STRATEGIES: dict[str, Any] = {
     "none": "none",
     "checkpoint": {"preset": "checkpoint", "durability": {"every": 20}},
+    "checkpoint of all shards": {
+        "preset": "checkpoint",
+        "durability": {"every": 20, "mode": "sync", "scope": "all"},
+    },
+    "checkpoint, continue": {
+        "durability": {"kind": "checkpoint", "every": 20},
+        "outage": {"kind": "continue"},
+    },
     "chain": "chain",
+    "chain, continue": {
+        "preset": "chain",
+        "outage": {"kind": "continue", "buffer": "worker"},
+        "replay": {"policy": "staleness_scaled"},
+    },
     "stateless": "stateless",
+    "stateless, wait": {"preset": "stateless", "outage": {"kind": "wait"}},
+    "worker cache": {"durability": {"kind": "worker_cache"}},
+    "worker cache, continue": {
+        "durability": {"kind": "worker_cache"},
+        "outage": {"kind": "continue"},
+    },
 }
-FAULTS: dict[str, Any] = {
+LOSE_NOTHING = ("chain", "chain, continue", "stateless", "stateless, wait")
+WRITE_CHECKPOINTS = ("checkpoint", "checkpoint of all shards", "checkpoint, continue")
+HAVE_A_STORE = ("stateless", "stateless, wait", "checkpoint, continue", "worker cache, continue")
+
+
+def fault(kind: str, target: str = "server-0", **settings: Any) -> dict[str, Any]:
+    return {"kind": kind, "target": target, "at_updates": 40, **settings}
+
+
+def again_and_again(kind: str, **settings: Any) -> dict[str, Any]:
+    every = {"mtbf": 0.2, "until": 0.5, "distribution": "weibull", "shape": 5.0}
+    return {
+        "kind": kind,
+        "target": {"role": "server", "pick": "random"},
+        "every": every,
+        **settings,
+    }
+
+
+FAULTS: dict[str, list[dict[str, Any]]] = {
     "no fault": [],
-    "kill": [{"kind": "kill", "target": "server-0", "at_updates": 40, "back_after": 0.2}],
-    "kill of a worker": [
-        {"kind": "kill", "target": "worker-0", "at_updates": 40, "back_after": 0.2}
+    "kill": [fault("kill", back_after=0.2)],
+    "kill of a worker": [fault("kill", "worker-0", back_after=0.2)],
+    "kill of the store": [fault("kill", "store-0", back_after=0.2)],
+    "pause": [fault("pause", seconds=0.3)],
+    "long pause": [fault("pause", seconds=1.8)],
+    "slow": [fault("slow", seconds=0.3)],
+    "cut": [fault("cut", seconds=0.3)],
+    "delay": [fault("delay", "worker-1", delay_seconds=0.02, seconds=0.3)],
+    "disk_full": [fault("disk_full", seconds=0.3)],
+    "disk_full of the store": [
+        fault("disk_full", "store-0", seconds=0.5),
+        fault("kill", back_after=0.2),  # so that updates go to the mailbox, if there is one
     ],
-    "pause": [{"kind": "pause", "target": "server-0", "at_updates": 40, "seconds": 0.3}],
-    "cut": [{"kind": "cut", "target": "server-0", "at_updates": 40, "seconds": 0.3}],
-    "delay": [
+    "corrupt": [
+        {"kind": "corrupt", "shard": 0, "at_updates": 50},  # no checkpoint is being written then
+        {"kind": "kill", "target": "server-0", "after": {"fault": 0}, "back_after": 0.2},
+    ],
+    "flap": [fault("flap", times=2, up_seconds=0.1, down_seconds=0.2)],
+    "flap by kills": [
         {
-            "kind": "delay",
-            "target": "worker-1",
-            "at_updates": 40,
-            "delay_seconds": 0.02,
-            "seconds": 0.3,
+            **fault("flap", by="kill", times=2, up_seconds=0.35, down_seconds=0.05),
+            "at_updates": 20,
         }
     ],
+    "kills by a process": [again_and_again("kill", back_after=0.1)],
+    "pauses by a process": [again_and_again("pause", seconds=0.1)],
+    "trace": [{"kind": "trace", "csv": "trace.csv"}],
+}
+TRACE = "seconds,kind,target,duration\n0.1,pause,server-0,0.2\n0.5,kill,server-0,0.2\n"
+PROOF: dict[str, type[Event]] = {
+    "kill": Killed,
+    "kill of a worker": Killed,
+    "kill of the store": Killed,
+    "pause": Resumed,
+    "long pause": Resumed,
+    "slow": Disturbed,
+    "cut": Disturbed,
+    "delay": Disturbed,
+    "disk_full of the store": Disturbed,
+    "corrupt": CheckpointRefused,
+    "flap": Resumed,
+    "flap by kills": CapacityRestored,
+    "kills by a process": Killed,
+    "pauses by a process": Resumed,
+    "trace": Killed,
 }
 UPDATES = 120
 
@@ -76,26 +152,57 @@ def ran(folder: Path, **changes: Any) -> Finished:
     return read_finished(folder / EVENTS_FILE, load_prices())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def refusal(strategy: str, fault: str) -> str | None:
+    """Why a strategy cannot be tried under a fault; None where it can be."""
+    if "store" in fault and strategy not in HAVE_A_STORE:
+        return "there is no node 'store-0'"
+    if fault == "corrupt" and strategy not in WRITE_CHECKPOINTS:
+        return "no checkpoints are written"
+    if fault == "disk_full":
+        written = strategy in WRITE_CHECKPOINTS
+        return "in memory and never full" if written else "nothing is written to disk"
+    return None
+
+
+def combinations() -> list[Any]:
+    """All of them; those that are not slow have each strategy and each kind of fault."""
+    found = []
+    for row, strategy in enumerate(STRATEGIES):
+        for column, fault in enumerate(FAULTS):
+            quick = fault == "kill" or row == column % len(STRATEGIES) or refusal(strategy, fault)
+            found.append(pytest.param(strategy, fault, marks=() if quick else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "fault"), combinations())
 def test_a_trial_leaves_a_valid_record_and_the_same_one_twice(
-    tmp_path: Path, strategy: str, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, fault: str
 ) -> None:
+    (tmp_path / "trace.csv").write_text(TRACE)
+    monkeypatch.chdir(tmp_path)
     changes = {"recovery": STRATEGIES[strategy], "faults": FAULTS[fault]}
+    if (why := refusal(strategy, fault)) is not None:
+        with pytest.raises(ValidationError, match=why):
+            trial(**changes)
+        return
     first, again = (ran(tmp_path / name, **changes) for name in ("first", "again"))
     assert first.outcome.status == "valid", first.outcome.reason
     assert first.outcome.virtual == "laptop"
+    assert fault not in PROOF or first.record.of(PROOF[fault])
     ledger = first.outcome.ledger
     assert ledger.applied_twice == ledger.replica_conflicts == ledger.audit_mismatches == 0
-    if strategy in ("chain", "stateless"):
+    if strategy in LOSE_NOTHING:
         assert ledger.lost == 0
-    if "kill" in fault:
-        (killed,) = first.record.of(Killed)
-        assert killed.updates >= 40
     # Not a number is like nothing, and a record says what it is more exactly than figures do.
     records = [(tmp_path / name / EVENTS_FILE).read_bytes() for name in ("first", "again")]
     assert records[0] == records[1]
     assert repr(first.outcome) == repr(again.outcome)
+
+
+def test_every_kind_of_fault_is_among_those_that_are_tried() -> None:
+    union, *_ = get_args(FaultSection)
+    kinds = {get_args(each.model_fields["kind"].annotation)[0] for each in get_args(union)}
+    assert kinds == {each["kind"] for plan in FAULTS.values() for each in plan}
 
 
 def test_a_gradient_takes_what_the_configuration_and_the_profile_say(tmp_path: Path) -> None:
@@ -148,13 +255,6 @@ def test_another_profile_is_another_trial_and_another_place_of_the_same_is_not(
     ]
     assert digests[0] == digests[1] != digests[2]
     assert trial(cluster={"kind": "local"}).digest not in digests
-
-
-def test_a_fault_that_cannot_be_simulated_is_refused_before_anything_runs() -> None:
-    full = [{"kind": "disk_full", "target": "server-0", "at_updates": 10}]
-    checked = trial(faults=full, recovery=STRATEGIES["checkpoint"])
-    with pytest.raises(ConfigurationError, match="on virtual time, whose disk"):
-        check_deployments([checked], 1, lambda line: None)
 
 
 def test_reports_and_tables_say_that_time_was_virtual(tmp_path: Path) -> None:

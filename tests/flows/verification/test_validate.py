@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,24 @@ import yaml
 
 import flows.config.profiles
 from dps.errors import ConfigurationError
+from flows.analysis.comparison import Compared, Judgement, Uneven
 from flows.analysis.finished import read_finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import load_prices
+from flows.analysis.statistics import paired
 from flows.config.experiment import find_document
 from flows.config.trials import load_trials
 from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE
-from flows.verification.validate import Agreement, agreement, twin, verdict
+from flows.verification.validate import (
+    Agreement,
+    JudgedTwice,
+    Relation,
+    agreement,
+    of_verdicts,
+    twin,
+    verdict,
+)
 
 CONFIG: dict[str, Any] = {
     "experiment": "small",
@@ -39,32 +51,41 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    path = tmp_path / "small.yaml"
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("config") / "small.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
     return str(path)
 
 
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One strategy, and no axis that says which."""
-    path = tmp_path / "plain.yaml"
+    path = tmp_path_factory.mktemp("config") / "plain.yaml"
     settings = {**CONFIG, "experiment": "plain", "comparison": {"baseline": "plain"}}
     del settings["axes"]
     path.write_text(yaml.safe_dump(settings))
     return str(path)
 
 
-def outcomes(config: str, folder: Path, profile: str, *settings: str) -> list[Outcome]:
-    """Run the twin of an experiment with a profile; return what came of it."""
-    found = []
-    for trial in twin(find_document(config), settings, profile)[1]:
-        place = folder / profile / trial.name
-        place.mkdir(parents=True)
-        run_trial(trial, place, lambda event: None)
-        found.append(read_finished(place / EVENTS_FILE, load_prices()).outcome)
-    return found
+Outcomes = Callable[..., list[Outcome]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Runs the twin of an experiment with a profile, once; returns what came of it."""
+
+    @cache
+    def run(config: str, profile: str, *settings: str) -> tuple[Outcome, ...]:
+        folder, found = tmp_path_factory.mktemp("trials"), []
+        for trial in twin(find_document(config), settings, profile)[1]:
+            place = folder / trial.name
+            place.mkdir()
+            run_trial(trial, place, lambda event: None)
+            found.append(read_finished(place / EVENTS_FILE, load_prices()).outcome)
+        return tuple(found)
+
+    return lambda *asked: list(run(*asked))
 
 
 def compare(config: str, real: list[Outcome], virtual: list[Outcome]) -> Agreement:
@@ -90,8 +111,8 @@ def test_what_is_on_virtual_time_already_is_refused(config: str) -> None:
         twin(find_document(config), ["cluster.kind=virtual"], "laptop")
 
 
-def test_an_experiment_agrees_with_itself(config: str, tmp_path: Path) -> None:
-    same = outcomes(config, tmp_path, "laptop")
+def test_an_experiment_agrees_with_itself(config: str, outcomes: Outcomes) -> None:
+    same = outcomes(config, "laptop")
     found = compare(config, same, same)
     assert {pair.metric for pair in found.pairs} >= {"training_seconds", "updates_lost"}
     assert set(found.errors_of_times) == {0.0}
@@ -103,10 +124,10 @@ def test_an_experiment_agrees_with_itself(config: str, tmp_path: Path) -> None:
 
 
 def test_errors_are_those_of_the_means_and_what_one_side_lacks_is_named(
-    config: str, tmp_path: Path
+    config: str, outcomes: Outcomes
 ) -> None:
-    real = outcomes(config, tmp_path, "laptop")
-    virtual = outcomes(config, tmp_path, "cluster-25gbit", "training.compute_seconds=0.02")
+    real = outcomes(config, "laptop")
+    virtual = outcomes(config, "cluster-25gbit", "training.compute_seconds=0.02")
     found = compare(config, real, virtual)
     (pair,) = (p for p in found.pairs if (p.metric, p.strategy) == ("training_seconds", "chain"))
     means = [
@@ -124,12 +145,13 @@ def test_errors_are_those_of_the_means_and_what_one_side_lacks_is_named(
     assert {pair.strategy for pair in lacking.pairs} == {"chain"}
     said = "\n".join(verdict(lacking))
     assert "Verdicts: 0 of " in said
+    assert "cannot be compared" in said
     assert "on real nodes, no verdict on virtual time" in said
 
 
-def test_means_are_over_the_seeds_that_both_have(config: str, tmp_path: Path) -> None:
-    real = outcomes(config, tmp_path, "laptop")
-    virtual = outcomes(config, tmp_path, "cluster-25gbit", "training.compute_seconds=0.02")
+def test_means_are_over_the_seeds_that_both_have(config: str, outcomes: Outcomes) -> None:
+    real = outcomes(config, "laptop")
+    virtual = outcomes(config, "cluster-25gbit", "training.compute_seconds=0.02")
     last = [one for one in virtual if one.identity.seed != 0]
     found = compare(config, real, last)
     (pair,) = (p for p in found.pairs if (p.metric, p.strategy) == ("training_seconds", "chain"))
@@ -149,11 +171,11 @@ def test_means_are_over_the_seeds_that_both_have(config: str, tmp_path: Path) ->
 
 
 def test_figures_that_not_the_same_seeds_have_are_named_with_their_counts(
-    config: str, tmp_path: Path
+    config: str, outcomes: Outcomes
 ) -> None:
     """A seed whose record does not tell a figure is none of the seeds of its mean."""
-    real = outcomes(config, tmp_path, "laptop")
-    virtual = outcomes(config, tmp_path, "cluster-25gbit")
+    real = outcomes(config, "laptop")
+    virtual = outcomes(config, "cluster-25gbit")
     kept = [
         replace(one, faults=()) if one.identity.seed == 0 and "chain" in one.identity.trial else one
         for one in virtual
@@ -166,8 +188,8 @@ def test_figures_that_not_the_same_seeds_have_are_named_with_their_counts(
     assert any(line.startswith("Not for the same seeds on both sides: ") for line in verdict(found))
 
 
-def test_what_is_not_valid_is_counted_and_left_out(config: str, tmp_path: Path) -> None:
-    real = outcomes(config, tmp_path, "laptop")
+def test_what_is_not_valid_is_counted_and_left_out(config: str, outcomes: Outcomes) -> None:
+    real = outcomes(config, "laptop")
     none = [replace(one, status="invalid", reason="paused late") for one in real]
     found = compare(config, real, none)
     assert not found.pairs
@@ -178,9 +200,9 @@ def test_what_is_not_valid_is_counted_and_left_out(config: str, tmp_path: Path) 
 
 
 def test_waiting_for_a_node_that_the_plan_sets_is_no_part_of_the_times(
-    config: str, tmp_path: Path
+    config: str, outcomes: Outcomes
 ) -> None:
-    same = outcomes(config, tmp_path, "laptop", "server.spares=0")
+    same = outcomes(config, "laptop", "server.spares=0")
     waited = [one for one in same if (one.row()["wait_capacity_seconds"] or 0) > 0]
     assert waited, "no trial waited for a node"
     found = compare(config, same, same)
@@ -193,9 +215,11 @@ def test_waiting_for_a_node_that_the_plan_sets_is_no_part_of_the_times(
         )
 
 
-def test_an_experiment_without_axes_is_compared_with_its_twin(plain: str, tmp_path: Path) -> None:
+def test_an_experiment_without_axes_is_compared_with_its_twin(
+    plain: str, outcomes: Outcomes
+) -> None:
     experiment, _ = load_trials(find_document(plain))
-    virtual = outcomes(plain, tmp_path, "laptop")
+    virtual = outcomes(plain, "laptop")
     assert {one.identity.experiment for one in virtual} == {"plain-virtual"}
     own = [replace(one, identity=replace(one.identity, experiment="plain")) for one in virtual]
     found = agreement(own, virtual, experiment, np.random.default_rng(0))
@@ -218,6 +242,64 @@ def test_an_experiment_that_varies_its_nodes_is_refused(config: str, axis: str) 
     settings = [f"axes={{{axis}: {json.dumps(values)}}}"]
     with pytest.raises(ConfigurationError, match=f"axes: '{axis}' varies the nodes"):
         twin(find_document(config), settings, "laptop")
+
+
+def judged(verdict: Judgement, *differences: float, uneven: bool = False) -> Compared:
+    """A row of a comparison, with the differences of each seed to the baseline's."""
+    by_seed = dict(enumerate(differences))
+    found = paired(by_seed, dict.fromkeys(by_seed, 0.0), np.random.default_rng(0))
+    return Compared(
+        *("updates_lost", "kill", "chain", "none"),
+        *(None, Uneven(2, 3, 3) if uneven else None, None if uneven else found),
+        *(None, 0, verdict, None),
+    )
+
+
+SHARP = judged("worse", 5.0, 5.1, 4.9)
+SHARP_BETTER = judged("better", -5.0, -5.1, -4.9)
+
+
+@pytest.mark.parametrize(
+    ("real", "virtual", "relation"),
+    [
+        (judged("worse", 3.0, 3.1, 2.9), SHARP, "same"),
+        (judged("no difference shown", 1.0, 9.0, 4.0), SHARP, "resolution"),
+        (judged("only before correction", 3.0, 7.0, 6.0), SHARP, "resolution"),
+        (SHARP, judged("no difference shown", 1.0, 9.0, 4.0), "resolution"),
+        (judged("no difference shown", -9.0, 8.0, -2.0), SHARP, "direction"),
+        (judged("no difference shown", 0.1, -0.1, 0.2), SHARP, "contradiction"),
+        (judged("only before correction", 0.4, 0.5, 0.6), SHARP, "contradiction"),
+        (SHARP_BETTER, SHARP, "contradiction"),
+        (judged("too few seeds to tell", 3.0, 3.0, 3.0), SHARP, "contradiction"),
+        (None, SHARP, "one side only"),
+        (judged("not comparable", uneven=True), SHARP, "one side only"),
+    ],
+)
+def test_verdicts_that_differ_contradict_each_other_if_their_effects_do(
+    real: Compared | None, virtual: Compared, relation: Relation
+) -> None:
+    assert JudgedTwice("lost", real, virtual).relation == relation
+    found = Agreement((), (), (JudgedTwice("lost", real, virtual),), (0, 0))
+    lines = [line.strip() for line in of_verdicts(found)]
+    met = "met" if relation == "same" else "missed"
+    assert lines[0] == f"Verdicts: {int(relation == 'same')} of 1 are the same (wanted: all: {met})"
+    if relation == "same":
+        assert len(lines) == 1
+    else:
+        assert lines[1].startswith("1 ")
+        assert "worse (+5 [4.8, 5.2]) on virtual time" in lines[2] or virtual is not SHARP
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.3, 1.0])
+def test_effects_that_are_the_same_are_seldom_said_to_be_apart(spread: float) -> None:
+    """At the 5% level; an interval from both is a cautious one for as few as three seeds."""
+    rng, runs = np.random.default_rng(1), 1000
+    apart = 0
+    for _ in range(runs):
+        one = judged("worse", *(2 + rng.normal(size=3)))
+        other = judged("no difference shown", *(2 + spread * rng.normal(size=3)))
+        apart += JudgedTwice("lost", one, other).relation == "contradiction"
+    assert 0.001 < apart / runs < 0.07
 
 
 @pytest.mark.cluster
