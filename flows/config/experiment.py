@@ -311,6 +311,8 @@ class TrialConfig(_Settings):
             local,
             self.cluster.ways,
             self.cluster.kind == "virtual",
+            self.training.updates,
+            self.time_limit,
         )
 
 
