@@ -106,11 +106,11 @@ class TrainingSection(Section):
     """How much is computed, by how many, and of what.
 
     `updates` gradients in all are split evenly over the workers, each of whom ends when its `share`
-    is computed; or the workers stop `together`, when the shards have applied as many. A gradient takes at least
-    `compute_seconds`, which stands for a heavier model without using the core, and longer if it is
-    `straggling`. Workers draw their batches from all examples (`shared`), or each from its part of
-    them in the order of their classes (`by_class`). They compute on weights that may lack their own
-    last `ahead` updates, which are still on their way.
+    is computed; or the workers stop `together`, when the shards have applied as many. A gradient
+    takes at least `compute_seconds`, which stands for a heavier model without using the core, and
+    longer if it is `straggling`. Workers draw their batches from all examples (`shared`), or each
+    from its part of them in the order of their classes (`by_class`). They compute on weights that
+    may lack their own last `ahead` updates, which are still on their way.
     """
 
     workers: Count = 2

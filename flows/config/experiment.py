@@ -24,7 +24,14 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency, check_ahead
-from dps.core.faults.expansion import MOST_FAULTS, Entry, Expanded, expand
+from dps.core.faults.expansion import (
+    MOST_FAULTS,
+    Drawn,
+    Entry,
+    Expanded,
+    Recurring,
+    expand,
+)
 from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
@@ -315,6 +322,13 @@ class TrialConfig(_Settings):
     def build_faults(self) -> FaultPlan:
         """Return the fault plan: every single fault that is to come."""
         return self._expanded.plan
+
+    @property
+    def drawn_faults(self) -> FaultPlan:
+        """Those of the plan whose moments are drawn from the seed."""
+        drawn = {n for n, e in enumerate(self._fault_entries()) if isinstance(e, Drawn | Recurring)}
+        pairs = zip(self._expanded.plan, self._expanded.origins, strict=True)
+        return tuple(fault for fault, origin in pairs if origin in drawn)
 
     @cached_property
     def _expanded(self) -> Expanded:

@@ -120,10 +120,10 @@ def is_local(path: str | None) -> bool:
 def _faults_of(entry: Entry) -> Iterator[tuple[str, Fault]]:
     """The faults of an entry, each with the words that tell where in a trace it is."""
     match entry:
-        case Recurring(fault) | Flapping(fault) | Drawn(Flapping(fault)):
+        case Recurring(fault) | Flapping(fault):
             yield "", fault
-        case Drawn(entry=fault):
-            yield "", fault
+        case Drawn(drawn):
+            yield from _faults_of(drawn)
         case Recorded(faults):
             for row, fault in enumerate(faults, 1):
                 yield f"row {row}, column 'target': ", fault

@@ -18,7 +18,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     SerializerFunctionWrapHandler,
     Tag,
     field_validator,
@@ -40,7 +39,7 @@ from dps.core.faults.expansion import (
     Unit,
 )
 from dps.core.names import NODE_ROLES
-from flows.config.base import Built, Section
+from flows.config.base import Section
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.failure_models import FAILURE_MODELS
 from flows.config.fault_trace import Row, check_row, fault_of, read_trace
@@ -181,7 +180,7 @@ class SecondsRangeSection(Section):
             return Between(*self.between, "seconds")
 
 
-RANGES = dict | UpdatesRangeSection | SecondsRangeSection
+RANGES = (dict, UpdatesRangeSection, SecondsRangeSection)
 
 
 def _form_of_moment(moment: Any) -> str:

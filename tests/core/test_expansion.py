@@ -152,7 +152,13 @@ def test_what_flaps_begins_at_a_drawn_moment() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "unit"),
-    [(0, 5, "updates"), (5, 5, "updates"), (1, 2.5, "updates"), (-1, 5, "seconds"), (3, 2, "seconds")],
+    [
+        (0, 5, "updates"),
+        (5, 5, "updates"),
+        (1, 2.5, "updates"),
+        (-1, 5, "seconds"),
+        (3, 2, "seconds"),
+    ],
 )
 def test_a_wrong_range_is_refused(low: float, high: float, unit: str) -> None:
     with pytest.raises(ConfigurationError, match=f"between {low} and {high} {unit}: expected"):

@@ -219,11 +219,12 @@ def _faults(entry: Entry, rng: random.Random) -> Iterator[Fault]:
             again = After(0, _down(fault) + up_seconds)
             yield fault
             yield from (replace(fault, when=again) for _ in range(times - 1))
-        case Drawn(Flapping(fault, times, up_seconds), moment):
-            flapping = Flapping(replace(fault, when=moment.draw(rng)), times, up_seconds)
-            yield from _faults(flapping, rng)
-        case Drawn(entry=fault, moment=moment):
-            yield replace(fault, when=moment.draw(rng))
+        case Drawn(drawn, moment):
+            when = moment.draw(rng)
+            if isinstance(drawn, Flapping):
+                yield from _faults(replace(drawn, fault=replace(drawn.fault, when=when)), rng)
+            else:
+                yield replace(drawn, when=when)
         case Recorded(faults):
             yield from map(_whoever_has_the_place, faults)
         case _:

@@ -276,7 +276,10 @@ def test_the_rows_of_a_trace_are_part_of_the_trial(config: Path, tmp_path: Path)
         ({**PAUSE, **NOW, "target": {"role": "spare", "pick": "all"}}, "there is no spare to"),
         ({**PAUSE, **NOW, "target": {"rol": "worker"}}, "faults.0.target.rol: unknown key"),
         ({**PAUSE, "every": {"mtbf": 5}}, "faults.0.every.until: is missing"),
-        ({**PAUSE, "every": {"mtbf": 5, "until": 9, "shape": 2.0}}, "weibull or lognormal has a shape"),
+        (
+            {**PAUSE, "every": {"mtbf": 5, "until": 9, "shape": 2.0}},
+            "weibull or lognormal has a shape",
+        ),
         ({"kind": "corrupt", "shard": 2, **NOW}, "faults.0.shard: there is no shard 2"),
         ({**PAUSE, "kind": "slow", **NOW, "factor": 1}, "expected more than 1"),
         ({"kind": "trace", "csv": "nowhere.csv"}, "nowhere.csv: cannot be read"),

@@ -11,6 +11,8 @@ from dps.core.faults.plan import AtSeconds, AtUpdates
 from dps.events import FaultSkipped, Killed, Paused, TrainingStarted
 from flows.analysis.finished import Finished
 from flows.config.experiment import TrialConfig
+from flows.config.fault_text import line
+from flows.report.drawn_faults import DrawnFaults, drawn_faults
 from tests.support.virtual_trials import BASE, virtual_trial
 
 STRATEGIES = ["none", "checkpoint", "chain", "stateless"]
@@ -65,6 +67,21 @@ def test_a_process_that_finds_nobody_leaves_the_trial_valid(tmp_path: Path) -> N
     assert {event.reason for event in skipped} == {"nobody was there to be hit"}
     assert len(done.record.of(Killed)) == 1
     assert done.record.of(Paused)
+
+
+def test_what_each_seed_has_drawn_can_be_told_from_the_records(tmp_path: Path) -> None:
+    kill = {**KILL, "target": "server-0", **FORMS["updates"]}
+    records, expected = [], []
+    for seed in (1, 2):
+        for strategy in ("none", "chain"):
+            changes = {"recovery": strategy, "faults": [kill], "seed": seed}
+            done = virtual_trial(tmp_path / f"{strategy}-{seed}", **changes)
+            records.append(done.record)
+        (fault,) = TrialConfig.model_validate({**BASE, **changes}).build_faults()
+        expected.append(DrawnFaults(seed, (line(fault),), 2))
+    assert drawn_faults(records) == expected
+    quiet = virtual_trial(tmp_path / "quiet")
+    assert drawn_faults([quiet.record]) == []
 
 
 def money_per_second(done: Finished) -> float:

@@ -44,7 +44,10 @@ def test_how_each_strategy_uses_its_budget_is_told() -> None:
 def test_the_moments_that_each_seed_draws_are_told() -> None:
     kill = "{kind: kill, target: server-0, at_updates: {between: [200, 400]}}"
     lines = fault_plans(demo("axes={recovery: [chain, none]}", f"faults=[{kill}]", "seeds=[0, 1]"))
-    assert lines[0::2] == ["Faults of chain.seed-0, none.seed-0:", "Faults of chain.seed-1, none.seed-1:"]
+    assert lines[0::2] == [
+        "Faults of chain.seed-0, none.seed-0:",
+        "Faults of chain.seed-1, none.seed-1:",
+    ]
     assert lines[1] != lines[3]
     assert all(line.startswith("  0: kill server-0 at ") for line in lines[1::2])
 

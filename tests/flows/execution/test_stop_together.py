@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dps.events import Audited, Reported
+from dps.events import Applied, Audited, Event, NodeJoined, Reported, Sink, TrialResumed
 from flows.analysis.finished import Finished
-from tests.support.virtual_trials import virtual_trial
+from flows.config.experiment import TrialConfig
+from flows.config.trials import Trial, digest
+from flows.execution.trial import run_trial
+from flows.records.record import EVENTS_FILE, Record, read_record
+from tests.support.virtual_trials import BASE, virtual_trial
 
 WORKERS, UPDATES, SECONDS = 4, 160, 0.01
 SLOW = 10
@@ -50,7 +56,12 @@ def steps(done: Finished) -> dict[str, list[float]]:
 
 
 def losses(done: Finished, worker: str) -> list[float]:
-    return [x for e in done.record.of(Reported) if (e.worker, e.name) == (worker, "loss") for x in e.values]
+    return [
+        x
+        for e in done.record.of(Reported)
+        if (e.worker, e.name) == (worker, "loss")
+        for x in e.values
+    ]
 
 
 def applied(done: Finished) -> set[int]:
@@ -114,3 +125,64 @@ def test_workers_that_come_and_go_stop_together_anyway(tmp_path: Path) -> None:
     change = {"at_updates": 40, "workers": 2}
     done = trained(tmp_path / "trial", "together", elastic=[change])
     assert min(applied(done)) >= UPDATES
+
+
+# -- on processes ------------------------------------------------------------------------------
+
+
+def on_processes(
+    folder: Path, sink: Sink = lambda _: None, path: str | None = None, **changes: Any
+) -> Record:
+    training = {"workers": 3, "updates": 200, "compute_seconds": 0.03, "stop": "together"}
+    cluster = {"kind": "local", "tls": "off"}
+    settings = {**BASE, "training": training, "cluster": cluster, **changes}
+    config = TrialConfig.model_validate(settings)
+    folder.mkdir()
+    run_trial(Trial("a-trial", "real", {}, 3, config, digest(config)), folder, sink, path)
+    return read_record(folder / EVENTS_FILE)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_who_is_killed_or_leaves_is_replaced(tmp_path: Path) -> None:
+    signals = {"worker-0": signal.SIGKILL, "worker-1": signal.SIGTERM, "server-0": signal.SIGKILL}
+    record = on_processes(tmp_path / "trial", Teller(signals), recovery="chain")
+    assert record.ended is not None
+    assert (record.ended.status, record.ended.reason) == ("valid", "")
+    for audited in record.of(Audited):
+        assert 200 <= audited.version < 200 + 3
+    assert {event.node for event in record.of(NodeJoined)} >= {"worker-0-b", "worker-1-b"}
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_trial_that_goes_on_has_the_same_budget(tmp_path: Path) -> None:
+    path = str(tmp_path / "saved")
+    recovery = {"durability": {"kind": "checkpoint", "every": 10, "path": path}}
+    # It fails for the lack of time, and leaves what it had saved by then.
+    begun = on_processes(tmp_path / "begun", recovery=recovery, time_limit=1.5)
+    assert begun.ended is not None
+    assert "within the time limit" in begun.ended.reason
+    record = on_processes(tmp_path / "on", path=path, recovery=recovery)
+    assert record.ended is not None
+    assert (record.ended.status, record.ended.reason) == ("valid", "")
+    (resumed,) = record.of(TrialResumed)
+    assert 0 < resumed.updates < 200
+    for audited in record.of(Audited):
+        assert 200 <= audited.version == sum(audited.applied.values()) < 200 + 3
+
+
+class Teller:
+    """Sends nodes signals once there are forty updates."""
+
+    def __init__(self, signals: dict[str, int]) -> None:
+        self._signals = signals
+        self._pids: dict[str, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, NodeJoined):
+            self._pids[event.node] = event.pid
+        elif isinstance(event, Applied) and event.versions[-1] >= 40:
+            for node, number in self._signals.items():
+                os.kill(self._pids[node], number)
+            self._signals = {}
