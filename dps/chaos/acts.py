@@ -13,10 +13,10 @@ from dps.chaos.disturb import Disturber
 from dps.chaos.kill_and_pause import Striker
 from dps.cluster.backends.base import Cluster
 from dps.cluster.platform import Running, Timer, platform_of
-from dps.core.faults.plan import Corrupt, Disturbance, Fault, Kill, Pause
+from dps.core.faults.plan import Corrupt, Disturbance, Fault, Kill, Pause, is_optional, told
 from dps.core.names import replacement
 from dps.errors import DpsError
-from dps.events import CapacityRestored, Event, NodeJoined, Sink
+from dps.events import CapacityRestored, Event, FaultSkipped, NodeJoined, Sink
 from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
@@ -83,8 +83,14 @@ class Acts:
     ) -> None:
         """Carry a fault out on these nodes; `updates` were applied by now.
 
-        `held` says that `hold` has stopped them.
+        `held` says that `hold` has stopped them. Of those that an optional fault would hit, only
+        who is there is hit.
         """
+        if is_optional(fault.when) and not isinstance(fault, Corrupt):
+            names = [name for name in names if self._can_be_hit(name, fault)]
+            if not names:
+                self.skip(number, fault)
+                return
         if not isinstance(fault, Kill | Pause):
             work = partial(self._disturb, number, fault, names, updates)
             self._beginning[number] = self._platform.start(work, f"dps-fault-{number}")
@@ -97,6 +103,15 @@ class Acts:
     def miss(self, number: int, target: str, reason: str) -> None:
         """Record that a fault did not happen."""
         self._striker.miss(number, target, reason)
+
+    def skip(self, number: int, fault: Fault) -> None:
+        """Record that nobody was there for a fault that need not happen."""
+        reason = "nobody was there to be hit"
+        self._emit(FaultSkipped(self._clock.now(), number, told(fault.target), reason))
+
+    def _can_be_hit(self, name: str, fault: Fault) -> bool:
+        there = name in self._nodes.pids and not self._nodes.gone(name, 0.0)
+        return there and not (isinstance(fault, Pause) and self._nodes.stopped(name, 0.0))
 
     def hold(self, names: Iterable[str]) -> bool:
         """Stop processes that are about to be struck, so that nothing changes until they are."""

@@ -31,6 +31,7 @@ from dps.core.faults.plan import (
     Pause,
     Phase,
     When,
+    is_optional,
     told,
 )
 from dps.events import Event, PhaseMet, Sink
@@ -174,7 +175,7 @@ class Injector:
     def _tell_of_the_end(self, number: int, fault: Fault) -> None:
         """Record that the training ended before the moment of a fault."""
         match fault.when:
-            case AtSeconds(optional=True):
+            case AtSeconds(optional=True) | AtUpdates(optional=True):
                 return
             case AtUpdates(updates):
                 end = f"at {self._progress.updates} updates, before the fault at {updates}"
@@ -195,6 +196,8 @@ class Injector:
     ) -> None:
         if names:
             self._acts.strike(number, fault, names, self._progress.updates, held)
+        elif is_optional(fault.when):
+            self._acts.skip(number, fault)
         else:
             self._acts.miss(number, told(fault.target), "there was no such node then")
 

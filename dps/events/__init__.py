@@ -20,6 +20,7 @@ from dps.events.base import to_json as to_json
 from dps.events.faults import CapacityRestored as CapacityRestored
 from dps.events.faults import Disturbed as Disturbed
 from dps.events.faults import FaultMissed as FaultMissed
+from dps.events.faults import FaultSkipped as FaultSkipped
 from dps.events.faults import Killed as Killed
 from dps.events.faults import Paused as Paused
 from dps.events.faults import PhaseMet as PhaseMet

@@ -69,6 +69,19 @@ class FaultMissed(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class FaultSkipped(Event):
+    """A fault of a random process or of a trace came when nobody was there to be hit.
+
+    What is down already cannot fail: the trial stays valid.
+    """
+
+    fault: int
+    target: str
+    reason: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class CapacityRestored(Event):
     """A fresh node was brought up in the place of a lost one."""
 

@@ -389,6 +389,7 @@ def plan(
     from flows.analysis.finished import RESULTS
     from flows.config.trials import in_blocks, load_trials
     from flows.execution.plan import (
+        budgets_told,
         confirm_many,
         fault_plans,
         job_scripts,
@@ -411,7 +412,7 @@ def plan(
     _console().print(plan_table(trials, recorded))
     print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
-    for line in fault_plans(trials):
+    for line in (*budgets_told(trials), *fault_plans(trials)):
         print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)

@@ -105,11 +105,12 @@ class StragglingSection(Section):
 class TrainingSection(Section):
     """How much is computed, by how many, and of what.
 
-    `updates` gradients in all are split evenly over the workers. A gradient takes at least
-    `compute_seconds`, which stands for a heavier model without using the core, and longer if it is
-    `straggling`. Workers draw their batches from all examples (`shared`), or each from its part of
-    them in the order of their classes (`by_class`). They compute on weights that may lack their own
-    last `ahead` updates, which are still on their way.
+    `updates` gradients in all are split evenly over the workers, each of whom ends when its `share`
+    is computed; or the workers stop `together`, when the shards have applied as many. A gradient
+    takes at least `compute_seconds`, which stands for a heavier model without using the core, and
+    longer if it is `straggling`. Workers draw their batches from all examples (`shared`), or each
+    from its part of them in the order of their classes (`by_class`). They compute on weights that
+    may lack their own last `ahead` updates, which are still on their way.
     """
 
     workers: Count = 2
@@ -123,6 +124,9 @@ class TrainingSection(Section):
         default="shared", exclude_if=lambda partition: partition == "shared"
     )
     ahead: NonNegativeInt = Field(default=0, exclude_if=lambda updates: updates == 0)
+    stop: Literal["share", "together"] = Field(
+        default="share", exclude_if=lambda stop: stop == "share"
+    )
 
     @model_validator(mode="after")
     def _straggling_slows_something(self) -> TrainingSection:
@@ -200,6 +204,15 @@ class ServerSection(Section):
     spares: CountOrNone = 0
     lease: PositiveFloat = 1.0
     transport: TransportChoice = Field(default="auto", exclude_if=lambda chosen: chosen == "auto")
+
+
+class BudgetSection(Section):
+    """How many nodes every strategy has for servers, replicas, spares and the store together.
+
+    What a strategy does not need to serve is kept idle and warm, as spares.
+    """
+
+    nodes: Count
 
 
 class NoDurabilitySection(Built[Durability]):

@@ -24,7 +24,14 @@ from pydantic import (
 )
 
 from dps.core.consistency import Consistency, check_ahead
-from dps.core.faults.expansion import MOST_FAULTS, Entry, Expanded, expand
+from dps.core.faults.expansion import (
+    MOST_FAULTS,
+    Drawn,
+    Entry,
+    Expanded,
+    Recurring,
+    expand,
+)
 from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
@@ -43,6 +50,7 @@ from flows.config.axes import (
 )
 from flows.config.base import (
     AspSection,
+    BudgetSection,
     ChangeSection,
     ComparisonSection,
     ConsistencySection,
@@ -96,6 +104,8 @@ class _Settings(Section):
     )
     consistency: ConsistencySection = AspSection()
     server: ServerSection = ServerSection()
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    budget: BudgetSection | None = Field(default=None, exclude_if=lambda budget: budget is None)
     recovery: RecoverySection = RecoverySection()
     faults: Annotated[tuple[FaultSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
@@ -137,9 +147,26 @@ class TrialConfig(_Settings):
         if nodes > MOST_NODES:
             refuse(
                 f"the trial has {nodes:,} nodes: {self.most_workers:,} workers, "
-                f"{self._number_of_servers:,} servers and replicas, {self.server.spares:,} spares "
+                f"{self._number_of_servers:,} servers and replicas, {self.spares:,} spares "
                 f"and others; expected {MOST_NODES:,} at most",
                 key="server" if replicas >= self.most_workers else "training.workers",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_is_enough(self) -> TrialConfig:
+        if self.budget is None:
+            return self
+        if self.server.spares:
+            reason = "with a budget, spares are what a strategy leaves of it; leave them out"
+            refuse(reason, key="server.spares")
+        servers, stores = self._number_of_servers, self._number_of_stores
+        if servers + stores > self.budget.nodes:
+            store = " and 1 store" if stores else ""
+            refuse(
+                f"this strategy needs {servers + stores} nodes: {servers} for servers and replicas"
+                f"{store}; expected at least as many, or fewer shards or replicas",
+                key="budget.nodes",
             )
         return self
 
@@ -196,8 +223,8 @@ class TrialConfig(_Settings):
         """The nodes of the trial at its start."""
         return (
             *self._server_names(),
-            *(f"spare-{i}" for i in range(self.server.spares)),
-            *(["store-0"] if self.build_recovery().needs_store else []),
+            *(f"spare-{i}" for i in range(self.spares)),
+            *(f"store-{i}" for i in range(self._number_of_stores)),
             *self.worker_nodes,
             "evaluator-0",
         )
@@ -220,10 +247,19 @@ class TrialConfig(_Settings):
     @property
     def _number_of_nodes(self) -> int:
         """How many `node_names` there are."""
-        needs_store = self.build_recovery().needs_store
-        store_and_evaluator = 2 if needs_store else 1
-        servers = self._number_of_servers + self.server.spares
-        return servers + self._number_of_worker_nodes + store_and_evaluator
+        servers = self._number_of_servers + self.spares + self._number_of_stores
+        return servers + self._number_of_worker_nodes + 1  # the evaluator's
+
+    @property
+    def _number_of_stores(self) -> int:
+        return 1 if self.build_recovery().needs_store else 0
+
+    @property
+    def spares(self) -> int:
+        """How many nodes are kept idle and warm: as many as are asked for, or the budget leaves."""
+        if self.budget is None:
+            return self.server.spares
+        return max(0, self.budget.nodes - self._number_of_servers - self._number_of_stores)
 
     @property
     def _number_of_worker_nodes(self) -> int:
@@ -240,6 +276,14 @@ class TrialConfig(_Settings):
     def most_workers(self) -> int:
         """How many workers there are at most."""
         return max(self.training.workers, *(change.workers or 0 for change in self.elastic), 0)
+
+    @property
+    def stops_together(self) -> bool:
+        """Whether each worker ends when it sees that the shards have all updates of the training.
+
+        Those that come and go are asked to leave then.
+        """
+        return self.training.stop == "together" and not self.elastic
 
     @property
     def _replicas(self) -> int:
@@ -279,6 +323,13 @@ class TrialConfig(_Settings):
         """Return the fault plan: every single fault that is to come."""
         return self._expanded.plan
 
+    @property
+    def drawn_faults(self) -> FaultPlan:
+        """Those of the plan whose moments are drawn from the seed."""
+        drawn = {n for n, e in enumerate(self._fault_entries()) if isinstance(e, Drawn | Recurring)}
+        pairs = zip(self._expanded.plan, self._expanded.origins, strict=True)
+        return tuple(fault for fault, origin in pairs if origin in drawn)
+
     @cached_property
     def _expanded(self) -> Expanded:
         return expand(self._fault_entries(), self.seed)
@@ -311,6 +362,8 @@ class TrialConfig(_Settings):
             local,
             self.cluster.ways,
             self.cluster.kind == "virtual",
+            self.training.updates,
+            self.time_limit,
         )
 
 

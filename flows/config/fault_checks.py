@@ -5,13 +5,14 @@ Each objection is a dotted key of the configuration and a reason, as a person sh
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
-from dps.core.faults.expansion import Entry, Expanded, Flapping, Recorded, Recurring
+from dps.core.faults.expansion import Drawn, Entry, Expanded, Flapping, Recorded, Recurring
 from dps.core.faults.plan import (
     After,
     Among,
@@ -45,6 +46,7 @@ class FaultContext:
 
     `checkpoints` tells whether shards write checkpoints, `local` whether to files of this machine,
     `ways` how nodes of its cluster can be killed, and `virtual` whether they are on virtual time.
+    The training ends after so many `updates`, or `seconds` at the latest.
     """
 
     names: tuple[str, ...]
@@ -54,6 +56,8 @@ class FaultContext:
     local: bool
     ways: tuple[Way, ...] = get_args(Way)
     virtual: bool = False
+    updates: float = math.inf
+    seconds: float = math.inf
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -67,6 +71,8 @@ def entry_objections(entries: Sequence[Entry], context: FaultContext) -> Iterato
         for place, fault in _faults_of(entry):
             for key, reason in _wrong_target(fault, context):
                 yield f"faults.{number}.{'csv' if place else key}", f"{place}{reason}"
+        if isinstance(entry, Drawn):
+            yield from _late_range(number, entry, context)
         when = _moment_of(entry)
         if isinstance(when, After):
             yield from _wrong_reference(number, when, entries)
@@ -96,7 +102,7 @@ def late(plan: FaultPlan, updates: int, time_limit: float) -> tuple[tuple[Fault,
     found: list[tuple[Fault, str]] = []
     for fault in plan:
         match fault.when:
-            case AtUpdates(moment) if moment > updates:
+            case AtUpdates(moment, optional=False) if moment > updates:
                 found.append((fault, f"the training ends after {updates}"))
             case AtSeconds(moment, optional=False) if moment >= time_limit:
                 found.append((fault, f"the time limit is {time_limit:g} s"))
@@ -116,6 +122,8 @@ def _faults_of(entry: Entry) -> Iterator[tuple[str, Fault]]:
     match entry:
         case Recurring(fault) | Flapping(fault):
             yield "", fault
+        case Drawn(drawn):
+            yield from _faults_of(drawn)
         case Recorded(faults):
             for row, fault in enumerate(faults, 1):
                 yield f"row {row}, column 'target': ", fault
@@ -207,12 +215,29 @@ def _no_shard(shard: int, context: FaultContext) -> str:
 
 def _moment_of(entry: Entry) -> object:
     match entry:
-        case Recurring() | Recorded():
+        case Recurring() | Recorded() | Drawn():
             return None
         case Flapping(fault):
             return fault.when
         case _:
             return entry.when
+
+
+def _late_range(number: int, entry: Drawn, context: FaultContext) -> Iterator[Objection]:
+    """A moment that only some seeds can meet would leave the others out of the figures."""
+    high = entry.moment.high
+    if entry.moment.unit == "updates" and high - 1 > context.updates:
+        yield (
+            f"faults.{number}.at_updates.between",
+            f"the training ends after {context.updates:g} updates, so that some seeds would not "
+            "meet the fault; expected a range within it",
+        )
+    if entry.moment.unit == "seconds" and high > context.seconds:
+        yield (
+            f"faults.{number}.at_seconds.between",
+            f"the time limit is {context.seconds:g} s, so that some seeds would not meet the "
+            "fault; expected a range within it",
+        )
 
 
 def _wrong_reference(number: int, when: After, entries: Sequence[Entry]) -> Iterator[Objection]:

@@ -6,6 +6,7 @@ plan of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,7 +18,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     SerializerFunctionWrapHandler,
     Tag,
     field_validator,
@@ -26,10 +26,22 @@ from pydantic import (
 )
 
 from dps.core.faults import plan as faults
-from dps.core.faults.expansion import LEAST_SHAPE, Entry, Flapping, Process, Recorded, Recurring
+from dps.core.faults.expansion import (
+    LEAST_SHAPE,
+    Between,
+    Distribution,
+    Drawn,
+    Entry,
+    Flapping,
+    Process,
+    Recorded,
+    Recurring,
+    Unit,
+)
 from dps.core.names import NODE_ROLES
-from flows.config.base import Built, Section
+from flows.config.base import Section
 from flows.config.errors import refuse, refusing, suggest
+from flows.config.failure_models import FAILURE_MODELS
 from flows.config.fault_trace import Row, check_row, fault_of, read_trace
 from flows.config.plugins import Group, Registered
 from flows.quoting import quoted
@@ -136,27 +148,150 @@ class AfterSection(Section):
     seconds: NonNegativeFloat = 0.0
 
 
-class EverySection(Built[Process]):
-    """Again and again, at moments drawn from the trial's seed."""
+class UpdatesRangeSection(Section):
+    """A number of updates that is drawn uniformly, from the first up to below the second."""
 
-    makes = Process
-    mtbf: PositiveFloat
+    between: Annotated[tuple[int, int], Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> UpdatesRangeSection:
+        self.build()
+        return self
+
+    def build(self) -> Between:
+        """Return the range."""
+        with refusing("between"):
+            return Between(*self.between, "updates")
+
+
+class SecondsRangeSection(Section):
+    """A number of seconds that is drawn uniformly, from the first up to the second."""
+
+    between: Annotated[tuple[float, float], Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> SecondsRangeSection:
+        self.build()
+        return self
+
+    def build(self) -> Between:
+        """Return the range."""
+        with refusing("between"):
+            return Between(*self.between, "seconds")
+
+
+RANGES = (dict, UpdatesRangeSection, SecondsRangeSection)
+
+
+def _form_of_moment(moment: Any) -> str:
+    return "range" if isinstance(moment, RANGES) else "number"
+
+
+def _some_updates(moment: Any) -> Any:
+    if isinstance(moment, RANGES):
+        return moment
+    if not isinstance(moment, int) or isinstance(moment, bool):
+        refuse(f"expected a whole number, or {{between: [200, 400]}}; got {quoted(moment)}")
+    if moment <= 0:
+        refuse(f"expected more than 0, got {moment}")
+    return moment
+
+
+def _some_seconds(moment: Any) -> Any:
+    if isinstance(moment, RANGES):
+        return moment
+    if not isinstance(moment, int | float) or isinstance(moment, bool):
+        refuse(f"expected a number, or {{between: [1, 3]}}; got {quoted(moment)}")
+    if not 0 <= moment < math.inf:
+        refuse(f"expected at least 0.0, got {moment}")
+    return moment
+
+
+UpdatesMoment = Annotated[
+    Annotated[int, Tag("number")] | Annotated[UpdatesRangeSection, Tag("range")],
+    Discriminator(_form_of_moment),
+    BeforeValidator(_some_updates),
+]
+SecondsMoment = Annotated[
+    Annotated[float, Tag("number")] | Annotated[SecondsRangeSection, Tag("range")],
+    Discriminator(_form_of_moment),
+    BeforeValidator(_some_seconds),
+]
+
+
+def _unset(value: object) -> bool:
+    return value is None
+
+
+class EverySection(Section):
+    """Again and again, at moments of a renewal process drawn from the trial's seed.
+
+    The mean gap is `mtbf` seconds, or so many `updates`, or it follows from published figures:
+    `like` names whose (`flows.config.failure_models`), and one second of the trial stands for
+    `hours_per_second` of that system's time.
+    """
+
+    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
+    mtbf: PositiveFloat | None = Field(default=None, exclude_if=_unset)
+    updates: PositiveFloat | None = Field(default=None, exclude_if=_unset)
+    like: str | None = Field(default=None, exclude_if=_unset)
+    hours_per_second: PositiveFloat | None = Field(default=None, exclude_if=_unset)
+    failures_per_year: PositiveFloat | None = Field(default=None, exclude_if=_unset)
     until: PositiveFloat
-    distribution: Literal["exponential", "weibull"] = "exponential"
+    distribution: Distribution = "exponential"
     shape: Annotated[float, Field(ge=LEAST_SHAPE)] = 1.0
+
+    @field_validator("like")
+    @classmethod
+    def _is_known(cls, like: str | None) -> str | None:
+        if like is not None and like not in FAILURE_MODELS:
+            refuse(f"unknown failure model {quoted(like)}; {suggest(like, FAILURE_MODELS)}")
+        return like
+
+    @model_validator(mode="after")
+    def _one_mean(self) -> EverySection:
+        means = ("mtbf", "updates", "like")
+        given = [name for name in means if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            refuse(f"expected exactly one of {', '.join(means)}; got {got}", key="mtbf")
+        if self.like is None:
+            for name in ("hours_per_second", "failures_per_year"):
+                if getattr(self, name) is not None:
+                    refuse("goes with like: only", key=name)
+        elif self.hours_per_second is None:
+            refuse(
+                "is missing; say how many hours of that system's time one second of the trial "
+                "stands for",
+                key="hours_per_second",
+            )
+        return self
 
     @model_validator(mode="after")
     def _shape_of_something(self) -> EverySection:
+        if self.like is not None and (self.distribution, self.shape) != ("exponential", 1.0):
+            refuse("follows from like:; leave out distribution and shape", key="distribution")
         if self.shape != 1.0 and self.distribution == "exponential":
-            refuse("only distribution: weibull has a shape", key="shape")
+            refuse("only distribution: weibull or lognormal has a shape", key="shape")
+        self.build()
         return self
+
+    def build(self) -> Process:
+        """Return the process."""
+        if self.like is not None and self.hours_per_second is not None:
+            model = FAILURE_MODELS[self.like]
+            return model.process(self.until, self.hours_per_second, self.failures_per_year)
+        unit: Unit = "seconds" if self.updates is None else "updates"
+        mean = self.mtbf if self.updates is None else self.updates
+        with refusing("shape"):
+            return Process(mean or 0.0, self.until, self.distribution, self.shape, unit)
 
 
 class MomentSection(Section):
     """What every fault says: when, in exactly one way."""
 
-    at_updates: PositiveInt | None = None
-    at_seconds: NonNegativeFloat | None = None
+    at_updates: UpdatesMoment | None = None
+    at_seconds: SecondsMoment | None = None
     phase: Literal["checkpoint", "recovery"] | None = None
     after: AfterSection | None = None
     every: EverySection | None = None
@@ -177,18 +312,25 @@ class MomentSection(Section):
         return {"kind": said.pop("kind"), **said}
 
     def moment(self) -> faults.When:
-        """Return when it is to come; for what recurs, this does not count."""
-        if self.at_updates is not None:
+        """Return when it is to come; for what is drawn or recurs, this does not count."""
+        if isinstance(self.at_updates, int):
             return faults.AtUpdates(self.at_updates)
         if self.phase is not None:
             return faults.During(self.phase)
         if self.after is not None:
             return faults.After(self.after.fault, self.after.seconds)
-        return faults.AtSeconds(self.at_seconds or 0.0)
+        return faults.AtSeconds(self.at_seconds if isinstance(self.at_seconds, float) else 0.0)
 
     def repeated(self, fault: faults.Fault) -> Entry:
-        """Return the fault, or how it recurs."""
-        return fault if self.every is None else Recurring(fault, self.every.build())
+        """Return the fault, or how it recurs, or which range its moment is drawn from."""
+        return self.drawn(fault) if self.every is None else Recurring(fault, self.every.build())
+
+    def drawn(self, entry: faults.Fault | Flapping) -> Entry:
+        """Return the entry, with the range that its moment is drawn from if there is one."""
+        for moment in (self.at_updates, self.at_seconds):
+            if isinstance(moment, UpdatesRangeSection | SecondsRangeSection):
+                return Drawn(entry, moment.build())
+        return entry
 
 
 class AimedSection(MomentSection):
@@ -313,7 +455,7 @@ class FlapSection(AimedSection):
         """Return the entry of the plan."""
         cls = faults.Kill if self.by == "kill" else faults.Pause
         fault = cls(self.aim(nodes), self.moment(), self.down_seconds)
-        return Flapping(fault, self.times, self.up_seconds)
+        return self.drawn(Flapping(fault, self.times, self.up_seconds))
 
 
 class TraceSection(Section):

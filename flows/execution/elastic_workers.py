@@ -45,7 +45,7 @@ class ElasticWorkerPool:
         self,
         client: Client,
         ps: ParameterServer,
-        train: Callable[[Worker], None],
+        train: Callable[[Worker], object],
         changes: Sequence[ChangeSection],
         workers: int,
         updates: int,

@@ -24,6 +24,7 @@ from flows.quoting import listed
 from flows.records.record import Record
 
 MANY = 1000
+SERVING_ROLES = ("server", "replica", "spare", "store")
 MOST_NAMED = 8  # trials or seeds in a line
 
 
@@ -110,6 +111,20 @@ def nodes_needed(trials: Sequence[Trial]) -> str:
     roles = Counter(role_of(name) for name in names)
     parts = ", ".join(f"{count} {role}" for role, count in roles.items())
     return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
+
+
+def budgets_told(trials: Sequence[Trial]) -> list[str]:
+    """Say how each strategy uses the nodes that it has a budget of."""
+    used: dict[str, None] = {}
+    for trial in trials:
+        config = trial.config
+        if config.budget is None:
+            continue
+        strategy = trial.labels.get("recovery", config.recovery.name)
+        roles = Counter(role_of(n) for n in config.node_names if role_of(n) in SERVING_ROLES)
+        parts = ", ".join(f"{count} {role}" for role, count in roles.items())
+        used[f"  {config.budget.nodes} for {strategy}: {parts}"] = None
+    return ["Budget of nodes for servers, replicas, spares and store:", *used] if used else []
 
 
 def job_scripts(trial: Trial) -> str:

@@ -59,7 +59,7 @@ from flows.execution.emulation import durations, part_of
 from flows.execution.preload import needs_torch, preload_of
 from flows.execution.replacement import Replacing
 from flows.execution.resume import CHECKPOINTS
-from flows.execution.workers import WorkerPool, shares_of
+from flows.execution.workers import WorkerPool, endless_shares, shares_of
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import EVENTS_FILE, EventWriter, without_secrets
 from flows.records.settings import settings
@@ -361,12 +361,17 @@ def initial(config: TrialConfig) -> dict[str, np.ndarray]:
 
 
 def _shares(ps: ParameterServer, config: TrialConfig) -> dict[str, range]:
-    """What each worker is to compute, but for what is in the state that the trial goes on from."""
+    """What each worker is to compute, but for what is in the state that the trial goes on from.
+
+    Workers that stop together have no share of their own: each has all of its order of batches.
+    """
     tables = [state.workers for state in ps.saved.states] if ps.saved is not None else []
     done = {
         name: min(table[name].applied if name in table else 0 for table in tables)
         for name in {name for table in tables for name in table}
     }
+    if config.stops_together:
+        return endless_shares(config.training.workers, done)
     return shares_of(config.training.updates, config.training.workers, done)
 
 
@@ -376,7 +381,7 @@ def _crew(
     """The workers, with shares of their own unless they come and go."""
     training, loop = config.training, partial(train, config)
     if not config.elastic:
-        return WorkerPool(client, ps, loop, _shares(ps, config))
+        return WorkerPool(client, ps, loop, _shares(ps, config), config.stops_together)
     each = partial(loop, defaultdict(partial(range, training.updates)))
     return ElasticWorkerPool(
         client,
@@ -430,13 +435,17 @@ def _training_data(dataset: DatasetSection) -> Dataset:
     return dataset.load("train")
 
 
-def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> None:
+def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> bool:
     """One worker's loop, the same for every strategy: gradient, push and pull, report.
 
     `shares` says which of its batches each worker computes, in their order; one that is asked to
     leave does not compute the rest. What it reports as computing is the gradient and the emulated
     rest of it; the time until the next gradient is spent waiting for the server, or for others. It
     computes on while so many updates are on their way as `training.ahead` says.
+
+    Returns whether it has seen that the shards have all updates, where workers stop together: that
+    is told by the weights that it was given last, so each of them computes one gradient more than
+    is needed at most, and as many as it may be ahead.
     """
     workload, training = workload_of(config), config.training
     data = _training_data(config.dataset)
@@ -446,10 +455,13 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
     order = batches(rng, len(rows), training.batch_size)
     times = durations(training, config.seed, number, config.cluster.gradient)
     deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
+    goal = training.updates if config.stops_together else math.inf
     with Pipeline(worker, training.ahead) as pipeline:
         for _ in share:
+            if worker.read_point is not None and worker.read_point.updates >= goal:
+                return True
             if worker.leaving:
-                return
+                return False
             began = worker.now()
             batch = rows[next(order)]
             x, y = data.x_train[batch], data.y_train[batch]
@@ -459,6 +471,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> N
             computed = worker.now() - began
             pipeline.push_pull(gradients)
             worker.report(loss=loss, compute_seconds=computed)
+    return False
 
 
 class Scorer:

@@ -4,12 +4,18 @@ Every worker has a share: a span of its own order of batches. When a worker is g
 is done, a fresh node that joins goes on with it where the shards have it; if none does, the workers
 that are left divide what is missing, once they are done, and each goes on in its own order. So
 every trial that ends has had all of its gradients computed.
+
+Workers that stop together have no shares: each goes through its own order of batches until it sees
+that the shards have all updates of the trial. Then the others are asked to leave, so that nobody is
+left computing alone, whatever is lost after that.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import CancelledError
 from functools import partial
 
 from distributed import Client, Future, KilledWorker
@@ -20,9 +26,10 @@ from dps.cluster.platform import platform_of
 from dps.events import CheckpointFailed, CheckpointWritten, Event, WorkerJoined
 
 LOOK_SECONDS = 0.05
+RESULT_SECONDS = 2.0
 
 Shares = Mapping[str, range]
-Train = Callable[[Shares, Worker], None]
+Train = Callable[[Shares, Worker], bool]
 
 
 def shares_of(updates: int, workers: int, done: Mapping[str, int]) -> dict[str, range]:
@@ -31,6 +38,20 @@ def shares_of(updates: int, workers: int, done: Mapping[str, int]) -> dict[str, 
     names = [f"worker-{index}" for index in range(workers)]
     ends = {name: each + (index < rest) for index, name in enumerate(names)}
     return {name: range(min(done.get(name, 0), end), end) for name, end in ends.items()}
+
+
+def endless_shares(workers: int, done: Mapping[str, int]) -> dict[str, range]:
+    """Give each worker all of its order of batches, but for what it has computed before."""
+    names = (f"worker-{index}" for index in range(workers))
+    return {name: range(done.get(name, 0), sys.maxsize) for name in names}
+
+
+def _saw_the_end(future: Future) -> bool:
+    """Whether a worker that has ended had seen all updates, as far as its node can still tell."""
+    try:
+        return bool(future.result(RESULT_SECONDS))
+    except (TimeoutError, CancelledError, KilledWorker):
+        return False
 
 
 class Unwritten:
@@ -61,15 +82,27 @@ class WorkerPool:
     client
         That of the parameter server.
     train
-        Computes a worker's share, which is given by the worker's name.
+        Computes a worker's share, which is given by the worker's name. Returns whether it has seen
+        that the shards have all updates, where workers stop together.
+    together
+        Whether they do.
     """
 
-    def __init__(self, client: Client, ps: ParameterServer, train: Train, shares: Shares) -> None:
+    def __init__(
+        self,
+        client: Client,
+        ps: ParameterServer,
+        train: Train,
+        shares: Shares,
+        together: bool = False,
+    ) -> None:
         self._client = client
         self._platform = platform_of(client)
         self._ps = ps
         self._train = train
         self._shares = dict(shares)
+        self._together = together
+        self._over = False
         self._running: dict[str, Future] = {}
         self._gone: list[str] = []
         self._places: dict[str, str] = {}
@@ -126,9 +159,22 @@ class WorkerPool:
                 self._gone.append(name)
             elif error is not None:
                 return f"{type(error).__name__}: {error}"
+            elif self._together:
+                if not _saw_the_end(future):
+                    self._gone.append(name)  # its node is to leave
+                elif not self._over:
+                    self._end_of_all()
             elif self._may_have_left(name):
                 self._gone.append(name)  # though it may have been done just then
+        if self._over:
+            self._gone.clear()
         return None
+
+    def _end_of_all(self) -> None:
+        """Have those leave who have not seen yet that the shards have all updates."""
+        self._over = True
+        for name in self._running:
+            self._ps.remove_worker(name)
 
     def _may_have_left(self, name: str) -> bool:
         """Whether a worker may have ended because its node is to leave, if that is known yet."""
@@ -149,7 +195,7 @@ class WorkerPool:
         for name, node in zip(list(self._gone), self._free(present), strict=False):
             self._gone.remove(name)
             self._start(name, node)
-        if self._gone and not self._running:
+        if self._gone and not self._running and not self._together:
             self._divide(present.keys())
 
     def _free(self, present: Mapping[str, int]) -> list[str]:

@@ -25,6 +25,7 @@ from dps.events import (
     Evaluated,
     Event,
     FaultMissed,
+    FaultSkipped,
     Killed,
     Moved,
     NodeDrained,
@@ -321,6 +322,8 @@ def _told(event: Event) -> str | None:
             return f"it was struck during a {event.phase}: {event.evidence}"
         case FaultMissed():
             return f"the fault on {event.target} did not happen: {event.reason}"
+        case FaultSkipped():
+            return f"a fault on {event.target} was left out: {event.reason}"
         case Detected():
             left = "goes on with the replicas left" if event.serving else "is down"
             return f"{event.node} found lost by the {event.by}; shard {event.shard} {left}"

@@ -23,6 +23,7 @@ from flows.metrics import BY_KEY, Metric
 from flows.monitor.status import Standing, under_way
 from flows.report import sentences as words
 from flows.report import tables
+from flows.report.drawn_faults import drawn_faults
 from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import Chapter, Drawing, write_files
 from flows.report.figures.gallery import chapters, drawings
@@ -207,6 +208,7 @@ def render(
         definitions=tables.definitions(),
         yaml=experiment_yaml(records),
         versions=versions(records),
+        drawn_faults=drawn_faults(records),
         prices=tables.price_rows(prices),
     )
 

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-from dps.core.faults.expansion import Entry, Flapping, Process, Recorded, Recurring, expand
+from dps.core.faults.expansion import (
+    Between,
+    Drawn,
+    Entry,
+    Flapping,
+    Process,
+    Recorded,
+    Recurring,
+    expand,
+)
 from dps.core.faults.plan import (
     After,
     Among,
@@ -49,13 +61,108 @@ def test_a_random_process_follows_from_the_seed_and_its_place() -> None:
     assert all(fault.when.optional for fault in plan if isinstance(fault.when, AtSeconds))
 
 
-@pytest.mark.parametrize(("distribution", "shape"), [("exponential", 1.0), ("weibull", 0.7)])
-def test_gaps_have_the_mean_that_was_asked_for(distribution: str, shape: float) -> None:
+LAWS = [
+    ("exponential", 1.0, stats.expon(scale=3.0)),
+    ("weibull", 0.7, stats.weibull_min(0.7, scale=3.0 / stats.weibull_min(0.7).mean())),
+    ("lognormal", 0.8, stats.lognorm(0.8, scale=3.0 / stats.lognorm(0.8).mean())),
+]
+
+
+@pytest.mark.parametrize(("distribution", "shape", "law"), LAWS)
+def test_gaps_have_the_distribution_that_was_asked_for(
+    distribution: str, shape: float, law: stats.rv_continuous
+) -> None:
     process = Process(3.0, 1500.0, distribution, shape)  # type: ignore[arg-type]
-    found = moments(Recurring(Pause("server-0", ANY, seconds=1.0), process))
-    gaps = [b - a - 1.0 for a, b in pairwise(found)]  # from end to start
-    assert min(gaps) > 0
-    assert fmean(gaps) == pytest.approx(3.0, rel=0.2)
+    found = [0.0, *moments(Recurring(Corrupt(0, ANY), process), seed=1)]
+    gaps = [b - a for a, b in pairwise(found)]
+    assert law.mean() == pytest.approx(3.0)
+    assert stats.kstest(gaps, law.cdf).pvalue > 0.01
+    by_updates = Process(3e4, 1.5e7, distribution, shape, "updates")  # type: ignore[arg-type]
+    plan = expand([Recurring(Corrupt(0, ANY), by_updates)], seed=1).plan
+    updates = [0, *(f.when.updates for f in plan if isinstance(f.when, AtUpdates))]
+    assert all(f.when.optional for f in plan if isinstance(f.when, AtUpdates))
+    scaled = [(b - a) / 1e4 for a, b in pairwise(updates)]
+    assert scaled == pytest.approx(gaps, abs=2e-4)  # the same draws, as whole numbers
+
+
+@pytest.mark.parametrize("period", [7, 40, 100])
+def test_every_phase_of_what_is_periodic_has_the_same_chance(period: int) -> None:
+    """Over many seeds the moment, and its phase in a period that divides the range, is uniform."""
+    low, high = 250, 250 + 3 * period
+    entries = [Drawn(Kill("server-0", ANY), Between(low, high, "updates"))]
+    whens = [expand(entries, seed).plan[0].when for seed in range(3000)]
+    phases = np.bincount(
+        [when.updates % period for when in whens if isinstance(when, AtUpdates)], minlength=period
+    )
+    assert phases.sum() == 3000
+    assert stats.chisquare(phases).pvalue > 0.01
+    timed = [Drawn(Pause("server-0", ANY), Between(1.0, 4.0))]
+    seconds = [expand(timed, seed).plan[0].when for seed in range(3000)]
+    found = [when.seconds % 1.0 for when in seconds if isinstance(when, AtSeconds)]
+    assert stats.kstest(found, "uniform").pvalue > 0.01
+
+
+FAULTS = st.sampled_from(
+    [
+        Kill("server-0", ANY, back_after=0.0),
+        Kill(InChain(0), ANY, back_after=5.0),
+        Kill(Among("random", "server"), ANY, back_after=30.0),
+        Corrupt(1, ANY),
+    ]
+)
+
+
+@given(seed=st.integers(0, 2**32), one=FAULTS, other=FAULTS, unit=st.sampled_from(["s", "u"]))
+def test_draws_depend_on_the_seed_and_the_place_alone(
+    seed: int, one: Fault, other: Fault, unit: str
+) -> None:
+    """Whom a fault hits, and for how long, draws no other moment."""
+    whole = Between(200, 400, "updates") if unit == "u" else Between(1.5, 3.0)
+    process = Process(50, 500, unit="updates" if unit == "u" else "seconds")
+    of_one = expand([Drawn(one, whole), Recurring(one, process)], seed).plan
+    of_other = expand([Drawn(other, whole), Recurring(other, process)], seed).plan
+    assert of_one[0].when == of_other[0].when
+    if isinstance(one.target, str) or isinstance(other.target, str):
+        of_one, of_other = of_one[:1], of_other[:1]  # what one node may leave out: see below
+    assert [f.when for f in of_one] == [f.when for f in of_other]
+
+
+def test_what_is_down_already_does_not_fail_again() -> None:
+    """An outage leaves moments out that lie within it, and moves none."""
+    process = Process(2.0, 200.0)
+    every = moments(Recurring(Kill("server-0", ANY, back_after=0.0), process))
+    longer = moments(Recurring(Kill("server-0", ANY, back_after=3.0), process))
+    expected: list[float] = []
+    for moment in every:
+        if not expected or moment - expected[-1] >= 3.0:
+            expected.append(moment)
+    assert longer == expected
+    assert len(longer) < len(every)
+    anybody = Kill(Among("random", "server"), ANY, back_after=3.0)  # another one may fail meanwhile
+    assert moments(Recurring(anybody, process)) == every
+
+
+def test_what_flaps_begins_at_a_drawn_moment() -> None:
+    flap = Flapping(Pause("worker-0", ANY, seconds=0.5), times=3, up_seconds=1.0)
+    first, *rest = expand([Drawn(flap, Between(5, 9, "updates"))], 4).plan
+    assert isinstance(first.when, AtUpdates)
+    assert 5 <= first.when.updates < 9
+    assert [fault.when for fault in rest] == [After(0, 1.5), After(1, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit"),
+    [
+        (0, 5, "updates"),
+        (5, 5, "updates"),
+        (1, 2.5, "updates"),
+        (-1, 5, "seconds"),
+        (3, 2, "seconds"),
+    ],
+)
+def test_a_wrong_range_is_refused(low: float, high: float, unit: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"between {low} and {high} {unit}: expected"):
+        Between(low, high, unit)  # type: ignore[arg-type]
 
 
 def test_what_recurs_hits_whoever_has_the_place() -> None:
@@ -79,6 +186,7 @@ def test_too_many_faults_are_refused() -> None:
         ((1.0, -1.0), "until=-1.0"),
         ((1.0, 1.0, "weibull", 0.0), "shape=0.0"),
         ((1.0, 1.0, "normal"), "distribution='normal'"),
+        ((1.0, 1.0, "lognormal", 11.0), "shape=11.0 of a lognormal distribution"),
     ],
 )
 def test_a_wrong_process_is_refused(settings: tuple[float, float], told: str) -> None:

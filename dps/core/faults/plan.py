@@ -71,9 +71,14 @@ Target = str | tuple[str, ...] | Seat | InChain | Among
 
 @dataclass(frozen=True, slots=True)
 class AtUpdates:
-    """As soon as the shards have applied so many updates (the least of them counts)."""
+    """As soon as the shards have applied so many updates (the least of them counts).
+
+    One that is `optional` is of a random process: it simply does not happen if the training ends
+    before, or if nobody is there to be hit.
+    """
 
     updates: int
+    optional: bool = False
 
     def __post_init__(self) -> None:
         _require(self.updates >= 1, f"at_updates={self.updates}, expected at least 1")
@@ -86,8 +91,8 @@ class AtUpdates:
 class AtSeconds:
     """So many seconds after the training started.
 
-    One that `optional` is of a random process or of a trace: it simply does not happen if the
-    training ends before.
+    One that is `optional` is of a random process or of a trace: it simply does not happen if the
+    training ends before, or if nobody is there to be hit.
     """
 
     seconds: float
@@ -136,6 +141,11 @@ class After:
 
 
 When = AtUpdates | AtSeconds | During | After
+
+
+def is_optional(when: When) -> bool:
+    """Whether a fault with this moment need not happen."""
+    return isinstance(when, AtUpdates | AtSeconds) and when.optional
 
 
 # -- what -------------------------------------------------------------------------------------

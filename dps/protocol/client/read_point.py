@@ -57,6 +57,11 @@ class ReadPoint:
         return {read.incarnation for read in self.shards if read.incarnation is not None}
 
     @property
+    def updates(self) -> int:
+        """How many updates every shard had applied when its weights were read; 0: none were."""
+        return min((0 if r.weights is None else r.weights.version for r in self.shards), default=0)
+
+    @property
     def slack(self) -> int | None:
         """How many more gradients than one may be computed from them; None: there is no bound."""
         bounds = [read.weights.slack for read in self.shards if read.weights is not None]

@@ -545,3 +545,42 @@ def test_an_unknown_configuration_is_told_with_the_nearest(tmp_path: Path) -> No
         load_experiment(str(tmp_path / "missing.yaml"))
     with pytest.raises(ConfigurationError, match="a folder, not a file"):
         load_experiment(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("recovery", "spares"),
+    [
+        ("none", 2),
+        ("checkpoint", 2),
+        ("chain", 0),
+        ("stateless", 1),
+        ("{preset: checkpoint, outage: {kind: continue}}", 1),
+    ],
+)
+def test_every_strategy_has_the_budget_in_nodes(config: Path, recovery: str, spares: int) -> None:
+    trial = only(config, f"recovery={recovery}", "server.shards=2", "budget={nodes: 4}")
+    serving = [n for n in trial.node_names if not n.startswith(("worker", "evaluator"))]
+    assert len(serving) == 4
+    assert trial.spares == sum(name.startswith("spare") for name in serving) == spares
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            ["recovery={preset: chain, durability: {replicas: 3}}", "budget.nodes=4"],
+            "budget.nodes: this strategy needs 6 nodes: 6 for servers and replicas; expected",
+        ),
+        (
+            ["recovery=stateless", "budget={nodes: 2}"],
+            "needs 3 nodes: 2 for servers and replicas and 1 store",
+        ),
+        (["axes={recovery: [none, chain]}", "budget={nodes: 3}"], "(with recovery 'chain')"),
+        (["server.spares=1", "budget={nodes: 4}"], "spares are what a strategy leaves of it"),
+        (["budget={nodes: 0}"], "budget.nodes: expected more than 0"),
+    ],
+)
+def test_a_budget_that_is_too_small_is_refused(
+    config: Path, settings: list[str], told: str
+) -> None:
+    assert told in complaint(config, "server.shards=2", *settings)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dps.core.faults.expansion import Process
 from dps.core.faults.plan import (
     After,
     Among,
@@ -29,6 +30,7 @@ from dps.core.faults.plan import (
 from dps.errors import ConfigurationError
 from dps.sim.disk import SCHEME
 from flows.config.experiment import TrialConfig, load_experiment
+from flows.config.faults import EverySection
 
 BASE: dict[str, Any] = {
     "experiment": "small",
@@ -138,6 +140,98 @@ def test_what_recurs_is_expanded_with_the_seed_of_the_trial(config: Path) -> Non
     )
 
 
+RANGE = {"at_updates": {"between": [20, 60]}}
+
+
+def test_moments_are_drawn_from_the_seed_the_same_for_all_strategies(config: Path) -> None:
+    """Whatever a strategy is, has, or takes: only the seed and the place in the list count."""
+    faults = [
+        {"kind": "kill", "target": "server-0", **RANGE},
+        {"kind": "pause", "target": "server-1", "at_seconds": {"between": [1, 3]}},
+        {"kind": "flap", "target": "worker-0", "at_updates": {"between": [10, 20]}, "times": 2},
+        {"kind": "kill", "target": {"shard": 0}, "every": {"updates": 9, "until": 90}},
+        {"kind": "kill", "target": "server-0", "every": {"mtbf": 4, "until": 50}},
+    ]
+    strategies = ["none", "checkpoint", "chain", "stateless"]
+    text = [
+        f"faults={json.dumps(faults)}",
+        f"axes={{recovery: {json.dumps(strategies)}, training.workers: [1, 2, 5], "
+        "server.spares: [0, 3]}",
+        f"seeds={list(range(10))}",
+    ]
+    plans: dict[int, set[tuple[Any, ...]]] = {}
+    for _, each in load_experiment(str(config), text).trial_configs():
+        moments = tuple(fault.when for fault in each.build_faults())
+        plans.setdefault(each.seed, set()).add(moments)
+    assert all(len(moments) == 1 for moments in plans.values())
+    assert len({next(iter(moments)) for moments in plans.values()}) == len(plans)
+
+
+def test_a_drawn_moment_is_one_of_its_range_and_can_be_waited_for(config: Path) -> None:
+    after = {"kind": "pause", "target": "server-1", "after": {"fault": 0, "seconds": 0.5}}
+    kill, pause = plan(config, {"kind": "kill", "target": "server-0", **RANGE}, after)
+    assert isinstance(kill.when, AtUpdates)
+    assert 20 <= kill.when.updates < 60
+    assert pause.when == After(0, 0.5)
+    (late,) = plan(config, {**PAUSE, "at_seconds": {"between": [1, 3]}})
+    assert isinstance(late.when, AtSeconds)
+    assert 1 <= late.when.seconds < 3
+
+
+def test_processes_by_gradients_and_like_published_systems(config: Path) -> None:
+    kill = {"kind": "kill", "target": {"role": "server", "pick": "random"}}
+    for fault in plan(config, {**kill, "every": {"updates": 10, "until": 80}}):
+        assert isinstance(fault.when, AtUpdates)
+        assert fault.when.optional
+        assert fault.when.updates <= 80
+    scale = {"hours_per_second": 1, "until": 60}
+    sections = [
+        EverySection.model_validate({"like": "llama3", **scale}),
+        EverySection.model_validate({"like": "llama3", **scale, "failures_per_year": 100}),
+        EverySection.model_validate({"like": "lanl", **scale}),
+    ]
+    llama3, smaller, lanl = (section.build() for section in sections)
+    assert llama3.mtbf == pytest.approx(54 * 24 / 419)  # hours, of which one is a second here
+    assert smaller.mtbf == pytest.approx(365.25 * 24 / 100)
+    assert lanl == Process(365.25 * 24 / 1000, 60, "weibull", 0.7)
+    assert plan(config, {**kill, "every": {"like": "lanl", "hours_per_second": 5, "until": 60}})
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [
+        ({"at_updates": {"between": [60, 20]}}, "at_updates.between: between 60 and 20 updates"),
+        ({"at_updates": {"between": [0, 20]}}, "expected two numbers from 1"),
+        ({"at_updates": {"between": [20, 102]}}, "between: the training ends after 100 updates"),
+        ({"at_updates": {"between": [20]}}, "faults.0.at_updates.between.1: is missing"),
+        ({"at_updates": {"betwen": [20, 30]}}, "did you mean 'between'?"),
+        ({"at_updates": "soon"}, "expected a whole number, or {between: [200, 400]}; got 'soon'"),
+        ({"at_seconds": "soon"}, "expected a number, or {between: [1, 3]}; got 'soon'"),
+        ({"at_seconds": {"between": [1, 61]}}, "between: the time limit is 60 s"),
+        ({"every": {"until": 9}}, "expected exactly one of mtbf, updates, like; got none of them"),
+        ({"every": {"until": 9, "mtbf": 1, "updates": 3}}, "got mtbf and updates"),
+        ({"every": {"until": 9, "like": "lan"}}, "unknown failure model 'lan'; did you mean"),
+        ({"every": {"until": 9, "like": "lanl"}}, "every.hours_per_second: is missing"),
+        (
+            {"every": {"until": 9, "mtbf": 1, "hours_per_second": 1}},
+            "every.hours_per_second: goes with like: only",
+        ),
+        (
+            {"every": {"until": 9, "like": "lanl", "hours_per_second": 1, "shape": 0.8}},
+            "follows from like:; leave out distribution and shape",
+        ),
+        (
+            {"every": {"until": 9, "mtbf": 1, "distribution": "lognormal", "shape": 11.0}},
+            "every.shape: shape=11.0 of a lognormal distribution, expected 10 at most",
+        ),
+    ],
+)
+def test_moments_that_cannot_be_drawn_are_refused(
+    config: Path, moment: dict[str, Any], told: str
+) -> None:
+    assert told in complaint(config, {**PAUSE, **moment})
+
+
 def test_the_rows_of_a_trace_are_part_of_the_trial(config: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("seconds,kind,target,duration\n1.5,pause,server-0,2\n")
@@ -182,7 +276,10 @@ def test_the_rows_of_a_trace_are_part_of_the_trial(config: Path, tmp_path: Path)
         ({**PAUSE, **NOW, "target": {"role": "spare", "pick": "all"}}, "there is no spare to"),
         ({**PAUSE, **NOW, "target": {"rol": "worker"}}, "faults.0.target.rol: unknown key"),
         ({**PAUSE, "every": {"mtbf": 5}}, "faults.0.every.until: is missing"),
-        ({**PAUSE, "every": {"mtbf": 5, "until": 9, "shape": 2.0}}, "weibull has a shape"),
+        (
+            {**PAUSE, "every": {"mtbf": 5, "until": 9, "shape": 2.0}},
+            "weibull or lognormal has a shape",
+        ),
         ({"kind": "corrupt", "shard": 2, **NOW}, "faults.0.shard: there is no shard 2"),
         ({**PAUSE, "kind": "slow", **NOW, "factor": 1}, "expected more than 1"),
         ({"kind": "trace", "csv": "nowhere.csv"}, "nowhere.csv: cannot be read"),

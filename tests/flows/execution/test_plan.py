@@ -8,7 +8,7 @@ from rich.console import Console
 
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand
-from flows.execution.plan import fault_plans, nodes_needed, plan_table, warnings
+from flows.execution.plan import budgets_told, fault_plans, nodes_needed, plan_table, warnings
 
 
 def demo(*overrides: str) -> tuple[Trial, ...]:
@@ -29,6 +29,27 @@ def test_table_has_a_line_per_trial() -> None:
 def test_nodes_needed_are_those_of_the_largest_trial() -> None:
     text = nodes_needed(demo("server.spares=1", "training.workers=3"))
     assert "at most: 9 (2 server, 2 replica, 1 spare, 3 worker, 1 evaluator)" in text
+
+
+def test_how_each_strategy_uses_its_budget_is_told() -> None:
+    assert budgets_told(demo()) == []
+    assert budgets_told(demo("budget={nodes: 4}", "seeds=[0]", "axes.faults=[[]]"))[1:] == [
+        "  4 for none: 2 server, 2 spare",
+        "  4 for checkpoint: 2 server, 2 spare",
+        "  4 for chain: 2 server, 2 replica",
+        "  4 for stateless: 2 server, 1 spare, 1 store",
+    ]
+
+
+def test_the_moments_that_each_seed_draws_are_told() -> None:
+    kill = "{kind: kill, target: server-0, at_updates: {between: [200, 400]}}"
+    lines = fault_plans(demo("axes={recovery: [chain, none]}", f"faults=[{kill}]", "seeds=[0, 1]"))
+    assert lines[0::2] == [
+        "Faults of chain.seed-0, none.seed-0:",
+        "Faults of chain.seed-1, none.seed-1:",
+    ]
+    assert lines[1] != lines[3]
+    assert all(line.startswith("  0: kill server-0 at ") for line in lines[1::2])
 
 
 def test_a_kill_that_never_comes_is_a_warning() -> None:
