@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
+from flows.analysis.controls import Setup, controls, setup
+from flows.analysis.effects import Course, course, effects
 from flows.analysis.groups import Group, summarize
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
@@ -187,14 +189,62 @@ def read_experiment(
 def read_whole(
     events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
 ) -> list[Finished]:
-    """Read records; damaged ones are left out, and `warn` is told of each of them."""
+    """Read records; damaged ones are left out, and `warn` is told of each of them.
+
+    The effects of faults are told where the control is among them.
+    """
     found = []
     for path in events_files:
         try:
             found.append(finished(path, read_trial(path), prices))
         except RecordDamaged as error:
             warn(damaged(path, error))
-    return found
+    return with_effects(found, prices)
+
+
+def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
+    """Return trials with the effects of their faults, each against its control among them.
+
+    A trial has none where there is no such control, or either is not valid or was resumed, so that
+    its record begins in the middle.
+    """
+    usable = {
+        each.outcome.identity.trial: each
+        for each in found
+        if each.outcome.valid and each.outcome.whole
+    }
+    control_of = controls({name: _setup(each) for name, each in usable.items()})
+    courses: dict[str, Course | None] = {}  # a control may be that of many
+    return [_with_effects(each, usable, control_of, courses, prices) for each in found]
+
+
+def _setup(done: Finished) -> Setup:
+    started = done.record.started
+    return setup(started.settings if started else {})
+
+
+def _with_effects(
+    done: Finished,
+    usable: Mapping[str, Finished],
+    control_of: Mapping[str, str],
+    courses: dict[str, Course | None],
+    prices: Prices,
+) -> Finished:
+    name = done.outcome.identity.trial
+    control = control_of.get(name)
+    if control is None or usable[name] is not done:
+        return done
+    if control not in courses:
+        courses[control] = course(usable[control].record, prices)
+    mine, theirs = course(done.record, prices), courses[control]
+    if mine is None or theirs is None:
+        return done
+    return replace(done, outcome=replace(done.outcome, effects=effects(mine, theirs, control)))
+
+
+def lacks_control(outcome: Outcome) -> bool:
+    """Whether a valid trial had faults, and nothing tells their effect, as it has no control."""
+    return outcome.valid and bool(outcome.faults) and outcome.effects.control is None
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:

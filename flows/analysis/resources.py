@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from dps.core.names import ROLES, original
 from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
 from dps.protocol.durabilities.checkpoint import Checkpoint
@@ -151,17 +153,9 @@ def storage(record: Record) -> Storage:
 
 def node_seconds(record: Record) -> dict[str, float]:
     """Return for each role how long its nodes were up between start and end of the training."""
-    span = training_span(record)
-    if span is None:
-        return {}
-    start, end = span
-    killed = {event.pid: event.t for event in record.of(Killed)}
     seconds: Counter[str] = Counter()
-    # A node on which one worker runs after another tells of each.
-    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
-    for node in first.values():
-        up = min(end, killed.get(node.pid, end)) - max(start, node.t)
-        seconds[node.role] += max(0.0, up)  # type: ignore[assignment]
+    for role, start, end in _node_spans(record):
+        seconds[role] += end - start  # type: ignore[assignment]
     return dict(seconds)
 
 
@@ -193,6 +187,44 @@ def cost(record: Record, prices: Prices) -> Cost:
     )
 
 
+class Spending:
+    """Tells the money spent up to a moment: on demand, as if the training had ended then.
+
+    A node costs from its start, or that of the training, to its end: to its death, if it was
+    killed, so that a lost node costs nothing until another takes its place. Bytes sent cost when
+    they are sent, evenly between two samples of a process. Bytes stored cost evenly over the
+    training, by what `storage` says of the whole.
+
+    Attributes
+    ----------
+    total
+        All of it: `cost(record, prices).total`.
+    """
+
+    def __init__(self, record: Record, prices: Prices) -> None:
+        spent = cost(record, prices)
+        self.total = spent.total
+        self._start, self._end = training_span(record) or (0.0, 0.0)
+        self._stored = spent.stored
+        self._nodes = [
+            (prices.node_hour[role] / SECONDS_PER_HOUR, start, end)
+            for role, start, end in _node_spans(record)
+        ]
+        self._gb_moved = prices.gb_moved
+        self._sent = _sent_over_time(record, self._end)
+
+    def at(self, t: float) -> float:
+        """Return USD spent at `t`, in seconds since the epoch: 0 before the training."""
+        if t <= self._start:
+            return 0.0
+        if t >= self._end:
+            return self.total
+        nodes = sum(rate * max(0.0, min(t, end) - start) for rate, start, end in self._nodes)
+        sent = sum(float(np.interp(t, *samples)) for samples in self._sent)
+        stored = self._stored * (t - self._start) / (self._end - self._start)
+        return nodes + self._gb_moved * sent / BYTES_PER_GB + stored
+
+
 def busiest(record: Record) -> float | None:
     """Return what the busiest server used of a core during the training, as a share."""
     servers = (used for (_, role), used in _cores(record).items() if role == "server")
@@ -205,6 +237,32 @@ def cores_used(record: Record) -> float | None:
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _node_spans(record: Record) -> list[tuple[str, float, float]]:
+    """The role of each node, and from when to when it was up during the training."""
+    span = training_span(record)
+    if span is None:
+        return []
+    start, end = span
+    killed = {event.pid: event.t for event in record.of(Killed)}
+    # A node on which one worker runs after another tells of each.
+    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
+    spans = ((n.role, max(start, n.t), min(end, killed.get(n.pid, end))) for n in first.values())
+    return [(role, came, max(came, went)) for role, came, went in spans]
+
+
+def _sent_over_time(record: Record, end: float) -> list[tuple[list[float], list[float]]]:
+    """Moments and bytes sent by then of each process; all that it sends is sent by the `end`."""
+    joined = {(node.node, node.pid): node.t for node in reversed(record.of(NodeJoined))}
+    found: defaultdict[tuple[str, int], dict[float, float]] = defaultdict(dict)
+    for sample in record.of(ResourceSampled):
+        process = sample.node, sample.pid
+        if process not in found and joined.get(process, sample.t) < sample.t:
+            found[process][joined[process]] = 0.0
+        found[process][min(sample.t, end)] = float(sum(sample.sent.values()))
+    in_order = (sorted(samples.items()) for samples in found.values())
+    return [([t for t, _ in samples], [sent for _, sent in samples]) for samples in in_order]
 
 
 def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
