@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
-from flows.analysis.controls import Setup, controls, setup
-from flows.analysis.effects import Course, course, effects
+from flows.analysis.effects.controls import Setup, controls, setup
+from flows.analysis.effects.course import Course, course
+from flows.analysis.effects.difference import effects
 from flows.analysis.groups import Group, summarize
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices

@@ -15,18 +15,19 @@ from typing import Any
 
 from dps.core.names import ROLES
 from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
-from flows.analysis.effects import UNKNOWN, Difference, Effects
+from flows.analysis.effects.difference import UNKNOWN, Difference, Effects
+from flows.analysis.effects.outages import Downtime, downtime
 from flows.analysis.faults import FaultTimes, fault_times
-from flows.analysis.filters import Filtering, filtering
 from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.analysis.ledger import Ledger, applied_rows, ledger
-from flows.analysis.outages import Downtime, downtime
 from flows.analysis.prices import Prices
 from flows.analysis.resources import (
     Cost,
+    Filtering,
     Storage,
     Usage,
     cost,
+    filtering,
     sent_by_link,
     storage,
     total_usage,

@@ -1,4 +1,4 @@
-"""What a trial used, per role of node: processor time, memory, bytes, money."""
+"""What a trial used, per role of node: processor time, memory, bytes, money; what filters saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps.core.names import ROLES, original
-from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
+from dps.events import CheckpointWritten, Filtered, Killed, NodeJoined, ResourceSampled
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
@@ -104,6 +104,30 @@ class Cost:
         return self.fixed + self.moved + self.stored
 
 
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """The filters of all workers together; None: the trial has none.
+
+    Attributes
+    ----------
+    raw_bytes, sent_bytes
+        Of gradients before filters, and of what was sent in their place.
+    saved
+        Share of the bytes that was saved.
+    withheld
+        Share of the entries that was not sent with its update.
+    lost
+        Sum of the norms of what workers still withheld when they were last heard of. Who leaves in
+        order sends it before.
+    """
+
+    raw_bytes: int | None = None
+    sent_bytes: int | None = None
+    saved: float | None = None
+    withheld: float | None = None
+    lost: float | None = None
+
+
 def usage_by_role(record: Record) -> dict[str, Usage]:
     """Return what each role used; the roles of the table come first and are always there."""
     samples = _last_samples(record)
@@ -184,6 +208,23 @@ def cost(record: Record, prices: Prices) -> Cost:
         fixed=_price(rented, prices.fixed_hour),
         moved=prices.gb_moved * moved / BYTES_PER_GB,
         stored=prices.gb_month_stored * storage(record).stored_bytes / BYTES_PER_GB * months,
+    )
+
+
+def filtering(record: Record) -> Filtering:
+    """Return what filters did, from the last event of each start of a worker."""
+    last = {(e.worker, e.incarnation): e for e in record.of(Filtered)}
+    raw = sum(event.raw_bytes for event in last.values())
+    if not raw:
+        return Filtering()
+    sent = sum(event.sent_bytes for event in last.values())
+    entries = sum(event.entries for event in last.values())
+    return Filtering(
+        raw_bytes=raw,
+        sent_bytes=sent,
+        saved=1 - sent / raw,
+        withheld=sum(event.withheld for event in last.values()) / entries,
+        lost=sum(event.residual_norm for event in last.values()),
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.events import Reported, TrainingStarted
+from flows.analysis.effects.outages import disturbed
 from flows.analysis.faults import FaultTimes, training_span
 from flows.analysis.ledger import Ledger
-from flows.analysis.outages import disturbed
 from flows.analysis.steps import pushed
 from flows.records.record import Record
 
@@ -32,7 +32,7 @@ class Pace:
         pushed its first until one had pushed its last. None where there was no such time.
     steady
         The same without the time from each fault to when nothing was left of it to be seen (see
-        `flows.analysis.outages.disturbed`). None where there was no such time.
+        `flows.analysis.effects.outages.disturbed`). None where there was no such time.
     goodput
         Gradients per second of training that are in the final state: the mean over the shards.
     idle_share
