@@ -77,7 +77,12 @@ class Figure:
 
 RECOVERY = (
     Figure("final\n%", ("accuracy_final",)),
-    Figure("before→after\n%", ("accuracy_before", "accuracy_after"), "→"),
+    Figure(
+        "effect, points\ns/grads/$",
+        ("effect_time_mean", "effect_gradients_mean", "effect_money_mean"),
+        "/",
+    ),
+    Figure("down\ns", ("downtime_seconds",)),
     Figure("detect\ns", ("detect_seconds",)),
     Figure("restore\ns", ("restore_seconds",)),
     Figure("first\ns", ("first_applied_seconds",)),
@@ -93,18 +98,21 @@ USE = (
     Figure("\nUSD", ("cost_usd",)),
 )
 LEGEND = (
-    "Means over seeds. final, before→after: test accuracy. detect, restore, first: from the fault "
-    "to its detection, from there until the shard served, from there to its first update. lost: "
-    "acked or buffered updates. refused: as duplicates. stale: versions, median/p99/max. The "
-    "report says more."
+    "Means over seeds. final: test accuracy. effect: accuracy minus that of the same seed without "
+    "the faults, mean from the first fault on, over the same seconds, gradients and money. down: "
+    "a shard was not served. detect, restore, first: from the fault to its detection, from there "
+    "until the shard served, from there to its first update. lost: acked or buffered updates. "
+    "refused: as duplicates. stale: versions, median/p99/max. The report says more."
 )
 PER_TRIAL = {
     "\ntrial": "trial",
     "\nstatus": "status",
     "final\n%": "accuracy_final",
-    "before\n%": "accuracy_before",
-    "after\n%": "accuracy_after",
-    "recovery\ns": "rto_seconds",
+    "effect\ns": "effect_time_mean",
+    "effect\ngrads": "effect_gradients_mean",
+    "effect\n$": "effect_money_mean",
+    "\nfaults": "faults",
+    "down\ns": "downtime_seconds",
     "\nlost": "updates_lost",
     "re-\nplayed": "updates_replayed",
     "re-\nfused": "updates_duplicates",
@@ -248,6 +256,20 @@ def lacks_control(outcome: Outcome) -> bool:
     return outcome.valid and bool(outcome.faults) and outcome.effects.control is None
 
 
+def without_control(outcomes: Iterable[Outcome]) -> str:
+    """Say of how many trials with faults the effect cannot be told; nothing where of all."""
+    faulted = [outcome for outcome in outcomes if outcome.valid and outcome.faults]
+    lacking = sum(lacks_control(outcome) for outcome in faulted)
+    if not lacking:
+        return ""
+    number = f"{lacking} of {len(faulted)} valid trials with faults"
+    return (
+        f"{number} {'has' if lacking == 1 else 'have'} no control, so that the effect of the "
+        "faults is not known: a valid trial that is the same, seed included, but for an empty "
+        "fault plan. An axis of faults with “no fault: []” makes one of each."
+    )
+
+
 def damaged(events_file: Path, error: RecordDamaged) -> str:
     """Say that a trial is left out because of what its record holds."""
     return f"{events_file.parent.name} is left out, its record is damaged: {error}"
@@ -308,12 +330,14 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
     print_failed_before(outcomes, console)
 
 
-def print_left_out(outcomes: Iterable[Outcome], console: Console) -> None:
-    """Name the trials that enter no statistics, and say why."""
+def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Name the trials that enter no statistics, and say why; and how many have no effect."""
     for each in outcomes:
         if not each.valid:
             line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
             console.print(Text(line, style="yellow"))
+    if lacking := without_control(outcomes):
+        console.print(Text(lacking, style="yellow"))
 
 
 def failed_before(outcome: Outcome) -> str:

@@ -39,7 +39,7 @@ from flows.analysis.transports import transports
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.analysis.virtual_time import profile
 from flows.metrics.metric import LINKS, Period
-from flows.metrics.resources import OF_ROLES
+from flows.metrics.resources import OF_LINKS, OF_ROLES
 from flows.records.record import Record
 
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.
@@ -309,6 +309,8 @@ class Outcome:
                 row[f"{name}_{role}"] = getattr(usage, name)
         for link in LINKS:
             row[f"sent_bytes_link_{link}"] = self.sent_by_link.get(link, 0)
+            for role in OF_LINKS:
+                row[f"sent_bytes_{role}_{link}"] = self.usage[role].sent_by_link.get(link, 0)
         return {**row, **asdict(self.storage), "stored_bytes": self.storage.stored_bytes}
 
 

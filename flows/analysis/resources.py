@@ -34,6 +34,8 @@ class Usage:
         counts as the same node.
     sent_bytes, received_bytes
         Bytes of dps messages.
+    sent_by_link
+        Those sent, for each kind of link.
     node_seconds
         Time for which nodes of the role were up during the training.
     """
@@ -42,6 +44,7 @@ class Usage:
     peak_bytes: int
     sent_bytes: int
     received_bytes: int
+    sent_by_link: dict[str, int]
     node_seconds: float
 
 
@@ -147,16 +150,14 @@ def total_usage(by_role: dict[str, Usage]) -> Usage:
         peak_bytes=sum(part.peak_bytes for part in parts),
         sent_bytes=sum(part.sent_bytes for part in parts),
         received_bytes=sum(part.received_bytes for part in parts),
+        sent_by_link=_by_link(part.sent_by_link for part in parts),
         node_seconds=sum(part.node_seconds for part in parts),
     )
 
 
 def sent_by_link(record: Record) -> dict[str, int]:
     """Return bytes sent by all processes for each kind of link."""
-    sent: Counter[str] = Counter(dict.fromkeys(LINKS, 0))
-    for sample in _last_samples(record):
-        sent.update(sample.sent)
-    return dict(sent)
+    return _by_link(sample.sent for sample in _last_samples(record))
 
 
 def storage(record: Record) -> Storage:
@@ -342,8 +343,16 @@ def _usage(samples: Iterable[ResourceSampled], seconds: float) -> Usage:
         peak_bytes=sum(_largest(processes, key=lambda s: s.peak_bytes).values()),
         sent_bytes=sum(sum(s.sent.values()) for s in processes),
         received_bytes=sum(sum(s.received.values()) for s in processes),
+        sent_by_link=_by_link(s.sent for s in processes),
         node_seconds=seconds,
     )
+
+
+def _by_link(sent: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter(dict.fromkeys(LINKS, 0))
+    for each in sent:
+        total.update(each)
+    return dict(total)
 
 
 def _largest(

@@ -365,6 +365,13 @@ def test_a_setting_of_an_old_record_does_nothing_to_the_terminal(tmp_path: Path)
     assert r"\x1b[2Jnone \x1b[31m –" in text
 
 
+def test_one_trial_is_shown_with_the_effect_that_its_control_tells(here: Path) -> None:
+    run = find_run("demo/chain.kill.seed-0", here, PRICES)
+    [done] = run.trials
+    assert done.outcome.effects.control == "chain.no-fault.seed-0"
+    assert done.outcome.effects.time is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "message"),
