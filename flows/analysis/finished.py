@@ -78,14 +78,12 @@ class Figure:
 RECOVERY = (
     Figure("final\n%", ("accuracy_final",)),
     Figure(
-        "effect, points\ns/grads/$",
+        "effect, points\ntime/grads/money",
         ("effect_time_mean", "effect_gradients_mean", "effect_money_mean"),
         "/",
     ),
     Figure("down\ns", ("downtime_seconds",)),
-    Figure("detect\ns", ("detect_seconds",)),
-    Figure("restore\ns", ("restore_seconds",)),
-    Figure("first\ns", ("first_applied_seconds",)),
+    Figure("recov-\nery s", ("recovery_median_seconds",)),
     Figure("\nlost", ("updates_lost",)),
     Figure("re-\nplayed", ("updates_replayed",)),
     Figure("re-\nfused", ("updates_duplicates",)),
@@ -99,24 +97,23 @@ USE = (
 )
 LEGEND = (
     "Means over seeds. final: test accuracy. effect: accuracy minus that of the same seed without "
-    "the faults, mean from the first fault on, over the same seconds, gradients and money. down: "
-    "a shard was not served. detect, restore, first: from the fault to its detection, from there "
-    "until the shard served, from there to its first update. lost: acked or buffered updates. "
-    "refused: as duplicates. stale: versions, median/p99/max. The report says more."
+    "the faults, mean from the first fault on, over the same time, gradients and money. down: "
+    "a shard was not served, over all faults. recovery: from a fault to the shard's next update, "
+    "median of a trial's outages. lost: acked or buffered updates. refused: as duplicates. stale: "
+    "versions, median/p99/max. The report says more."
 )
 PER_TRIAL = {
     "\ntrial": "trial",
     "\nstatus": "status",
     "final\n%": "accuracy_final",
-    "effect\ns": "effect_time_mean",
-    "effect\ngrads": "effect_gradients_mean",
-    "effect\n$": "effect_money_mean",
-    "\nfaults": "faults",
+    "effect\ntime": "effect_time_mean",
+    "same\ngrads": "effect_gradients_mean",
+    "same\nmoney": "effect_money_mean",
     "down\ns": "downtime_seconds",
     "\nlost": "updates_lost",
     "re-\nplayed": "updates_replayed",
     "re-\nfused": "updates_duplicates",
-    "applied\ntwice": "updates_applied_twice",
+    "appl.\ntwice": "updates_applied_twice",
     "\nUSD": "cost_usd",
 }
 

@@ -37,7 +37,7 @@ def _effects() -> tuple[Metric, ...]:
         found += [
             Metric(
                 f"effect_{over}_mean",
-                f"effect on accuracy, {label}",
+                f"effect, {label}",
                 "points",
                 f"Accuracy minus that of the control {how}: mean over the span. That is {span}. "
                 f"Control: {CONTROL}.",

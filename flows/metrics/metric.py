@@ -63,7 +63,8 @@ class Metric:
             return NOT_APPLICABLE
         if isinstance(value, str):
             return value
-        return _number(float(value), self.unit).replace("-", "−")
+        text = _number(float(value), self.unit)
+        return (text if text.strip("-0.") else text.lstrip("-")).replace("-", "−")
 
 
 def _number(value: float, unit: Unit) -> str:

@@ -43,6 +43,10 @@ from tests.support.synthetic import (
 )
 
 PRICES = load_prices()
+SIX = (
+    *("accuracy_final", "accuracy_drop", "rto_seconds"),
+    *("updates_lost", "gradients_per_second", "cost_usd"),
+)
 
 
 def trial(strategy: str, seed: int, fault: str = "kill") -> Outcome:
@@ -55,7 +59,7 @@ def trial(strategy: str, seed: int, fault: str = "kill") -> Outcome:
 
 
 def judge(outcomes: Iterable[Outcome], **choices: object) -> dict[tuple[str, str], Compared]:
-    section = ComparisonSection.model_validate(choices)
+    section = ComparisonSection.model_validate({"metrics": SIX, **choices})
     rows = compared(list(outcomes), section, np.random.default_rng(0))
     return {(row.strategy, row.metric): row for row in rows}
 

@@ -496,7 +496,9 @@ def test_rendering_is_deterministic(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def unsure_page() -> str:
-    return render(unsure_trials(), load_prices(), ComparisonSection(), [])
+    metrics = ("accuracy_final", "accuracy_drop", "rto_seconds", "updates_lost")
+    section = ComparisonSection(metrics=(*metrics, "gradients_per_second", "cost_usd"))
+    return render(unsure_trials(), load_prices(), section, [])
 
 
 def test_what_the_correction_alone_hides_is_explained_on_the_page(unsure_page: str) -> None:
