@@ -147,8 +147,8 @@ PER_TRIAL = (
 
 GLANCE: tuple[tuple[str, str], ...] = (
     ("effect_time_mean", "effect on accuracy at the same times"),
-    ("effect_gradients_mean", "after as many gradients"),
-    ("effect_money_mean", "for as much money"),
+    ("effect_gradients_mean", "effect after as many gradients"),
+    ("effect_money_mean", "effect for as much money"),
     ("downtime_seconds", "a shard was down"),
     ("rto_seconds", "until the next update was applied"),
     ("gradients_deficit", "gradients not computed"),
