@@ -257,12 +257,14 @@ def _decided(record: Record, detected: Detected, serving: float | None) -> float
 
 def _lost_again(record: Record, detected: Detected) -> float | None:
     """When the loss by a later fault, if any, of a replica of the same shard was detected."""
-    later = [fault for fault in _struck(record) if fault.t > detected.t]
+    struck: dict[str, float] = {}  # by node, when first after this loss
+    for fault in _struck(record):
+        if fault.t > detected.t:
+            struck.setdefault(fault.node, fault.t)
     times = (
         e.t
         for e in record.of(Detected)
-        if e.shard == detected.shard
-        if any(fault.node == e.node and fault.t <= e.t for fault in later)
+        if e.shard == detected.shard and struck.get(e.node, math.inf) <= e.t
     )
     return min(times, default=None)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dps.core.names import ROLES, original
 from dps.events import CheckpointWritten, Filtered, Killed, NodeJoined, ResourceSampled
@@ -15,6 +16,8 @@ from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
 from flows.metrics.metric import LINKS
 from flows.records.record import Record
+
+FloatArray = NDArray[np.float64]
 
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
@@ -294,7 +297,7 @@ def _node_spans(record: Record) -> list[tuple[str, float, float]]:
     return [(role, came, max(came, went)) for role, came, went in spans]
 
 
-def _sent_over_time(record: Record, end: float) -> list[tuple[list[float], list[float]]]:
+def _sent_over_time(record: Record, end: float) -> list[tuple[FloatArray, FloatArray]]:
     """Moments and bytes sent by then of each process; all that it sends is sent by the `end`."""
     joined = {(node.node, node.pid): node.t for node in reversed(record.of(NodeJoined))}
     found: defaultdict[tuple[str, int], dict[float, float]] = defaultdict(dict)
@@ -304,7 +307,7 @@ def _sent_over_time(record: Record, end: float) -> list[tuple[list[float], list[
             found[process][joined[process]] = 0.0
         found[process][min(sample.t, end)] = float(sum(sample.sent.values()))
     in_order = (sorted(samples.items()) for samples in found.values())
-    return [([t for t, _ in samples], [sent for _, sent in samples]) for samples in in_order]
+    return [(np.array([t for t, _ in each]), np.array([b for _, b in each])) for each in in_order]
 
 
 def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
