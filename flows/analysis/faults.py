@@ -56,7 +56,8 @@ class FaultTimes:
     serving
         The shard served again; `source` says from what: "promoted", "initial", "checkpoint",
         "store" or "worker"; "others" if the head was not the one that was lost; "resumed" for a
-        head whose pause or cut ended before anybody gave it up.
+        head whose pause or cut ended before anybody gave it up. None if whoever served then was
+        lost before it reported so: what workers were told then tells that it served.
     first_applied
         The shard's head first applied an update after that.
     ended
@@ -186,6 +187,12 @@ def _detected(record: Record, fault: Struck) -> Detected | None:
 def _detected_times(record: Record, times: FaultTimes, detected: Detected) -> FaultTimes:
     """The moments of a fault by which a shard lost a node."""
     serving, source, applied = _back(record, detected)
+    again = _lost_again(record, detected)
+    if again is not None and (serving is None or serving > again):
+        # Whoever served in between may have been lost before it could report that.
+        told = _told_to_workers(record, detected, again)
+        if told is not None:
+            serving, source, applied = told, None, told
     fresh = replacement(times.node)
     capacity = _first(
         [e for e in record.of(CapacityRestored) if (e.fault, e.node) == (times.fault, fresh)]
@@ -246,6 +253,39 @@ def _decided(record: Record, detected: Detected, serving: float | None) -> float
         if serving is None or e.t <= serving
     ]
     return max(times, default=None)
+
+
+def _lost_again(record: Record, detected: Detected) -> float | None:
+    """When the loss by a later fault, if any, of a replica of the same shard was detected."""
+    struck: dict[str, float] = {}  # by node, when first after this loss
+    for fault in _struck(record):
+        if fault.t > detected.t:
+            struck.setdefault(fault.node, fault.t)
+    times = (
+        e.t
+        for e in record.of(Detected)
+        if e.shard == detected.shard and struck.get(e.node, math.inf) <= e.t
+    )
+    return min(times, default=None)
+
+
+def _told_to_workers(record: Record, detected: Detected, until: float) -> float | None:
+    """When a worker was first told that an update was applied, between two losses of a shard."""
+    choices = [
+        e.t
+        for e in record.of(Decided)
+        if e.shard == detected.shard and e.epoch >= detected.epoch and e.t < until
+    ]
+    if not choices:
+        return None
+    since = max(choices)
+    times = (
+        t
+        for batch in record.of(Acked)
+        for t, shard, outcome in zip(batch.times, batch.shards, batch.outcomes, strict=True)
+        if shard == detected.shard and outcome == "applied" and since < t < until
+    )
+    return min(times, default=None)
 
 
 def _first_applied(record: Record, detected: Detected) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
+from flows.analysis.effects.controls import Setup, controls, setup
+from flows.analysis.effects.course import Course, course
+from flows.analysis.effects.difference import effects
 from flows.analysis.groups import Group, summarize
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
@@ -74,10 +77,13 @@ class Figure:
 
 RECOVERY = (
     Figure("final\n%", ("accuracy_final",)),
-    Figure("before→after\n%", ("accuracy_before", "accuracy_after"), "→"),
-    Figure("detect\ns", ("detect_seconds",)),
-    Figure("restore\ns", ("restore_seconds",)),
-    Figure("first\ns", ("first_applied_seconds",)),
+    Figure(
+        "effect, points\ntime/grads/money",
+        ("effect_time_mean", "effect_gradients_mean", "effect_money_mean"),
+        "/",
+    ),
+    Figure("down\ns", ("downtime_seconds",)),
+    Figure("recov-\nery s", ("recovery_median_seconds",)),
     Figure("\nlost", ("updates_lost",)),
     Figure("re-\nplayed", ("updates_replayed",)),
     Figure("re-\nfused", ("updates_duplicates",)),
@@ -90,22 +96,24 @@ USE = (
     Figure("\nUSD", ("cost_usd",)),
 )
 LEGEND = (
-    "Means over seeds. final, before→after: test accuracy. detect, restore, first: from the fault "
-    "to its detection, from there until the shard served, from there to its first update. lost: "
-    "acked or buffered updates. refused: as duplicates. stale: versions, median/p99/max. The "
-    "report says more."
+    "Means over seeds. final: test accuracy. effect: accuracy minus that of the same seed without "
+    "the faults, mean from the first fault on, over the same time, gradients and money. down: "
+    "a shard was not served, over all faults. recovery: from a fault to the shard's next update, "
+    "median of a trial's outages. lost: acked or buffered updates. refused: as duplicates. stale: "
+    "versions, median/p99/max. The report says more."
 )
 PER_TRIAL = {
     "\ntrial": "trial",
     "\nstatus": "status",
     "final\n%": "accuracy_final",
-    "before\n%": "accuracy_before",
-    "after\n%": "accuracy_after",
-    "recovery\ns": "rto_seconds",
+    "effect\ntime": "effect_time_mean",
+    "same\ngrads": "effect_gradients_mean",
+    "same\nmoney": "effect_money_mean",
+    "down\ns": "downtime_seconds",
     "\nlost": "updates_lost",
     "re-\nplayed": "updates_replayed",
     "re-\nfused": "updates_duplicates",
-    "applied\ntwice": "updates_applied_twice",
+    "appl.\ntwice": "updates_applied_twice",
     "\nUSD": "cost_usd",
 }
 
@@ -187,14 +195,76 @@ def read_experiment(
 def read_whole(
     events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
 ) -> list[Finished]:
-    """Read records; damaged ones are left out, and `warn` is told of each of them."""
+    """Read records; damaged ones are left out, and `warn` is told of each of them.
+
+    The effects of faults are told where the control is among them.
+    """
     found = []
     for path in events_files:
         try:
             found.append(finished(path, read_trial(path), prices))
         except RecordDamaged as error:
             warn(damaged(path, error))
-    return found
+    return with_effects(found, prices)
+
+
+def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
+    """Return trials with the effects of their faults, each against its control among them.
+
+    A trial has none where there is no such control, or either is not valid or was resumed, so that
+    its record begins in the middle.
+    """
+    usable = {
+        each.outcome.identity.trial: each
+        for each in found
+        if each.outcome.valid and each.outcome.whole
+    }
+    control_of = controls({name: _setup(each) for name, each in usable.items()})
+    courses: dict[str, Course | None] = {}  # a control may be that of many
+    return [_with_effects(each, usable, control_of, courses, prices) for each in found]
+
+
+def _setup(done: Finished) -> Setup:
+    started = done.record.started
+    return setup(started.settings if started else {})
+
+
+def _with_effects(
+    done: Finished,
+    usable: Mapping[str, Finished],
+    control_of: Mapping[str, str],
+    courses: dict[str, Course | None],
+    prices: Prices,
+) -> Finished:
+    name = done.outcome.identity.trial
+    control = control_of.get(name)
+    if control is None or usable[name] is not done:
+        return done
+    if control not in courses:
+        courses[control] = course(usable[control].record, prices)
+    mine, theirs = course(done.record, prices), courses[control]
+    if mine is None or theirs is None:
+        return done
+    return replace(done, outcome=replace(done.outcome, effects=effects(mine, theirs, control)))
+
+
+def lacks_control(outcome: Outcome) -> bool:
+    """Whether a valid trial had faults, and nothing tells their effect, as it has no control."""
+    return outcome.valid and bool(outcome.faults) and outcome.effects.control is None
+
+
+def without_control(outcomes: Iterable[Outcome]) -> str:
+    """Say of how many trials with faults the effect cannot be told; nothing where of all."""
+    faulted = [outcome for outcome in outcomes if outcome.valid and outcome.faults]
+    lacking = sum(lacks_control(outcome) for outcome in faulted)
+    if not lacking:
+        return ""
+    number = f"{lacking} of {len(faulted)} valid trials with faults"
+    return (
+        f"{number} {'has' if lacking == 1 else 'have'} no control, so that the effect of the "
+        "faults is not known: a valid trial that is the same, seed included, but for an empty "
+        "fault plan. An axis of faults with “no fault: []” makes one of each."
+    )
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:
@@ -262,12 +332,14 @@ def print_time(outcomes: Iterable[Outcome], console: Console) -> None:
         console.print(Text(f"Time: {time}.", style="yellow"))
 
 
-def print_left_out(outcomes: Iterable[Outcome], console: Console) -> None:
-    """Name the trials that enter no statistics, and say why."""
+def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Name the trials that enter no statistics, and say why; and how many have no effect."""
     for each in outcomes:
         if not each.valid:
             line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
             console.print(Text(line, style="yellow"))
+    if lacking := without_control(outcomes):
+        console.print(Text(lacking, style="yellow"))
 
 
 def failed_before(outcome: Outcome) -> str:

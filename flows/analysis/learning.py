@@ -32,6 +32,7 @@ class Accuracy:
     best
         The highest evaluation.
     before, before_mean
+        Descriptions, as all that follows of a fault: for its effect see `flows.analysis.effects`.
         The last evaluation before the fault, and the mean of the last 3 before it.
     after
         The first evaluation after the shard served again.

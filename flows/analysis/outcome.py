@@ -1,8 +1,9 @@
 """The outcome of a trial: everything that the tables show, computed from its events alone.
 
-The parts are computed next door (`learning` accuracy and loss, `staleness`, `lineage` the ledger of
-updates, `pace`, `timeline` the moments of the faults, `usage` resources and money); `columns` says
-what each figure means to a reader.
+The parts are computed next door (`learning` accuracy and loss, `staleness`, `ledger` the updates,
+`throughput` the pace, `faults` their moments and `outages` what these add up to, `resources` use
+and money); `flows.metrics` says what each figure means to a reader. The effect of the faults takes
+a second record, that of the control (`effects`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from typing import Any
 
 from dps.core.names import ROLES
 from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
+from flows.analysis.effects.difference import UNKNOWN, Difference, Effects
+from flows.analysis.effects.outages import Downtime, downtime
 from flows.analysis.faults import FaultTimes, fault_times
-from flows.analysis.filters import Filtering, filtering
 from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.analysis.ledger import Ledger, applied_rows, ledger
 from flows.analysis.prices import Prices
 from flows.analysis.resources import (
     Cost,
+    Filtering,
     Storage,
     Usage,
     cost,
+    filtering,
     sent_by_link,
     storage,
     total_usage,
@@ -35,7 +39,7 @@ from flows.analysis.transports import transports
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.analysis.virtual_time import profile
 from flows.metrics.metric import LINKS, Period
-from flows.metrics.resources import OF_ROLES
+from flows.metrics.resources import OF_LINKS, OF_ROLES
 from flows.records.record import Record
 
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.
@@ -49,6 +53,8 @@ _OF_THE_WHOLE = frozenset(
         ),
         *("updates_duplicates", "updates_unrecorded", "updates_audit_mismatches"),
         *("gradients_pushed", "gradients_per_second", "gradients_together"),
+        *("gradients_steady", "outages", "outages_unrecovered", "downtime_seconds"),
+        *("downtime_shard_seconds", "recovery_median_seconds", "recovery_max_seconds"),
         *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
     }
 )
@@ -100,6 +106,11 @@ class Outcome:
         How many attempts at the trial failed before this one.
     faults
         The moments of each fault.
+    downtime
+        The outages that these brought about, summed up.
+    effects
+        What they did, against the trial's control; that is known only beside other trials, see
+        `flows.analysis.finished.with_effects`.
     accuracy, loss, target
         What it did to the model.
     staleness, staleness_in
@@ -129,6 +140,7 @@ class Outcome:
     reason: str
     failed_before: int
     faults: tuple[FaultTimes, ...]
+    downtime: Downtime
     accuracy: Accuracy
     loss: Loss
     target: Target
@@ -146,6 +158,7 @@ class Outcome:
     evaluations: int
     evaluations_missed: int
     whole: bool
+    effects: Effects = UNKNOWN
 
     @property
     def valid(self) -> bool:
@@ -183,6 +196,8 @@ class Outcome:
             "status": self.status,
             "reason": self.reason,
             "failed_before": self.failed_before,
+            **self._effects_row(),
+            **self._downtime_row(),
             **self._accuracy_row(),
             **self._recovery_row(),
             **{f"updates_{name}": count for name, count in asdict(self.ledger).items()},
@@ -193,6 +208,32 @@ class Outcome:
             **self._cost_row(),
         }
         return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
+
+    def _effects_row(self) -> dict[str, Any]:
+        found = self.effects
+        row: dict[str, Any] = {"control": found.control}
+        for over in ("time", "gradients", "money"):
+            each: Difference | None = getattr(found, over)
+            row[f"effect_{over}_mean"] = each.mean if each else None
+            row[f"effect_{over}_end"] = each.end if each else None
+        row["effect_time_area"] = found.time.area if found.time else None
+        row["effect_time_span"] = found.time.span if found.time else None
+        row["gradients_deficit"] = found.deficit
+        row["effect_training_seconds"] = found.seconds
+        row["effect_cost_usd"] = found.cost
+        return row
+
+    def _downtime_row(self) -> dict[str, Any]:
+        found = self.downtime
+        return {
+            "faults": len(self.faults),
+            "outages": found.outages,
+            "outages_unrecovered": found.unrecovered,
+            "downtime_seconds": found.seconds,
+            "downtime_shard_seconds": found.shard_seconds,
+            "recovery_median_seconds": found.recovery_median,
+            "recovery_max_seconds": found.recovery_max,
+        }
 
     def _accuracy_row(self) -> dict[str, Any]:
         return {
@@ -218,7 +259,6 @@ class Outcome:
     def _recovery_row(self) -> dict[str, Any]:
         first = self.first_loss
         return {
-            "faults": len(self.faults),
             "fault_kind": first.kind if first else None,
             "fault_node": first.node if first else None,
             "fault_updates": first.updates if first else None,
@@ -245,6 +285,7 @@ class Outcome:
             "gradients_pushed": self.pace.pushed,
             "gradients_per_second": self.pace.gradients_per_second,
             "gradients_together": self.pace.together,
+            "gradients_steady": self.pace.steady,
             "goodput": self.pace.goodput,
             "idle_share": self.pace.idle_share,
         }
@@ -268,6 +309,8 @@ class Outcome:
                 row[f"{name}_{role}"] = getattr(usage, name)
         for link in LINKS:
             row[f"sent_bytes_link_{link}"] = self.sent_by_link.get(link, 0)
+            for role in OF_LINKS:
+                row[f"sent_bytes_{role}_{link}"] = self.usage[role].sent_by_link.get(link, 0)
         return {**row, **asdict(self.storage), "stored_bytes": self.storage.stored_bytes}
 
 
@@ -283,13 +326,14 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         reason=reason,
         failed_before=record.failed_before,
         faults=faults,
+        downtime=downtime(record, faults),
         accuracy=accuracy(record, _first_loss(faults)),
         loss=loss(record),
         target=target(record),
         staleness=staleness(heads),
         staleness_in={k: staleness(rows) for k, rows in by_period(heads, faults).items()},
         ledger=counts,
-        pace=pace(record, counts),
+        pace=pace(record, counts, faults),
         usage=usage_by_role(record),
         sent_by_link=sent_by_link(record),
         storage=storage(record),

@@ -1,4 +1,4 @@
-"""What a trial used, per role of node: processor time, memory, bytes, money."""
+"""What a trial used, per role of node: processor time, memory, bytes, money; what filters saved."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dps.core.names import ROLES, original
-from dps.events import CheckpointWritten, Killed, NodeJoined, ResourceSampled
+from dps.events import CheckpointWritten, Filtered, Killed, NodeJoined, ResourceSampled
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
 from flows.metrics.metric import LINKS
 from flows.records.record import Record
+
+FloatArray = NDArray[np.float64]
 
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
@@ -32,6 +37,8 @@ class Usage:
         counts as the same node.
     sent_bytes, received_bytes
         Bytes of dps messages.
+    sent_by_link
+        Those sent, for each kind of link.
     node_seconds
         Time for which nodes of the role were up during the training.
     """
@@ -40,6 +47,7 @@ class Usage:
     peak_bytes: int
     sent_bytes: int
     received_bytes: int
+    sent_by_link: dict[str, int]
     node_seconds: float
 
 
@@ -102,6 +110,30 @@ class Cost:
         return self.fixed + self.moved + self.stored
 
 
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """The filters of all workers together; None: the trial has none.
+
+    Attributes
+    ----------
+    raw_bytes, sent_bytes
+        Of gradients before filters, and of what was sent in their place.
+    saved
+        Share of the bytes that was saved.
+    withheld
+        Share of the entries that was not sent with its update.
+    lost
+        Sum of the norms of what workers still withheld when they were last heard of. Who leaves in
+        order sends it before.
+    """
+
+    raw_bytes: int | None = None
+    sent_bytes: int | None = None
+    saved: float | None = None
+    withheld: float | None = None
+    lost: float | None = None
+
+
 def usage_by_role(record: Record) -> dict[str, Usage]:
     """Return what each role used; the roles of the table come first and are always there."""
     samples = _last_samples(record)
@@ -121,16 +153,14 @@ def total_usage(by_role: dict[str, Usage]) -> Usage:
         peak_bytes=sum(part.peak_bytes for part in parts),
         sent_bytes=sum(part.sent_bytes for part in parts),
         received_bytes=sum(part.received_bytes for part in parts),
+        sent_by_link=_by_link(part.sent_by_link for part in parts),
         node_seconds=sum(part.node_seconds for part in parts),
     )
 
 
 def sent_by_link(record: Record) -> dict[str, int]:
     """Return bytes sent by all processes for each kind of link."""
-    sent: Counter[str] = Counter(dict.fromkeys(LINKS, 0))
-    for sample in _last_samples(record):
-        sent.update(sample.sent)
-    return dict(sent)
+    return _by_link(sample.sent for sample in _last_samples(record))
 
 
 def storage(record: Record) -> Storage:
@@ -151,17 +181,9 @@ def storage(record: Record) -> Storage:
 
 def node_seconds(record: Record) -> dict[str, float]:
     """Return for each role how long its nodes were up between start and end of the training."""
-    span = training_span(record)
-    if span is None:
-        return {}
-    start, end = span
-    killed = {event.pid: event.t for event in record.of(Killed)}
     seconds: Counter[str] = Counter()
-    # A node on which one worker runs after another tells of each.
-    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
-    for node in first.values():
-        up = min(end, killed.get(node.pid, end)) - max(start, node.t)
-        seconds[node.role] += max(0.0, up)  # type: ignore[assignment]
+    for role, start, end in _node_spans(record):
+        seconds[role] += end - start  # type: ignore[assignment]
     return dict(seconds)
 
 
@@ -193,6 +215,61 @@ def cost(record: Record, prices: Prices) -> Cost:
     )
 
 
+def filtering(record: Record) -> Filtering:
+    """Return what filters did, from the last event of each start of a worker."""
+    last = {(e.worker, e.incarnation): e for e in record.of(Filtered)}
+    raw = sum(event.raw_bytes for event in last.values())
+    if not raw:
+        return Filtering()
+    sent = sum(event.sent_bytes for event in last.values())
+    entries = sum(event.entries for event in last.values())
+    return Filtering(
+        raw_bytes=raw,
+        sent_bytes=sent,
+        saved=1 - sent / raw,
+        withheld=sum(event.withheld for event in last.values()) / entries,
+        lost=sum(event.residual_norm for event in last.values()),
+    )
+
+
+class Spending:
+    """Tells the money spent up to a moment: on demand, as if the training had ended then.
+
+    A node costs from its start, or that of the training, to its end: to its death, if it was
+    killed, so that a lost node costs nothing until another takes its place. Bytes sent cost when
+    they are sent, evenly between two samples of a process. Bytes stored cost evenly over the
+    training, by what `storage` says of the whole.
+
+    Attributes
+    ----------
+    total
+        All of it: `cost(record, prices).total`.
+    """
+
+    def __init__(self, record: Record, prices: Prices) -> None:
+        spent = cost(record, prices)
+        self.total = spent.total
+        self._start, self._end = training_span(record) or (0.0, 0.0)
+        self._stored = spent.stored
+        self._nodes = [
+            (prices.node_hour[role] / SECONDS_PER_HOUR, start, end)
+            for role, start, end in _node_spans(record)
+        ]
+        self._gb_moved = prices.gb_moved
+        self._sent = _sent_over_time(record, self._end)
+
+    def at(self, t: float) -> float:
+        """Return USD spent at `t`, in seconds since the epoch: 0 before the training."""
+        if t <= self._start:
+            return 0.0
+        if t >= self._end:
+            return self.total
+        nodes = sum(rate * max(0.0, min(t, end) - start) for rate, start, end in self._nodes)
+        sent = sum(float(np.interp(t, *samples)) for samples in self._sent)
+        stored = self._stored * (t - self._start) / (self._end - self._start)
+        return nodes + self._gb_moved * sent / BYTES_PER_GB + stored
+
+
 def busiest(record: Record) -> float | None:
     """Return what the busiest server used of a core during the training, as a share."""
     servers = (used for (_, role), used in _cores(record).items() if role == "server")
@@ -205,6 +282,32 @@ def cores_used(record: Record) -> float | None:
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _node_spans(record: Record) -> list[tuple[str, float, float]]:
+    """The role of each node, and from when to when it was up during the training."""
+    span = training_span(record)
+    if span is None:
+        return []
+    start, end = span
+    killed = {event.pid: event.t for event in record.of(Killed)}
+    # A node on which one worker runs after another tells of each.
+    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
+    spans = ((n.role, max(start, n.t), min(end, killed.get(n.pid, end))) for n in first.values())
+    return [(role, came, max(came, went)) for role, came, went in spans]
+
+
+def _sent_over_time(record: Record, end: float) -> list[tuple[FloatArray, FloatArray]]:
+    """Moments and bytes sent by then of each process; all that it sends is sent by the `end`."""
+    joined = {(node.node, node.pid): node.t for node in reversed(record.of(NodeJoined))}
+    found: defaultdict[tuple[str, int], dict[float, float]] = defaultdict(dict)
+    for sample in record.of(ResourceSampled):
+        process = sample.node, sample.pid
+        if process not in found and joined.get(process, sample.t) < sample.t:
+            found[process][joined[process]] = 0.0
+        found[process][min(sample.t, end)] = float(sum(sample.sent.values()))
+    in_order = (sorted(samples.items()) for samples in found.values())
+    return [(np.array([t for t, _ in each]), np.array([b for _, b in each])) for each in in_order]
 
 
 def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
@@ -243,8 +346,16 @@ def _usage(samples: Iterable[ResourceSampled], seconds: float) -> Usage:
         peak_bytes=sum(_largest(processes, key=lambda s: s.peak_bytes).values()),
         sent_bytes=sum(sum(s.sent.values()) for s in processes),
         received_bytes=sum(sum(s.received.values()) for s in processes),
+        sent_by_link=_by_link(s.sent for s in processes),
         node_seconds=seconds,
     )
+
+
+def _by_link(sent: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter(dict.fromkeys(LINKS, 0))
+    for each in sent:
+        total.update(each)
+    return dict(total)
 
 
 def _largest(

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.events import Reported, TrainingStarted
-from flows.analysis.faults import training_span
+from flows.analysis.effects.outages import disturbed
+from flows.analysis.faults import FaultTimes, training_span
 from flows.analysis.ledger import Ledger
 from flows.analysis.steps import pushed
 from flows.records.record import Record
@@ -29,6 +30,9 @@ class Pace:
     together
         Pushed gradients per second while all workers were at work: from when the last one had
         pushed its first until one had pushed its last. None where there was no such time.
+    steady
+        The same without the time from each fault to when nothing was left of it to be seen (see
+        `flows.analysis.effects.outages.disturbed`). None where there was no such time.
     goodput
         Gradients per second of training that are in the final state: the mean over the shards.
     idle_share
@@ -39,6 +43,7 @@ class Pace:
     seconds: float | None
     pushed: int
     together: float | None
+    steady: float | None
     goodput: float | None
     idle_share: float | None
 
@@ -48,8 +53,8 @@ class Pace:
         return self.pushed / self.seconds if self.seconds else None
 
 
-def pace(record: Record, counts: Ledger) -> Pace:
-    """Return how fast the training of a record went; `counts` is its ledger."""
+def pace(record: Record, counts: Ledger, faults: Sequence[FaultTimes]) -> Pace:
+    """Return how fast the training of a record went; `counts` is its ledger, `faults` its own."""
     span = training_span(record)
     seconds = span[1] - span[0] if span else None
     started = record.of(TrainingStarted)
@@ -58,21 +63,29 @@ def pace(record: Record, counts: Ledger) -> Pace:
     return Pace(
         seconds=seconds,
         pushed=len(gradients),
-        together=_together(gradients),
+        together=_rate(gradients, []),
+        steady=_rate(gradients, disturbed(record, faults)),
         goodput=surviving / seconds if seconds else None,
         idle_share=_idle_share(record),
     )
 
 
-def _together(gradients: Mapping[tuple[str, int, int], float]) -> float | None:
+def _rate(
+    gradients: Mapping[tuple[str, int, int], float], without: Sequence[tuple[float, float]]
+) -> float | None:
+    """Gradients a second while all workers were at work, `without` some spans of that time."""
     by_worker: defaultdict[str, list[float]] = defaultdict(list)
     for (worker, _, _), t in gradients.items():
         by_worker[worker].append(t)
     began = max((min(times) for times in by_worker.values()), default=0.0)
     ended = min((max(times) for times in by_worker.values()), default=0.0)
-    if ended <= began:
+    left_out = [(max(began, since), min(ended, until)) for since, until in without]
+    left_out = [(since, until) for since, until in left_out if since < until]
+    seconds = ended - began - sum(until - since for since, until in left_out)
+    if seconds <= 0:
         return None
-    return sum(began < t <= ended for t in gradients.values()) / (ended - began)
+    counted = (t for t in gradients.values() if began < t <= ended)
+    return sum(not any(a < t <= b for a, b in left_out) for t in counted) / seconds
 
 
 def computing(record: Record) -> Iterator[tuple[float, float, float]]:

@@ -407,10 +407,11 @@ class ComparisonSection(Section):
 
     baseline: str | None = None
     metrics: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
-        "accuracy_final",
-        "accuracy_drop",
-        "rto_seconds",
+        "effect_time_mean",  # effects are compared where there are faults
+        "effect_gradients_mean",
+        "effect_money_mean",
         "updates_lost",
+        "accuracy_final",
         "gradients_per_second",
         "cost_usd",
     )

@@ -17,7 +17,14 @@ from typing import Protocol
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.analysis.comparison import write_comparison
-from flows.analysis.finished import REPORT, RESULTS, Finished, finished, read_finished
+from flows.analysis.finished import (
+    REPORT,
+    RESULTS,
+    Finished,
+    finished,
+    read_finished,
+    with_effects,
+)
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.config.experiment import ExperimentConfig
@@ -193,7 +200,7 @@ class _Books:
 
     def close(self) -> Ran:
         """Write the report, and track the experiment as a whole."""
-        done = [self._entered[trial.name] for trial in self._trials]
+        done = with_effects([self._entered[trial.name] for trial in self._trials], self._prices)
         page, figures = self._folder / REPORT, self._folder / FIGURES
         recorded = sorted(done, key=lambda each: each.events_file)
         report = write_report(self._folder, page, self._prices, figures, recorded=recorded)

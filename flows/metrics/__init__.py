@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from flows.metrics.effects import EFFECTS
 from flows.metrics.learning import ACCURACY
 from flows.metrics.metric import NOT_APPLICABLE, Metric
-from flows.metrics.recovery import RECOVERY
+from flows.metrics.recovery import OUTAGES, RECOVERY
 from flows.metrics.resources import COST, FILTERS, USAGE
 from flows.metrics.updates import SPEED, STALENESS, UPDATES
 
@@ -37,6 +38,8 @@ IDENTITY = (
 
 COLUMNS: tuple[Metric, ...] = (
     *IDENTITY,
+    *EFFECTS,
+    *OUTAGES,
     *ACCURACY,
     *RECOVERY,
     *UPDATES,

@@ -1,4 +1,7 @@
-"""What the figures about the model mean: accuracy and loss, and what a fault does to them."""
+"""What the figures about the model mean: accuracy and loss, and both around a fault.
+
+Those around a fault describe what was seen. What a fault does is in `flows.metrics.effects`.
+"""
 
 from __future__ import annotations
 
@@ -23,52 +26,54 @@ ACCURACY = (
     ),
     Metric(
         "accuracy_before",
-        "before fault",
+        "before fault (description)",
         "%",
-        "Last evaluation whose snapshot was read before the fault: the first by which a shard was "
-        "not served for a time, else the first of all.",
+        "Description, not an effect: last evaluation whose snapshot was read before the fault: "
+        "the first by which a shard was not served for a time, else the first of all.",
         "fault/accuracy_before",
     ),
     Metric(
         "accuracy_before_mean",
-        "before fault, mean of 3",
+        "before fault, mean of 3 (description)",
         "%",
-        "Mean of the last 3 evaluations before the fault.",
+        "Description, not an effect: mean of the last 3 evaluations before the fault.",
         "fault/accuracy_before_mean",
     ),
     Metric(
         "accuracy_after",
-        "after fault",
+        "after fault (description)",
         "%",
-        "First evaluation after the shard served again; empty when no fault took one down.",
+        "Description, not an effect: first evaluation after the shard served again; empty when no "
+        "fault took one down.",
         "fault/accuracy_after",
         better="higher",
     ),
     Metric(
         "accuracy_drop",
-        "net drop",
+        "before minus after (description)",
         "points",
-        "Accuracy before the fault minus accuracy after it, in percentage points; negative when "
-        "accuracy was higher afterwards. It does not count what would have been learnt meanwhile "
-        "without the fault.",
+        "Description, not an effect: accuracy before the fault minus accuracy after it, in "
+        "percentage points; negative when accuracy was higher afterwards. What was learnt "
+        "meanwhile is in it, over spans that differ between strategies, and it does not count "
+        "what would have been learnt without the fault.",
         "fault/accuracy_drop",
         better="lower",
     ),
     Metric(
         "accuracy_lowest_after",
-        "lowest after fault",
+        "lowest after fault (description)",
         "%",
-        "Lowest evaluation after the shard served again.",
+        "Description, not an effect: lowest evaluation after the shard served again.",
         "fault/accuracy_lowest_after",
         better="higher",
     ),
     Metric(
         "regain_seconds",
-        "regained after",
+        "regained after (description)",
         "s",
-        "From the fault to the first evaluation, after the shard served again, that is at least "
-        "the accuracy before the fault. As coarse as the interval between evaluations; empty when "
-        "never reached.",
+        "Description, not an effect: from the fault to the first evaluation, after the shard "
+        "served again, that is at least the accuracy before the fault. As coarse as the interval "
+        "between evaluations; empty when never reached.",
         "fault/regain_seconds",
         better="lower",
     ),

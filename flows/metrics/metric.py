@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Unit = Literal["", "%", "points", "s", "MB", "USD", "count", "per second"]
+Unit = Literal["", "%", "points", "point-seconds", "s", "MB", "USD", "count", "per second"]
 Better = Literal["higher", "lower"]
 
 # When a gradient was applied, seen from a fault; and what bytes are sent for.
@@ -35,6 +35,8 @@ class Metric:
         Its name among the metrics of a tracked run; None for what is not a number.
     better
         Whether a higher or a lower value is better; None where neither is.
+    signed
+        Whether it is a difference, which may be negative whatever its unit is.
     """
 
     key: str
@@ -43,6 +45,7 @@ class Metric:
     definition: str
     metric: str | None = None
     better: Better | None = None
+    signed: bool = False
 
     @property
     def shown_unit(self) -> str:
@@ -52,7 +55,7 @@ class Metric:
 
     def cut(self, bound: float) -> float:
         """Return the bound of an interval of a mean, cut at 0 where the figure cannot be less."""
-        return max(0.0, bound) if self.unit in FROM_ZERO else bound
+        return max(0.0, bound) if self.unit in FROM_ZERO and not self.signed else bound
 
     def text(self, value: Any) -> str:
         """Return a value of this column as a reader wants to see it."""
@@ -60,13 +63,14 @@ class Metric:
             return NOT_APPLICABLE
         if isinstance(value, str):
             return value
-        return _number(float(value), self.unit).replace("-", "−")
+        text = _number(float(value), self.unit)
+        return (text if text.strip("-0.") else text.lstrip("-")).replace("-", "−")
 
 
 def _number(value: float, unit: Unit) -> str:
     if value == 0:
         return "0"
-    if unit in ("%", "points"):
+    if unit in ("%", "points", "point-seconds"):
         return f"{100 * value:.1f}"
     if unit in ("count", "") and value == int(value):
         return f"{value:,.0f}"

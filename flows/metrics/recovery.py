@@ -4,15 +4,76 @@ from __future__ import annotations
 
 from flows.metrics.metric import Metric
 
+OUTAGES = (
+    Metric(
+        "faults",
+        "faults met",
+        "count",
+        "Faults that were carried out during the training, each on one node. Of faults by the "
+        "clock (`at_seconds`, `every`, a trace) a longer training may meet more.",
+        "recovery/faults",
+    ),
+    Metric(
+        "outages",
+        "outages",
+        "count",
+        "How often a shard was not served because of a fault, over all faults and shards. A fault "
+        "that hits a shard that is down prolongs its outage.",
+        "recovery/outages",
+        better="lower",
+    ),
+    Metric(
+        "outages_unrecovered",
+        "outages not over",
+        "count",
+        "Outages of shards that had applied no update again when the training ended.",
+        "recovery/outages_unrecovered",
+        better="lower",
+    ),
+    Metric(
+        "downtime_seconds",
+        "downtime",
+        "s",
+        "For how long, from a fault on, at least one shard was not served during the training: the "
+        "union of all outages.",
+        "recovery/downtime_seconds",
+        better="lower",
+    ),
+    Metric(
+        "downtime_shard_seconds",
+        "downtime, sum over shards",
+        "s",
+        "For how long each shard was not served during the training, summed over the shards.",
+        "recovery/downtime_shard_seconds",
+        better="lower",
+    ),
+    Metric(
+        "recovery_median_seconds",
+        "recovery time, median",
+        "s",
+        "From the fault to the first update applied after recovery: median over all outages. One "
+        "that was not over counts as longer than any other; empty where the median is such a one.",
+        "recovery/median_seconds",
+        better="lower",
+    ),
+    Metric(
+        "recovery_max_seconds",
+        "recovery time, longest",
+        "s",
+        "The same, the longest of all outages; empty where one was not over.",
+        "recovery/max_seconds",
+        better="lower",
+    ),
+)
+
 RECOVERY = (
-    Metric("faults", "faults", "count", "Faults that were carried out.", "recovery/faults"),
     Metric(
         "fault_kind",
         "fault",
         "",
         "“kill” (SIGKILL), “host” (lost with it), “pause” (SIGSTOP) and so on: the first fault by "
-        "which a shard was not served for a time, else the first of all. The figures of recovery, "
-        "and accuracy before and after, are of this fault.",
+        "which a shard was not served for a time, else the first of all. The parts of recovery, "
+        "and the descriptions before and after a fault, are of this one.",
     ),
     Metric("fault_node", "node", "", "Node that this fault hit."),
     Metric(

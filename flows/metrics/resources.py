@@ -21,6 +21,8 @@ _OF_ROLES: tuple[tuple[str, str, Unit, str], ...] = (
     ("sent_bytes", "sent", "MB", "Bytes of dps messages sent by {}."),
     ("received_bytes", "received", "MB", "Bytes of dps messages received by {}."),
 )
+# Roles that send each other gradients and states.
+OF_LINKS = ("server", "replica", "store", "worker")
 OF_ROLES = tuple(key for key, *_ in _OF_ROLES)  # figures of one role: "cpu_seconds", …
 
 
@@ -45,6 +47,15 @@ def _usage() -> Iterator[Metric]:
             f"usage/link_{link}/sent_bytes",
             better="lower",
         )
+    for role in OF_LINKS:
+        for link in LINKS:
+            yield Metric(
+                f"sent_bytes_{role}_{link}",
+                f"sent by {role}, {link} links",
+                "MB",
+                f"Bytes sent over {link} links by nodes brought up as {role}.",
+                f"usage/{role}/link_{link}/sent_bytes",
+            )
 
 
 FILTERS = (

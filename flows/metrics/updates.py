@@ -188,6 +188,17 @@ SPEED = (
         better="higher",
     ),
     Metric(
+        "gradients_steady",
+        "steady rate",
+        "per second",
+        "Gradients per second while all workers were at work, without the time from each fault to "
+        "when nothing was left of it to be seen: the shard applied updates again, what was paused "
+        "or disturbed went on, and the node that took a lost one's place was a replica or worked. "
+        "Empty where no time is left.",
+        "final/gradients_steady",
+        better="higher",
+    ),
+    Metric(
         "goodput",
         "goodput",
         "per second",

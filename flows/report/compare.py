@@ -19,6 +19,7 @@ from rich.text import Text
 
 from dps.errors import ConfigurationError
 from flows.analysis.comparison import Compared, Rows, compare_rows, read_comparison, rows_by
+from flows.analysis.effects.controls import setup
 from flows.analysis.finished import RESULTS, Finished, experiment_folder, read_whole
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices
@@ -28,7 +29,7 @@ from flows.config.errors import suggest
 from flows.config.trials import flat
 from flows.metrics import COLUMNS, NOT_APPLICABLE
 from flows.quoting import quoted, shown
-from flows.records.record import event_files
+from flows.records.record import event_files, read_start
 from flows.report.terminal import figure_name, print_verdicts, signed
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ def find_run(
             f"{quoted(part)}; "
             f"{suggest(part, known)}"
         )
-    trials = read_whole(chosen, prices, warn)
+    # The controls of trials with faults are read as well: effects are told against them.
+    others = [] if all(map(_is_quiet, chosen)) else [p for p in files.values() if p not in chosen]
+    controls = filter(_is_quiet, others)
+    found = read_whole(sorted([*chosen, *controls]), prices, warn)
+    trials = [each for each in found if each.events_file in chosen]
     if not trials:
         raise ConfigurationError(f"{name}: no record of it is whole; `dps run` runs it again")
     return Run(name, not part, tuple(trials), read_comparison(folder))
@@ -178,6 +183,15 @@ def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> T
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _is_quiet(events_file: Path) -> bool:
+    """Whether a trial has no faults, as far as its record says."""
+    try:
+        start = read_start(events_file)
+    except ConfigurationError:
+        return False
+    return start is not None and not setup(start.settings).plans_faults
 
 
 def _settings(run: Run) -> dict[str, tuple[str, ...]]:

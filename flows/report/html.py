@@ -11,7 +11,12 @@ from urllib.parse import quote
 
 from dps.errors import ConfigurationError
 from flows.analysis.comparison import Compared, before_correction, compared, read_comparison
-from flows.analysis.finished import Finished, failed_before, read_experiment
+from flows.analysis.finished import (
+    Finished,
+    failed_before,
+    read_experiment,
+    without_control,
+)
 from flows.analysis.groups import Group, conditions, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
@@ -190,6 +195,7 @@ def render(
         told=_told(groups, rows),
         caution=words.caution(groups, rows),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
+        without_control=without_control(outcomes),
         failed_before=[failed_before(o) for o in outcomes if o.failed_before],
         resumed=[words.resumed(record, o) for record, o in trials if not whole(record)],
         checks=_checks(outcomes),

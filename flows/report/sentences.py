@@ -25,9 +25,12 @@ from flows.records.record import Record
 
 MUST_BE_ZERO = ("updates_applied_twice", "updates_replica_conflicts", "updates_audit_mismatches")
 
-# Evaluations of one model in training differ by about as much from one to the next.
-NOTABLE_DROP = 0.01
 MOST_PLANNED = 3
+_OVER = {
+    "time": "at the same times",
+    "gradients": "after as many gradients",
+    "money": "for as much money",
+}
 
 _DONE = {
     "kill": "killed with SIGKILL",
@@ -71,7 +74,13 @@ def span(group: Group, key: str, unit: str = "") -> str | None:
 
 def through_fault(group: Group, quiet: Group | None) -> Sentence:
     """Say what a fault did to one strategy; `quiet` is the same strategy without a fault."""
-    sentences = [_recovery(group), _accuracy(group), _updates(group), _end(group, quiet)]
+    sentences = [
+        _recovery(group),
+        _outages(group),
+        _effect(group),
+        _updates(group),
+        _end(group, quiet),
+    ]
     return Sentence(group.strategy, " ".join(s for s in sentences if s))
 
 
@@ -244,24 +253,35 @@ def _recovery(group: Group) -> str:
     )
 
 
-def _accuracy(group: Group) -> str:
-    before, after = span(group, "accuracy_before", "%"), span(group, "accuracy_after", "%")
-    drop = group.spread("accuracy_drop")
-    if before is None or after is None or drop is None:
+def _outages(group: Group) -> str:
+    """What all faults came to, where a trial has more than one."""
+    met = group.spread("faults")
+    if met is None or met.high <= 1:
         return ""
-    if drop.low > NOTABLE_DROP:
-        return f"Test accuracy fell from {before} to {after}{_regained(group)}."
-    seen = ", what was learnt meanwhile included: no drop was seen" if drop.high <= 0 else ""
-    return f"Test accuracy was {before} before and {after} after it{seen}."
+    if (outages := group.spread("outages")) is None or outages.high == 0:
+        return f"Each trial met {span(group, 'faults')} faults, and no shard went down."
+    return (
+        f"Each trial met {span(group, 'faults')} faults; in {span(group, 'outages')} outages, a "
+        f"shard was down for {span(group, 'downtime_seconds', ' s')} in all."
+    )
 
 
-def _regained(group: Group) -> str:
-    regained, trials = group.spread("regain_seconds"), len(group.trials)
-    if regained is None:
-        return " and did not get back to where it was"
-    if regained.count < trials:
-        return f" and got back to where it was in {regained.count} of {trials} trials"
-    return f" and was back {span(group, 'regain_seconds', ' s')} after the fault"
+def _effect(group: Group) -> str:
+    parts = [
+        f"{span(group, f'effect_{over}_mean', ' points')} {how}"
+        for over, how in _OVER.items()
+        if group.spread(f"effect_{over}_mean")
+    ]
+    if not parts:
+        return "What that did to the accuracy is not known, for want of a control."
+    deficit = group.spread("gradients_deficit")
+    missing = ""
+    if deficit is not None and deficit.low > 0:
+        missing = f", and {span(group, 'gradients_deficit')} gradients were not computed in time"
+    return (
+        "From the first fault on, accuracy differed from that of the same seeds without it by "
+        f"{', '.join(parts)}, on average{missing}."
+    )
 
 
 def _updates(group: Group) -> str:

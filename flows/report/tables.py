@@ -14,24 +14,45 @@ from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices
 from flows.analysis.statistics import Interval
 from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Metric
+from flows.metrics.metric import LINKS
+from flows.metrics.resources import OF_LINKS
 from flows.report import sentences as words
 
 SHOWN_ROLES = ("all", "server", "replica", "store", "worker")
+BY_LINK = tuple(f"sent_bytes_{role}_{link}" for role in OF_LINKS for link in LINKS)
 COMPARED: Mapping[str, Sequence[str]] = {
+    "Effect of the faults, against the control of the same seed": (
+        "effect_time_mean",
+        "effect_gradients_mean",
+        "effect_money_mean",
+        "effect_time_end",
+        "effect_gradients_end",
+        "effect_money_end",
+        "effect_time_area",
+        "effect_time_span",
+        "gradients_deficit",
+        "effect_training_seconds",
+        "effect_cost_usd",
+    ),
+    "All faults of a trial": (
+        "faults",
+        "outages",
+        "outages_unrecovered",
+        "downtime_seconds",
+        "downtime_shard_seconds",
+        "recovery_median_seconds",
+        "recovery_max_seconds",
+    ),
     "Accuracy": (
         "accuracy_final",
         "accuracy_best",
-        "accuracy_before",
-        "accuracy_after",
-        "accuracy_drop",
-        "regain_seconds",
         "accuracy_area_time",
         "accuracy_area_gradients",
         "target_seconds",
         "target_gradients",
         "loss_final",
     ),
-    "Recovery": (
+    "Recovery from the first fault": (
         "detect_seconds",
         "restore_seconds",
         "wait_capacity_seconds",
@@ -63,6 +84,7 @@ COMPARED: Mapping[str, Sequence[str]] = {
         "training_seconds",
         "gradients_per_second",
         "gradients_together",
+        "gradients_steady",
         "goodput",
         "idle_share",
         *(
@@ -70,6 +92,7 @@ COMPARED: Mapping[str, Sequence[str]] = {
             for used in ("cpu_seconds", "peak_bytes", "sent_bytes")
             for role in SHOWN_ROLES
         ),
+        *BY_LINK,
         "received_bytes_all",
         "checkpoint_written_bytes",
         "stored_bytes",
@@ -83,14 +106,25 @@ COMPARED: Mapping[str, Sequence[str]] = {
         "cost_fixed_usd",
         "cost_per_point_usd",
     ),
+    "Around the first fault: description, not an effect": (
+        "accuracy_before",
+        "accuracy_after",
+        "accuracy_drop",
+        "regain_seconds",
+    ),
 }
 
 PER_TRIAL = (
     "seed",
     "accuracy_final",
-    "accuracy_before",
-    "accuracy_after",
-    "regain_seconds",
+    "control",
+    "effect_time_mean",
+    "effect_gradients_mean",
+    "effect_money_mean",
+    "gradients_deficit",
+    "faults",
+    "outages",
+    "downtime_seconds",
     "detect_seconds",
     "restore_seconds",
     "rto_seconds",
@@ -112,9 +146,12 @@ PER_TRIAL = (
 )
 
 GLANCE: tuple[tuple[str, str], ...] = (
+    ("effect_time_mean", "effect on accuracy at the same times"),
+    ("effect_gradients_mean", "effect after as many gradients"),
+    ("effect_money_mean", "effect for as much money"),
+    ("downtime_seconds", "a shard was down"),
     ("rto_seconds", "until the next update was applied"),
-    ("accuracy_drop", "net drop in accuracy"),
-    ("regain_seconds", "until the accuracy was back"),
+    ("gradients_deficit", "gradients not computed"),
     ("updates_lost", "updates lost"),
     ("updates_replayed", "gradients of the outage applied after it"),
     ("accuracy_final", "final accuracy"),
@@ -298,7 +335,11 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
 
 def _line(column: Metric, groups: Sequence[Group]) -> Line | None:
     """Return a figure for all strategies; None where it applies to none of them."""
-    if all(group.spread(column.key) is None for group in groups):
+    spreads = [group.spread(column.key) for group in groups]
+    if not any(spreads):
+        return None
+    # Most roles send over some links only.
+    if column.key in BY_LINK and not any(spread and spread.high for spread in spreads):
         return None
     return Line(column, tuple(_cell(column, group) for group in groups))
 

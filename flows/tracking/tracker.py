@@ -22,6 +22,7 @@ from flows.analysis.steps import Steps
 from flows.analysis.system_metrics import system_metrics
 from flows.config.trials import flat
 from flows.metrics import COLUMNS
+from flows.metrics.effects import EFFECTS
 from flows.records.record import Record
 from flows.tracking.store import (
     Refused,
@@ -49,6 +50,8 @@ EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
 DIRECTORY_TAG = "dps.directory"
 RECORD_TAG = "dps.record"
+CONTROL_TAG = "dps.control"
+EFFECTS_TAG = "dps.effects"
 TRANSPORT_TAG = "dps.transport"
 VIRTUAL_TAG = "dps.virtual"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
@@ -112,7 +115,8 @@ class Tracker:
         """Write one trial as a child run and return the run's id.
 
         The child of an earlier run of the same trial is replaced, as is one that was left half
-        written; if it holds the same record, it is left as it is.
+        written; if it holds the same record, it is left as it is, but for the effects of its
+        faults: these depend on the control as well.
 
         Raises
         ------
@@ -138,6 +142,7 @@ class Tracker:
             whole = next((str(run.info.run_id) for run in same), None)
             self._delete(run for run in known if run.info.run_id != whole)
             if whole is not None:
+                self._enter_effects(whole, outcome)
                 return whole
             shift = _shift(record, outcome, events_file)
             run_id = self._start_child(record, outcome, shift)
@@ -149,6 +154,7 @@ class Tracker:
             self._client.set_terminated(run_id, status, ended)
             # Last, so that a child whose writing was interrupted is not taken for a whole one.
             self._client.set_tag(run_id, RECORD_TAG, fingerprint)
+            self._enter_effects(run_id, outcome)
             self.written += 1
             return run_id
 
@@ -157,7 +163,8 @@ class Tracker:
     ) -> None:
         """Write the counts of trials, report and figures to the parent run; end that.
 
-        Parent and children get the digest of the experiment, so that what earlier
+        Children get the effects of their faults, which could not be told while their controls had
+        not run. Parent and children get the digest of the experiment, so that what earlier
         configurations of the same name have left can be told from it.
 
         Means are in the report only: as metrics of the parent they would be charts of their own
@@ -177,6 +184,10 @@ class Tracker:
             self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
             self._client.log_artifact(self.parent_id, str(report))
             self._client.log_artifacts(self.parent_id, str(figures), "figures")
+            for outcome in outcomes:
+                if outcome.effects.control is not None:
+                    for run in filter(_is_whole, self._children(outcome)):
+                        self._enter_effects(run.info.run_id, outcome)
             self._tag_experiment(outcomes)
             failed = not any(outcome.valid for outcome in outcomes)
             self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
@@ -302,7 +313,8 @@ class Tracker:
         steps = Steps(record)
         end = _milliseconds(record.events[-1].t + shift)
         row = outcome.row()
-        finals = {c.metric: row[c.key] for c in COLUMNS if c.metric and row[c.key] is not None}
+        known = [column for column in COLUMNS if column not in EFFECTS]
+        finals = {c.metric: row[c.key] for c in known if c.metric and row[c.key] is not None}
         points = [
             (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
             # What processes used goes by the names of MLflow's system metrics.
@@ -312,6 +324,22 @@ class Tracker:
         finite = [point for point in points if math.isfinite(point[1])]
         dropped = float(len(points) - len(finite))
         self._log_points(run_id, [*finite, ("final/non_finite_values_dropped", dropped, end, 0)])
+
+    def _enter_effects(self, run_id: str, outcome: Outcome) -> None:
+        """Log the effects of a trial's faults, unless the run has these already."""
+        if outcome.effects.control is None:
+            return
+        row = outcome.row()
+        finals = {c.metric: row[c.key] for c in EFFECTS if c.metric and row[c.key] is not None}
+        digest = hashlib.sha256(json.dumps(finals, sort_keys=True).encode()).hexdigest()
+        run = self._client.get_run(run_id)
+        if run.data.tags.get(EFFECTS_TAG) == digest[:DIGEST_LENGTH]:
+            return
+        end = run.info.end_time
+        self._log_points(run_id, [(name, float(v), end, 0) for name, v in finals.items()])
+        self._client.set_tag(run_id, CONTROL_TAG, outcome.effects.control[:TAG_LENGTH])
+        # Last, so that an interruption does not leave some of them out for good.
+        self._client.set_tag(run_id, EFFECTS_TAG, digest[:DIGEST_LENGTH])
 
     def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> None:
         """Log (name, finite value, timestamp, step) in batches."""

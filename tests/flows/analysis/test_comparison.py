@@ -43,6 +43,10 @@ from tests.support.synthetic import (
 )
 
 PRICES = load_prices()
+SIX = (
+    *("accuracy_final", "accuracy_drop", "rto_seconds"),
+    *("updates_lost", "gradients_per_second", "cost_usd"),
+)
 
 
 def trial(strategy: str, seed: int, fault: str = "kill") -> Outcome:
@@ -55,7 +59,7 @@ def trial(strategy: str, seed: int, fault: str = "kill") -> Outcome:
 
 
 def judge(outcomes: Iterable[Outcome], **choices: object) -> dict[tuple[str, str], Compared]:
-    section = ComparisonSection.model_validate(choices)
+    section = ComparisonSection.model_validate({"metrics": SIX, **choices})
     rows = compared(list(outcomes), section, np.random.default_rng(0))
     return {(row.strategy, row.metric): row for row in rows}
 
@@ -363,6 +367,13 @@ def test_a_setting_of_an_old_record_does_nothing_to_the_terminal(tmp_path: Path)
     text = side_by_side(tmp_path, "demo/none.kill.seed-0", "demo/chain.kill.seed-0")
     assert "\x1b" not in text
     assert r"\x1b[2Jnone \x1b[31m –" in text
+
+
+def test_one_trial_is_shown_with_the_effect_that_its_control_tells(here: Path) -> None:
+    run = find_run("demo/chain.kill.seed-0", here, PRICES)
+    [done] = run.trials
+    assert done.outcome.effects.control == "chain.no-fault.seed-0"
+    assert done.outcome.effects.time is not None
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dps.events import (
     Applied,
     CapacityRestored,
+    Decided,
     Detected,
     Disturbed,
     Event,
@@ -13,8 +14,10 @@ from dps.events import (
     Restored,
     Undisturbed,
 )
+from flows.analysis.effects.outages import outages
 from flows.analysis.faults import FaultTimes, fault_times
 from flows.records.record import Record
+from tests.support.records import acked
 
 
 def applied(t: float, shard: int = 0, epoch: int = 1, node: str = "server-0") -> Applied:
@@ -99,3 +102,25 @@ def test_a_slow_node_that_is_killed_later_is_lost_to_the_kill() -> None:
     )
     assert (slow.kind, slow.detected) == ("slow", None)
     assert (kill.kind, kill.detected) == ("kill", 101.5)
+
+
+def test_a_shard_served_between_two_losses_though_who_did_so_could_not_report_it() -> None:
+    """The first replacement is killed with its events; the workers have heard of it."""
+    losses = (
+        Killed(100.0, 0, "server-0", 7, 50, True),
+        Detected(100.5, 0, 2, "server-0", False, "scheduler"),
+        Decided(101.0, 0, 3, "server-0-b", "restore"),
+        Killed(102.0, 1, "server-0-b", 8, 60, True),
+        Detected(102.5, 0, 4, "server-0-b", False, "scheduler"),
+        Decided(103.0, 0, 5, "server-0-b-b", "restore"),
+        Restored(104.0, 0, 5, "server-0-b-b", 40, "store"),
+        applied(104.5, epoch=5, node="server-0-b-b"),
+    )
+    first, second = times(*losses, acked([5], t=100.2), acked([6, 7], t=101.25))
+    assert (first.serving, first.first_applied, first.source) == (101.25, 101.25, None)
+    assert (second.serving, second.first_applied, second.source) == (104.0, 104.5, "store")
+    assert [o.recovered - o.began for o in outages((first, second))] == [1.25, 2.5]
+    buffered = acked([6], t=101.25, outcome="buffered")
+    first, second = times(*losses, buffered)
+    assert (first.serving, first.source) == (104.0, "store")
+    assert len(outages((first, second))) == 1

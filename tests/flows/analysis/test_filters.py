@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dps.events import Event, Filtered
-from flows.analysis.filters import Filtering, filtering
 from flows.analysis.outcome import outcome
+from flows.analysis.resources import Filtering, filtering
 from flows.metrics import BY_KEY
 from flows.records.record import Record
 from tests.support.records import PRICES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,13 +78,17 @@ def test_comparison_is_whole_at_any_usual_width(outcomes: list[Outcome], width: 
     assert not any("…" in line for line in lines)
     chain = [line for line in lines if line.startswith("chain") and "kill" in line]
     assert len(chain) == (1 if width >= 118 else 2)
-    assert "→" in chain[0]
+    effects = " ".join(lines)
+    assert "effect, points" in effects
+    assert re.search(r"chain +kill +\S+ +[−\d.]+/[−\d.]+/[−\d.]+ ", chain[0])
 
 
 def test_comparison_gives_means_over_seeds(outcomes: list[Outcome]) -> None:
     pair = [o for o in outcomes if o.identity.strategy == "none" and o.faults]
     mean = sum(o.ledger.lost for o in pair) / len(pair)
-    (line,) = (line for line in shown(outcomes, 120) if line.startswith("none") and "→" in line)
+    (line,) = (
+        line for line in shown(outcomes, 120) if line.startswith("none  ") and " kill " in line
+    )
     assert f" {BY_KEY['updates_lost'].text(mean)} " in line
 
 

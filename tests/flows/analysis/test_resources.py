@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dps.events import (
@@ -14,7 +16,14 @@ from dps.events import (
     TrainingStarted,
 )
 from flows.analysis.outcome import outcome
-from flows.analysis.resources import rented_seconds, storage, usage_by_role
+from flows.analysis.resources import (
+    SECONDS_PER_MONTH,
+    Spending,
+    cost,
+    rented_seconds,
+    storage,
+    usage_by_role,
+)
 from flows.records.record import Record
 from tests.support.records import PRICES
 
@@ -74,6 +83,55 @@ def test_money_counts_nodes_only_while_they_are_up_during_the_training() -> None
     assert cost.total == pytest.approx(191.0)
     # For a fixed term, at 3/4 of that: one server, whoever has its place, and one worker.
     assert cost.fixed == pytest.approx(2 * 100 * 0.75)
+
+
+def test_money_is_spent_as_nodes_live_and_bytes_are_sent() -> None:
+    def sent(t: float, pid: int, size: int) -> Event:
+        return ResourceSampled(t, f"n-{pid}", "server", pid, 1.0, 1, {"train": size}, {}, 0)
+
+    record = Record(
+        (
+            NodeJoined(0.0, "n-1", "server", 1, "h"),
+            NodeJoined(30.0, "n-2", "server", 2, "h"),
+            NodeJoined(0.0, "worker-0", "worker", 3, "h"),
+            TrainingStarted(10.0, 1, 1, 100),
+            Killed(20.0, 0, "n-1", 1, 5, True),
+            CheckpointWritten(50.0, 0, 1, 5, 8_000_000_000, 0.1),
+            sent(20.0, 1, 10**9),
+            sent(70.0, 2, 4 * 10**9),
+            sent(120.0, 2, 6 * 10**9),  # after the training, of which it is counted all the same
+            Acked(110.0, "worker-0", 1, (110.0,), (0,), (1,), (1,), ("applied",)),
+        )
+    )
+    prices = replace(PRICES, gb_month_stored=SECONDS_PER_MONTH)  # a dollar a second for each GB
+    spending = Spending(record, prices)
+    assert spending.at(10.0) == 0.0
+    # Two nodes of a dollar a second, 0.75 GB of n-1, which sends one in its 20 s; 8 GB stored.
+    assert spending.at(15.0) == pytest.approx(5 * 2 + 0.75 + 5 * 8)
+    assert spending.at(25.0) == pytest.approx((10 + 15) + 1 + 15 * 8)  # the worker alone goes on
+    assert spending.at(50.0) == pytest.approx((10 + 20 + 40) + (1 + 2) + 40 * 8)
+    assert spending.at(90.0) == pytest.approx((10 + 60 + 80) + (1 + 5) + 80 * 8)
+    assert spending.at(110.0) == spending.at(500.0) == spending.total
+    assert spending.total == pytest.approx(cost(record, prices).total)
+    assert spending.at(110.0 - 1e-6) == pytest.approx(spending.total, abs=1e-3)
+
+
+def test_bytes_are_told_by_role_and_link() -> None:
+    def sent(node: str, role: str, pid: int, links: dict[str, int]) -> Event:
+        return ResourceSampled(50.0, node, role, pid, 1.0, 1, links, {}, 0)
+
+    record = Record(
+        (
+            sent("server-0", "server", 1, {"train": 5, "replicate": 7}),
+            sent("server-1", "server", 2, {"train": 6}),
+            sent("worker-0", "worker", 3, {"train": 9, "control": 1}),
+        )
+    )
+    row = outcome(record, PRICES).row()
+    assert (row["sent_bytes_server_train"], row["sent_bytes_server_replicate"]) == (11, 7)
+    assert (row["sent_bytes_worker_train"], row["sent_bytes_worker_control"]) == (9, 1)
+    assert row["sent_bytes_replica_train"] == row["sent_bytes_store_store"] == 0
+    assert row["sent_bytes_link_train"] == 20
 
 
 def test_a_lost_head_that_comes_back_as_a_replica_is_rented_once() -> None:

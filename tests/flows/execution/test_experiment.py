@@ -104,6 +104,14 @@ def children(here: Path) -> list[str]:
     return sorted(run.data.tags["dps.trial"] for run in runs)
 
 
+def logged(here: Path, trial: str) -> dict[str, float]:
+    """Return the metrics of a trial's run."""
+    client = MlflowClient(tracking_uri=default_uri(here))
+    (experiment,) = client.search_experiments(filter_string="name = 'dps/demo'")
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`dps.trial` = '{trial}'")
+    return dict(run.data.metrics)
+
+
 @pytest.mark.slow
 def test_runs_tracks_and_reports_every_trial_once(
     experiment: ExperimentConfig, tmp_path: Path
@@ -116,6 +124,12 @@ def test_runs_tracks_and_reports_every_trial_once(
     assert done.report == tmp_path / "results" / "demo" / "report.html"
     assert done.report.stat().st_size > 10_000
     assert children(tmp_path) == sorted(NAMES)
+    # The first to run is a trial with a fault, the last its control.
+    effects = {o.identity.trial: o.effects for o in done.outcomes}
+    assert effects[NAMES[1]].control == NAMES[0]
+    found = effects[NAMES[1]].time
+    assert found is not None
+    assert logged(tmp_path, NAMES[1])["effect/time_mean"] == pytest.approx(found.mean)
 
     second = ToyRunner()
     again, text = go(experiment, tmp_path, second)

@@ -17,6 +17,7 @@ import yaml
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
 from flows.analysis.faults import FaultTimes
+from flows.analysis.finished import lacks_control, without_control
 from flows.analysis.groups import Group, summarize
 from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome, outcome
@@ -28,6 +29,7 @@ from flows.config.trials import expand
 from flows.metrics import BY_KEY
 from flows.records.record import EVENTS_FILE, read_record, write_grid
 from flows.report import sentences as words
+from flows.report import tables
 from flows.report.figures.bands import Curve, band
 from flows.report.figures.cost import front
 from flows.report.figures.figure import Table, slugs, write_files
@@ -254,11 +256,43 @@ def test_ranges_are_given_as_ranges(outcomes: list[Outcome]) -> None:
 def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
     said = {s: words.through_fault(group(outcomes, s, "kill"), None).text for s in STRATEGIES}
     assert "initial values" in said["none"]
-    assert "Test accuracy fell from" in said["none"]
+    assert "points at the same times" in said["none"]
+    assert "gradients were not computed in time" in said["none"]
+    assert "for want of a control" not in " ".join(said.values())
     assert "lost 17 of 1,600" in said["checkpoint"]
     assert "lost no acked update" in said["chain"]
     assert "32 updates computed during the outage were applied after it" in said["stateless"]
     assert "significant" not in " ".join(said.values())
+
+
+def test_where_there_is_no_control_no_effect_is_told(
+    folder: Path, outcomes: list[Outcome], tmp_path: Path
+) -> None:
+    assert without_control(outcomes) == ""
+    for name in ("chain.kill.seed-0", "chain.kill.seed-1", "chain.no-fault.seed-0"):
+        shutil.copytree(folder / name, tmp_path / name)
+    alone = [outcome for _, outcome in read_trials(tmp_path, load_prices())]
+    assert without_control(alone).startswith("1 of 2 valid trials with faults has no control")
+    page = write_report(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "1 of 2 valid trials with faults has no control" in page
+    [lacking] = [outcome for outcome in alone if lacks_control(outcome)]
+    killed = dataclasses.replace(group(alone, "chain", "kill"), trials=(lacking,))
+    assert "for want of a control" in words.through_fault(killed, None).text
+
+
+def test_descriptions_are_named_so_and_stand_in_no_headline(outcomes: list[Outcome]) -> None:
+    described = ["accuracy_before", "accuracy_after", "accuracy_drop", "regain_seconds"]
+    assert all("(description)" in BY_KEY[key].label for key in described)
+    assert all(BY_KEY[key].definition.startswith("Description, not an") for key in described)
+    compared = ComparisonSection().metrics
+    glanced = [key for key, _ in tables.GLANCE]
+    assert not {*compared, *glanced, *tables.PER_TRIAL} & {*described}
+    assert {"effect_time_mean", "effect_gradients_mean", "effect_money_mean"} <= {*compared}
+    [kill] = tables.glance(summarize(outcomes))
+    assert kill.headings[0] == "effect on accuracy at the same times"
+    none = dict(kill.rows)["none"]
+    assert none[0].mean.startswith("−")
+    assert none[0].mean.endswith(" points")
 
 
 def test_a_strategy_keeps_its_look_whatever_is_beside_it() -> None:
@@ -462,7 +496,9 @@ def test_rendering_is_deterministic(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def unsure_page() -> str:
-    return render(unsure_trials(), load_prices(), ComparisonSection(), [])
+    metrics = ("accuracy_final", "accuracy_drop", "rto_seconds", "updates_lost")
+    section = ComparisonSection(metrics=(*metrics, "gradients_per_second", "cost_usd"))
+    return render(unsure_trials(), load_prices(), section, [])
 
 
 def test_what_the_correction_alone_hides_is_explained_on_the_page(unsure_page: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import socketserver
 import subprocess
 import sys
@@ -220,6 +221,37 @@ def test_final_scalars_stand_beside_the_series(tracked: Tracked) -> None:
     assert metrics["system/server/system_memory_usage_megabytes"] > 100
     assert metrics["final/non_finite_values_dropped"] == 0
     assert "recovery/rto_seconds" not in tracked.child("none.no-fault.seed-0").data.metrics
+
+
+def test_the_effect_of_a_fault_is_in_the_run_of_the_trial_that_had_it(tracked: Tracked) -> None:
+    results = {o.identity.trial: o for _, o in read_trials(tracked.folder, load_prices())}
+    run, row = tracked.child("none.kill.seed-0"), results["none.kill.seed-0"].row()
+    assert run.data.metrics["effect/time_mean"] == pytest.approx(row["effect_time_mean"])
+    assert run.data.metrics["effect/money_end"] == pytest.approx(row["effect_money_end"])
+    assert run.data.metrics["effect/gradients_deficit"] == row["gradients_deficit"]
+    assert run.data.tags["dps.control"] == "none.no-fault.seed-0"
+    quiet = tracked.child("none.no-fault.seed-0")
+    assert not any(name.startswith("effect/") for name in quiet.data.metrics)
+
+
+def test_an_effect_appears_when_the_control_is_recorded_and_once(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    """A trial is entered when it is over; its control may run later."""
+    folder, name = tmp_path / "late", "chain.kill.seed-0"
+    shutil.copytree(tracked.folder / name, folder / name)
+    tracker = Tracker("late", tracked.here)
+    [(record, alone)] = read_trials(folder, load_prices())
+    run_id = tracker.track_trial(record, alone, folder / name / "events.jsonl")
+    assert "effect/time_mean" not in tracked.client.get_run(run_id).data.metrics
+    shutil.copytree(tracked.folder / "chain.no-fault.seed-0", folder / "chain.no-fault.seed-0")
+    report = write_report(folder, folder / "report.html", figures=folder / "figures")
+    trials = read_trials(folder, load_prices())
+    [expected] = [o.row()["effect_time_mean"] for _, o in trials if o.effects.control]
+    for _ in range(2):
+        tracker.track_experiment(trials, report, folder / "figures")
+    history = tracked.client.get_metric_history(run_id, "effect/time_mean")
+    assert [point.value for point in history] == [pytest.approx(expected)]
 
 
 def test_the_data_set_is_an_input(tracked: Tracked) -> None:
