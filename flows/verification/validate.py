@@ -2,7 +2,7 @@
 
 Both are grids of the same trials with the same seeds. For each figure there is the mean of either
 over the seeds that both have it for, their difference with its interval, and at the end whether the
-figures are as near as is wanted and whether the two experiments come to the same verdicts.
+figures are as near as is wanted and whether the two experiments read the same, figure by figure.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Agreement:
         Figure by figure.
     uneven
         Of figures that not the same seeds have on both sides, which they are, and how many.
-    verdicts
+    readings
         By what they are about, on real nodes and on virtual time; None where there is none.
     left_out
         How many trials are not valid, on real nodes and on virtual time.
@@ -114,7 +114,7 @@ class Agreement:
 
     pairs: tuple[Pair, ...]
     uneven: tuple[str, ...]
-    verdicts: tuple[tuple[str, Compared | None, Compared | None], ...]
+    readings: tuple[tuple[str, Compared | None, Compared | None], ...]
     left_out: tuple[int, int]
 
     @property
@@ -179,7 +179,7 @@ def agreement(
             uneven.append(f"{_about(metric, *name)} ({counts})")
     left_out = (sum(not one.valid for one in real), sum(not one.valid for one in virtual))
     return Agreement(
-        tuple(pairs), tuple(uneven), _verdicts(real, virtual, experiment, rng), left_out
+        tuple(pairs), tuple(uneven), _readings(real, virtual, experiment, rng), left_out
     )
 
 
@@ -211,7 +211,7 @@ def verdict(found: Agreement) -> list[str]:
     if not found.pairs:
         lines = ["There is no seed whose trial is valid on both sides, so nothing is compared."]
     else:
-        lines = [*_of_times(found), *_of_counts(found), *_of_verdicts(found)]
+        lines = [*_of_times(found), *_of_counts(found), *_of_readings(found)]
     lines += [f"Not for the same seeds on both sides: {name}" for name in found.uneven]
     if any(found.left_out):
         real, virtual = found.left_out
@@ -305,7 +305,7 @@ def _error(pair: Pair) -> str:
 # -- what they come to -------------------------------------------------------------------------
 
 
-def _verdicts(
+def _readings(
     real: Sequence[Outcome],
     virtual: Sequence[Outcome],
     experiment: ExperimentConfig,
@@ -313,7 +313,7 @@ def _verdicts(
 ) -> tuple[tuple[str, Compared | None, Compared | None], ...]:
     judged = (compared(each, experiment.comparison, rng) for each in (real, virtual))
     first, second = (
-        {_about(row.metric, row.condition, row.strategy): row for row in rows if row.verdict}
+        {_about(row.metric, row.condition, row.strategy): row for row in rows if row.reading}
         for rows in judged
     )
     return tuple((name, first.get(name), second.get(name)) for name in {**first, **second})
@@ -349,23 +349,23 @@ def _of_counts(found: Agreement) -> Iterator[str]:
     yield from _untold("Lost and replayed", len(counts) - len(judged))
 
 
-def _of_verdicts(found: Agreement) -> Iterator[str]:
-    told = [each for each in found.verdicts if _can_be_told(*each[1:])]
+def _of_readings(found: Agreement) -> Iterator[str]:
+    told = [each for each in found.readings if _can_be_told(*each[1:])]
     differing = [
-        (name, one.said if one else "no verdict", other.said if other else "no verdict")
+        (name, one.said if one else "no reading", other.said if other else "no reading")
         for name, one, other in told
-        if one is None or other is None or one.verdict != other.verdict
+        if one is None or other is None or one.reading != other.reading
     ]
     if told:
         agreed = len(told) - len(differing)
-        yield f"Verdicts: {agreed} of {len(told)} agree (wanted: all: {_met(not differing)})"
+        yield f"Readings: {agreed} of {len(told)} agree (wanted: all: {_met(not differing)})"
     for name, one_said, other_said in differing:
         yield f"  {name}: {one_said} on real nodes, {other_said} on virtual time"
-    yield from _untold("Verdicts", len(found.verdicts) - len(told))
+    yield from _untold("Readings", len(found.readings) - len(told))
 
 
 def _can_be_told(*sides: Compared | None) -> bool:
-    """Whether no side's verdict is that of too few seeds."""
+    """Whether no side's reading is that of too few seeds."""
     differences = [side.difference for side in sides if side is not None]
     return all(found is None or found.n >= FEWEST_SEEDS for found in differences)
 
