@@ -98,6 +98,8 @@ class Compared:
         uneven, found = self.uneven, self.difference
         if uneven is not None:
             return uneven_told(uneven)
+        if found is not None and found.constant and not found.mean:
+            return f"no difference in any of {found.n} seeds"
         if self.reading == "too few seeds" and found is not None and found.constant:
             return f"the same in all {found.n} seeds: too few to tell"
         return self.reading or ""

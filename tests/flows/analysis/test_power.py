@@ -79,7 +79,9 @@ def test_the_power_of_a_direction_is_the_noncentral_t(n: int, effect: float, lev
     """A claim is that, less the cases in which it is shown to be too small to matter."""
     known = stats.nct.sf(stats.t.ppf(1 - level / 2, n - 1), n - 1, np.sqrt(n) * effect)
     assert power_of_difference(n, 1.0, effect, level) == pytest.approx(known)
-    assert power_of_claim(Region(above=0.0), n, 1.0, effect, level) == pytest.approx(known, abs=2e-3)
+    assert power_of_claim(Region(above=0.0), n, 1.0, effect, level) == pytest.approx(
+        known, abs=2e-3
+    )
     of_claim = power_of_claim(more(effect), n, 1.0, effect, level)
     assert known - level / 2 - 2e-3 <= of_claim <= known + 2e-3
 

@@ -96,7 +96,7 @@ def test_an_experiment_agrees_with_itself(config: str, tmp_path: Path) -> None:
     assert {pair.metric for pair in found.pairs} >= {"training_seconds", "updates_lost"}
     assert set(found.errors_of_times) == {0.0}
     assert not found.uneven
-    assert found.verdicts
+    assert found.readings
     lines = verdict(found)
     assert len(lines) == 3
     assert all(line.endswith(": met)") for line in lines), lines
@@ -123,8 +123,8 @@ def test_errors_are_those_of_the_means_and_what_one_side_lacks_is_named(
     lacking = compare(config, real, chains)
     assert {pair.strategy for pair in lacking.pairs} == {"chain"}
     said = "\n".join(verdict(lacking))
-    assert "Verdicts: 0 of " in said
-    assert "on real nodes, no verdict on virtual time" in said
+    assert "Readings: 0 of " in said
+    assert "on real nodes, no reading on virtual time" in said
 
 
 def test_means_are_over_the_seeds_that_both_have(config: str, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_means_are_over_the_seeds_that_both_have(config: str, tmp_path: Path) ->
     assert any(
         line.startswith("Lost and replayed: ") and "cannot be told" in line for line in lines
     )
-    assert any(line.startswith("Verdicts: ") and "cannot be told" in line for line in lines)
+    assert any(line.startswith("Readings: ") and "cannot be told" in line for line in lines)
 
 
 def test_figures_that_not_the_same_seeds_have_are_named_with_their_counts(
