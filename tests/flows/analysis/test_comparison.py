@@ -263,7 +263,7 @@ def test_no_count_is_told_to_be_less_than_none() -> None:
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     print_exploratory(list(judge(trials, metrics=["updates_lost"]).values()), console)
-    assert "chain 5.0 [0, 30] −313 [−319, −289] 0.031 6 (6) lower" in text_of(console)
+    assert "chain 5 [0, 30] −313 [−319, −289] 0.031 6 (6) lower" in text_of(console)
 
 
 def test_what_is_the_same_in_a_few_seeds_is_told_as_that() -> None:
