@@ -34,16 +34,32 @@ def amount(claim: ClaimSection, value: float) -> str:
     return claim.column.text(value) + _UNITS.get(claim.column.unit, "")
 
 
+def smallest(claim: ClaimSection) -> str:
+    """Return the smallest difference of interest, without zeros that nobody has written."""
+    text = claim.column.text(claim.smallest)
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    unit = _UNITS.get(claim.column.unit, "")
+    return text + (" point" if (text, unit) == ("1", " points") else unit)
+
+
+def subject(claim: ClaimSection) -> str:
+    """Return the figure and the strategy that a claim is about."""
+    label = claim.column.label
+    if claim.metric.startswith("updates_"):
+        label = f"updates {label}"
+    return f"{label} with {claim.strategy}"
+
+
 def statement(claim: ClaimSection) -> str:
     """Return what is claimed, said from its parts."""
     under = ", ".join(claim.condition.values())
-    subject = f"{claim.column.label} of {claim.strategy}{f' ({under})' if under else ''}"
+    about = subject(claim) + (f" ({under})" if under else "")
     if claim.direction == "equivalent":
-        other = "0" if claim.one_sample else f"that of {claim.against}"
-        return f"{subject} is within {amount(claim, claim.smallest)} of {other}"
-    other = "than 0" if claim.one_sample else f"than that of {claim.against}"
-    interest = f"by {amount(claim, claim.smallest)} or more would matter"
-    return f"{subject} is {claim.direction} {other} ({interest})"
+        other = "0" if claim.one_sample else f"what it is with {claim.against}"
+        return f"{about}: within {smallest(claim)} of {other}"
+    other = "0" if claim.one_sample else f"with {claim.against}"
+    interest = f"by {smallest(claim)} or more would matter"
+    return f"{about}: {claim.direction} than {other} ({interest})"
 
 
 def title(claim: ClaimSection) -> str:
@@ -57,16 +73,16 @@ def effect(judged: JudgedClaim) -> str:
     claim, found = judged.claim, judged.difference
     if found is None:
         return "no seed has the figure" if judged.uneven is None else ""
-    subject = f"{claim.column.label} of {claim.strategy}"
+    about = subject(claim)
     if claim.one_sample:
-        value = f"{subject} is {amount(claim, found.mean)}{_interval(judged, 1)}"
+        value = f"{about}: {amount(claim, found.mean)}{_interval(judged, 1)}"
     elif found.mean == 0:
-        value = f"{subject} is that of {claim.against}{_interval(judged, 1)}"
+        value = f"{about}: the same as with {claim.against}{_interval(judged, 1)}"
     else:
         sign = 1 if found.mean > 0 else -1
         way = "more" if sign > 0 else "less"
         by = amount(claim, abs(found.mean))
-        value = f"{subject} is {by} {way} than that of {claim.against}{_interval(judged, sign)}"
+        value = f"{about}: {by} {way} than with {claim.against}{_interval(judged, sign)}"
     seeds = f"{found.n} seed" + ("s" if found.n != 1 else "")
     return ", ".join(filter(None, (value, seeds, tested(judged))))
 
@@ -83,18 +99,18 @@ def tested(judged: JudgedClaim) -> str:
 def reason(judged: JudgedClaim) -> str:
     """Say what the verdict means for the size of the difference, or why there is none yet."""
     claim, verdict = judged.claim, judged.decision.verdict
-    smallest = amount(claim, claim.smallest)
+    least = smallest(claim)
     if verdict == "not resolved":
         return _unresolved(judged)
     if claim.direction == "equivalent":
-        return f"within {smallest}" if verdict == "holds" else f"apart by more than {smallest}"
+        return f"within {least}" if verdict == "holds" else f"apart by more than {least}"
     if verdict == "holds":
         if judged.size == "beyond":
-            return f"by {smallest} or more"
-        return f"whether by {smallest} or more is open"
+            return f"by {least} or more"
+        return f"whether by {least} or more is open"
     if _opposite(judged):
         return "it goes the other way"
-    return f"by less than {smallest}, if at all"
+    return f"by less than {least}, if at all"
 
 
 def warnings(judged: JudgedClaim) -> tuple[str, ...]:
@@ -232,11 +248,10 @@ def _unresolved(judged: JudgedClaim) -> str:
     if exact and found.n < (fewest := fewest_seeds(level, exact=True)):
         same = "the same in all of them, but " if found.constant else ""
         chance = f"chance alone gives {found.n} of one sign with p = {2.0 ** (1 - found.n):.2g}"
-        return f"{same}{chance}; it takes {max(fewest, needed or 0)} seeds"
-    smallest = amount(claim, claim.smallest)
-    what = f"a difference of {smallest}"
+        return f"{same}{chance}: it takes {max(fewest, needed or 0)} seeds"
+    what = f"a difference of {smallest(claim)}"
     if claim.direction == "equivalent":
-        what = f"that a difference of 0 is within {smallest}"
+        what = f"that a difference of 0 is within {smallest(claim)}"
     if needed is None:
         return f"a million seeds would not show {what}"
     if needed > found.n:

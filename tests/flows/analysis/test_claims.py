@@ -74,33 +74,33 @@ FOUR = [0.85 - 0.01 * 6**0.5, 0.85, 0.85, 0.85 + 0.01 * 6**0.5]
 
 def test_a_claim_is_told_as_a_sentence_with_effect_interval_and_verdict() -> None:
     assert verdict_sentence(one(trials(FOUR), claim())) == (
-        "Final accuracy of chain is 5.0 points more than that of none [1.8, 8.2], 4 seeds, "
-        "p = 0.015: holds (by 1.0 points or more)."
+        "Final accuracy with chain: 5.0 points more than with none [1.8, 8.2], 4 seeds, "
+        "p = 0.015: holds (by 1 point or more)."
     )
-    assert "holds (whether by 4.0 points or more is open)" in verdict_sentence(
+    assert "holds (whether by 4 points or more is open)" in verdict_sentence(
         one(trials(FOUR), claim(smallest=0.04))
     )
     assert verdict_sentence(one(trials(FOUR), claim(direction="less"))).endswith(
         "p = 0.009: does not hold (it goes the other way)."
     )
-    assert "5.0 points more than that of none [1.8, 8.2], 4 seeds, p = 0.009: does not hold" in (
+    assert "5.0 points more than with none [1.8, 8.2], 4 seeds, p = 0.009: does not hold" in (
         verdict_sentence(one(trials(FOUR), claim(direction="less")))
     )
     small = [0.8 + (each - 0.85) / 10 for each in FOUR]
     assert verdict_sentence(one(trials(small), claim())).endswith(
-        "does not hold (by less than 1.0 points, if at all)."
+        "does not hold (by less than 1 point, if at all)."
     )
 
 
 def test_an_equivalence_is_told_by_its_margin() -> None:
     small = [0.8 + (each - 0.85) / 10 for each in FOUR]
     same = claim(direction="equivalent")
-    assert verdict_sentence(one(trials(small), same)).endswith("holds (within 1.0 points).")
+    assert verdict_sentence(one(trials(small), same)).endswith("holds (within 1 point).")
     far = [each + 0.05 for each in FOUR]
     assert verdict_sentence(one(trials(far), same)).endswith(
-        "does not hold (apart by more than 1.0 points)."
+        "does not hold (apart by more than 1 point)."
     )
-    assert "seeds would show that a difference of 0 is within 1.0 points" in (
+    assert "seeds would show that a difference of 0 is within 1 point" in (
         verdict_sentence(one(trials(FOUR), claim(direction="equivalent", smallest=0.01)))
     )
 
@@ -109,7 +109,7 @@ def test_what_is_not_resolved_says_what_it_takes() -> None:
     unsure = one(trials([0.7, 0.8, 0.9, 0.84]), claim())
     assert unsure.decision.verdict == "not resolved"
     assert unsure.needed is not None
-    assert f"about {unsure.needed:,} seeds would show a difference of 1.0 points" in (
+    assert f"about {unsure.needed:,} seeds would show a difference of 1 point" in (
         verdict_sentence(unsure)
     )
     assert "a verdict takes 3 seeds at least" in verdict_sentence(one(trials([0.7, 0.8]), claim()))
@@ -119,13 +119,13 @@ def test_counts_that_are_the_same_in_all_of_few_seeds_say_so() -> None:
     fewer = claim(metric="updates_lost", direction="less", smallest=50)
     alone = one(trials([0.8] * 3, lost=(0, 0, 0)), fewer)
     assert verdict_sentence(alone) == (
-        "Lost of chain is 317 less than that of none, 3 seeds, p = 0.25: not resolved (the same in "
-        "all of them, but chance alone gives 3 of one sign with p = 0.25; it takes 6 seeds)."
+        "Updates lost with chain: 317 less than with none, 3 seeds, p = 0.25: not resolved (the "
+        "same in all of them, but chance alone gives 3 of one sign with p = 0.25: it takes 6 seeds)."
     )
     enough = one(trials([0.8] * 6, lost=(0,) * 6), fewer)
     assert verdict_sentence(enough) == (
-        "Lost of chain is 317 less than that of none [317, 317], 6 seeds, p = 0.031: holds (by 50 "
-        "or more)."
+        "Updates lost with chain: 317 less than with none [317, 317], 6 seeds, p = 0.031: holds (by "
+        "50 or more)."
     )
 
 
@@ -134,7 +134,7 @@ def test_a_figure_that_is_a_difference_itself_is_compared_with_0() -> None:
     found = one(trials(FOUR), alone)
     assert found.difference is not None
     assert found.difference.mean == pytest.approx(0.85)
-    assert "Final accuracy of chain is 85.0 points [81.8, 88.2]" in verdict_sentence(found)
+    assert "Final accuracy with chain: 85.0 points [81.8, 88.2]" in verdict_sentence(found)
 
 
 def test_all_claims_count_for_the_correction_of_each() -> None:
@@ -220,7 +220,7 @@ def test_claims_are_printed_with_their_verdicts() -> None:
     claims = [claim(claim="A chain ends higher"), claim(direction="less", smallest=0.3)]
     text = printed(print_claims, judge(trials(FOUR), claims, np.random.default_rng(0)))
     assert "1. A chain ends higher: holds" in text
-    assert "2. Final accuracy of chain (kill) is less than that of none (by 30.0 points" in text
+    assert "2. Final accuracy with chain (kill): less than with none (by 30 points" in text
     assert "2 claims together (Holm's correction)" in text
     assert "No claims were fixed beforehand" in printed(print_claims, ())
 

@@ -491,8 +491,8 @@ def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
     text = text_of(page)
     assert text.index("A chain ends lower than no recovery: holds") < text.index("At a glance")
     assert (
-        "Final accuracy of chain is 44.0 points less than that of none [9.2, 78.8], 3 seeds, "
-        "p = 0.032: holds (by 1.0 points or more)."
+        "Final accuracy with chain: 44.0 points less than with none [9.2, 78.8], 3 seeds, "
+        "p = 0.032: holds (by 1 point or more)."
     ) in text
     assert "Fixed after the data: 6 of its 6 trials had begun before." in text
     assert "claims:" in page, "the configuration repeats them"
