@@ -58,7 +58,7 @@ def statement(claim: ClaimSection) -> str:
         other = "0" if claim.one_sample else f"what it is with {claim.against}"
         return f"{about}: within {smallest(claim)} of {other}"
     other = "0" if claim.one_sample else f"with {claim.against}"
-    interest = f"by {smallest(claim)} or more would matter"
+    interest = f"of interest: {smallest(claim)} or more"
     return f"{about}: {claim.direction} than {other} ({interest})"
 
 

@@ -119,13 +119,14 @@ def test_counts_that_are_the_same_in_all_of_few_seeds_say_so() -> None:
     fewer = claim(metric="updates_lost", direction="less", smallest=50)
     alone = one(trials([0.8] * 3, lost=(0, 0, 0)), fewer)
     assert verdict_sentence(alone) == (
-        "Updates lost with chain: 317 less than with none, 3 seeds, p = 0.25: not resolved (the "
-        "same in all of them, but chance alone gives 3 of one sign with p = 0.25: it takes 6 seeds)."
+        "Updates lost with chain: 317 less than with none, 3 seeds, p = 0.25: not resolved "
+        "(the same in all of them, but chance alone gives 3 of one sign with p = 0.25: it takes 6 "
+        "seeds)."
     )
     enough = one(trials([0.8] * 6, lost=(0,) * 6), fewer)
     assert verdict_sentence(enough) == (
-        "Updates lost with chain: 317 less than with none [317, 317], 6 seeds, p = 0.031: holds (by "
-        "50 or more)."
+        "Updates lost with chain: 317 less than with none [317, 317], 6 seeds, p = 0.031: holds "
+        "(by 50 or more)."
     )
 
 
@@ -220,7 +221,9 @@ def test_claims_are_printed_with_their_verdicts() -> None:
     claims = [claim(claim="A chain ends higher"), claim(direction="less", smallest=0.3)]
     text = printed(print_claims, judge(trials(FOUR), claims, np.random.default_rng(0)))
     assert "1. A chain ends higher: holds" in text
-    assert "2. Final accuracy with chain (kill): less than with none (by 30 points" in text
+    assert (
+        "2. Final accuracy with chain (kill): less than with none (of interest: 30 points" in text
+    )
     assert "2 claims together (Holm's correction)" in text
     assert "No claims were fixed beforehand" in printed(print_claims, ())
 
