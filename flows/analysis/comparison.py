@@ -1,8 +1,9 @@
 """The comparison of an experiment's strategies: per condition and metric, against a baseline.
 
-Only valid trials enter, paired by their seed. All comparisons of an experiment are one family: the
-verdicts are corrected for how many they are. What to compare by is kept beside the records, so
-that it can be changed without running anything again.
+Only valid trials enter, paired by their seed. All of it is exploratory: it shows where to look, and
+its intervals and p-values are not corrected for how many there are. Verdicts are of claims alone
+(`flows.analysis.statistics.claims`). What to compare by is kept beside the records, so that it can
+be changed without running anything again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -24,21 +25,18 @@ from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.groups import conditions, strategies
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import (
+    FEWEST_SEEDS,
     SIGNIFICANCE,
     Difference,
     Interval,
-    Verdict,
-    corrected,
     interval,
     paired,
-    repeats_needed,
-    verdicts,
 )
+from flows.analysis.statistics.power import repeats_needed
 from flows.config.base import ComparisonSection
 from flows.config.errors import key_of, sentence, suggest
 from flows.files import write_whole
 from flows.metrics import BY_KEY
-from flows.metrics.metric import Better
 
 COMPARISON_FILE = "comparison.json"
 LEAST_SHOWN = 0.001  # of a p-value
@@ -48,7 +46,8 @@ Trials = Mapping[int, Mapping[str, Any]]
 Rows = Mapping[tuple[str, str], Trials]
 
 
-Judgement = Verdict | Literal["not comparable"]
+# What the difference is, without a claim: the interval of 95% lies on one side of 0, or does not.
+Reading = Literal["higher", "lower", "unclear", "too few seeds", "not comparable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +74,12 @@ class Compared:
     difference
         Strategy minus baseline, seed by seed; None for the baseline itself, where no seed is
         valid for both, and where the figure is not comparable.
-    p
-        Of that difference, corrected for all comparisons of the experiment; None without a test.
-        By itself it is `difference.p`.
-    tests
-        For how many comparisons `p` is corrected.
-    verdict
-        What the difference shows; None for the baseline itself.
+    reading
+        What the difference is by itself; None for the baseline. It is no verdict: nothing is
+        corrected for how many differences are looked at.
     repeats_needed
         Seeds that would show the difference seen, or the one that the configuration names, with a
-        probability of 80%, whatever the other comparisons show; None where that cannot be told.
+        probability of 80%; None where that cannot be told.
     """
 
     metric: str
@@ -94,32 +89,32 @@ class Compared:
     interval: Interval | None
     uneven: Uneven | None
     difference: Difference | None
-    p: float | None
-    tests: int
-    verdict: Judgement | None
+    reading: Reading | None
     repeats_needed: int | None
 
     @property
     def said(self) -> str:
-        """The verdict in words, with the reason where the figures beside it seem to say more."""
-        verdict, uneven, found = self.verdict or "", self.uneven, self.difference
+        """The reading in words, with the reason where there is none."""
+        uneven, found = self.uneven, self.difference
         if uneven is not None:
-            counts = f"{uneven.mine} of {uneven.seeds} seeds against {uneven.theirs}"
-            return f"{verdict}: a value in {counts} of {uneven.seeds}"
-        if found is None or found.p is None or not found.excludes_zero:
-            return verdict
-        if verdict == "too few seeds to tell":
-            return f"the same in all {found.n} seeds: {verdict}"
-        if verdict == "no difference shown":
-            return f"{verdict} by the t-test, though the resampled interval excludes 0"
-        return verdict
+            return uneven_told(uneven)
+        if found is not None and found.constant and not found.mean:
+            return f"no difference in any of {found.n} seeds"
+        if self.reading == "too few seeds" and found is not None and found.constant:
+            return f"the same in all {found.n} seeds: too few to tell"
+        return self.reading or ""
 
     @property
-    def tested(self) -> tuple[str, str] | None:
-        """The p-value by itself, and corrected; None without a test."""
-        if self.difference is None or self.difference.p is None or self.p is None:
-            return None
-        return p_text(self.difference.p), p_text(self.p)
+    def p(self) -> str:
+        """The p-value of the difference by itself; nothing without a test."""
+        found = self.difference
+        return "" if found is None or found.p is None else p_text(found.p)
+
+
+def uneven_told(uneven: Uneven) -> str:
+    """Say why a figure is not comparable."""
+    counts = f"{uneven.mine} of {uneven.seeds} seeds against {uneven.theirs}"
+    return f"not comparable: a value in {counts} of {uneven.seeds}"
 
 
 def p_text(p: float) -> str:
@@ -127,19 +122,6 @@ def p_text(p: float) -> str:
     if p < LEAST_SHOWN:
         return f"<{LEAST_SHOWN:g}"
     return f"{p:.3f}" if p < 2 * SIGNIFICANCE else f"{p:.2f}"
-
-
-def before_correction(rows: Sequence[Compared]) -> str:
-    """Explain the verdict "only before correction", once for all; nothing where no row has it."""
-    told = [row for row in rows if row.verdict == "only before correction"]
-    if not told:
-        return ""
-    seeds = " or ".join(map(str, sorted({row.difference.n for row in told if row.difference})))
-    return (
-        f"“Only before correction”: by itself the difference is significant, and its interval "
-        f"excludes 0; after the correction for {told[0].tests} comparisons, of {seeds} seeds each, "
-        "it is not."
-    )
 
 
 def compared(
@@ -157,7 +139,7 @@ def compared(
     section
         The baseline and the metrics.
     rng
-        Draws the resamples of the intervals.
+        Draws the subsets by which counts of many seeds are judged.
 
     Raises
     ------
@@ -191,12 +173,12 @@ def compare_rows(
 ) -> tuple[Compared, ...]:
     """Compare strategies with one of them by rows of figures; see `compared`."""
     found = [
-        _measured(rows, condition, strategy, baseline, metric, rng)
+        _measured(rows, condition, strategy, baseline, metric, section, rng)
         for condition in conditions
         for strategy in strategies
         for metric in section.metrics
     ]
-    return _judged([row for row in found if row is not None], section.resolve)
+    return tuple(row for row in found if row is not None)
 
 
 def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str | None:
@@ -270,14 +252,15 @@ def values_of(trials: Trials, metric: str) -> dict[int, float]:
     return {seed: float(v) for seed, v in found.items() if v is not None and isfinite(v)}
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
-def _uneven(trials: Trials, base: Trials, metric: str) -> Uneven | None:
+def uneven(trials: Trials, base: Trials, metric: str) -> Uneven | None:
+    """Return in how many seeds each of two has a figure; None if it is in the same seeds."""
     shared = trials.keys() & base.keys()
     seeds = {seed for seed in shared if metric in trials[seed] and metric in base[seed]}
     mine, theirs = (seeds & values_of(each, metric).keys() for each in (trials, base))
     return None if mine == theirs else Uneven(len(mine), len(theirs), len(seeds))
+
+
+# -- parts -------------------------------------------------------------------------------------
 
 
 def _measured(
@@ -286,55 +269,39 @@ def _measured(
     strategy: str,
     baseline: str,
     metric: str,
+    section: ComparisonSection,
     rng: np.random.Generator,
 ) -> Compared | None:
-    """A row without what depends on the other rows; None where there is no value."""
+    """One row; None where there is no value."""
     trials, base = (rows.get((condition, name), {}) for name in (strategy, baseline))
-    mine, uneven = values_of(trials, metric), _uneven(trials, base, metric)
-    if not mine and uneven is None:
+    mine, gap = values_of(trials, metric), uneven(trials, base, metric)
+    if not mine and gap is None:
         return None
-    difference = None
-    if strategy != baseline and uneven is None:
-        difference = paired(mine, values_of(base, metric), rng)
-    spread = interval([mine[seed] for seed in sorted(mine)], rng) if mine else None
+    counts = BY_KEY[metric].unit == "count"
+    spread = None
+    if mine:
+        spread = interval([mine[seed] for seed in sorted(mine)], rng, counts=counts)
     names = (metric, condition, strategy, baseline)
-    return Compared(*names, spread, uneven, difference, None, 0, None, None)
+    if strategy == baseline:
+        return Compared(*names, spread, gap, None, None, None)
+    difference = None
+    if gap is None:
+        difference = paired(mine, values_of(base, metric), rng, counts)
+    repeats = _repeats(difference, section.resolve.get(metric), counts)
+    return Compared(*names, spread, gap, difference, _reading(gap, difference), repeats)
 
 
-def _judged(rows: Sequence[Compared], resolve: Mapping[str, float]) -> tuple[Compared, ...]:
-    """Add to each row what it says in the light of all others."""
-    own = [row for row in rows if row.strategy == row.baseline]
-    others = [row for row in rows if row.strategy != row.baseline]
-    differences = [row.difference for row in others]
-    ps = corrected(differences)
-    said = verdicts(differences, [_better(row.metric) for row in others])
-    tests = sum(p is not None for p in ps)
-    # What has too few seeds for a test yet will be one of the comparisons when it has enough.
-    level = SIGNIFICANCE / max(1, sum(found is not None for found in differences))
-    judged = [
-        replace(
-            row,
-            p=p,
-            tests=tests,
-            verdict="not comparable" if row.uneven else verdict,
-            repeats_needed=_repeats(row, resolve, level),
-        )
-        for row, p, verdict in zip(others, ps, said, strict=True)
-    ]
-    found = {(row.metric, row.condition, row.strategy): row for row in (*own, *judged)}
-    return tuple(found[row.metric, row.condition, row.strategy] for row in rows)
+def _reading(gap: Uneven | None, found: Difference | None) -> Reading:
+    if gap is not None:
+        return "not comparable"
+    if found is None or found.n < FEWEST_SEEDS or found.low is None:
+        return "too few seeds"
+    if not found.excludes_zero:
+        return "unclear"
+    return "higher" if found.mean > 0 else "lower"
 
 
-def _better(metric: str) -> Better:
-    better = BY_KEY[metric].better
-    if better is None:
-        raise ConfigurationError(f"comparison: of {metric!r} neither more nor less is better")
-    return better
-
-
-def _repeats(row: Compared, resolve: Mapping[str, float], level: float) -> int | None:
-    difference = row.difference
-    if difference is None or difference.sd is None:
+def _repeats(found: Difference | None, resolve: float | None, counts: bool) -> int | None:
+    if found is None or found.sd is None:
         return None
-    wanted = resolve.get(row.metric, difference.mean)
-    return repeats_needed(difference.sd, wanted, level=level)
+    return repeats_needed(found.sd, found.mean if resolve is None else resolve, exact=counts)

@@ -9,7 +9,7 @@ a second record, that of the control (`effects`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -133,6 +133,9 @@ class Outcome:
     whole
         Whether the record is of the whole training; False for a trial that was resumed after an
         interruption, whose record begins there.
+    circumstances
+        What its results do not depend on: how many trials ran at once, how many seeds were planned,
+        which claims were fixed when it began.
     """
 
     identity: Identity
@@ -159,6 +162,7 @@ class Outcome:
     evaluations_missed: int
     whole: bool
     effects: Effects = UNKNOWN
+    circumstances: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:
@@ -344,6 +348,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         evaluations=len(record.of(Evaluated)),
         evaluations_missed=len(record.of(EvaluationMissed)),
         whole=not record.of(TrialResumed),
+        circumstances=record.circumstances,
     )
 
 

@@ -36,6 +36,7 @@ from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
+    from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
 
 PRIVATE = 0o077  # what nobody but the user may do with a file that is made
@@ -209,15 +210,18 @@ def _run_experiment(
 
     from flows.analysis.comparison import compared
     from flows.analysis.finished import print_comparison
+    from flows.analysis.statistics.claims import judge
     from flows.config.trials import load_trials
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
     from flows.execution.preflight import check_deployments
     from flows.monitor.progress import view_for
-    from flows.report.terminal import print_verdicts
+    from flows.report.claims import print_claims
+    from flows.report.terminal import print_exploratory
 
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
+    _tell_of_claims_left_out(document, settings, experiment)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
@@ -252,10 +256,26 @@ def _run_experiment(
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
+    print_claims(judge(done.outcomes, experiment.claims, default_rng(0)), console)
+    console.print()
     print_comparison(done.outcomes, console)
-    print_verdicts(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
+    print_exploratory(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
     print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
+
+
+def _tell_of_claims_left_out(
+    document: Document, settings: Sequence[str], experiment: ExperimentConfig
+) -> None:
+    """Say how many of the written claims are not of this grid, as --set has changed it."""
+    if any(text.startswith("claims") for text in settings):
+        return
+    written = document.data.get("claims") or ()
+    if (left_out := len(written) - len(experiment.claims)) > 0:
+        _warn(
+            f"{left_out} of the {len(written)} claims in {document.name} are left out: the grid, "
+            "as --set has changed it, does not have what they compare"
+        )
 
 
 @app.command()
@@ -384,10 +404,28 @@ def plan(
     job_script: Annotated[
         bool, typer.Option("--job-script", help="Show the job script of each group instead.")
     ] = False,
+    pilot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="What tells how much seeds differ: an experiment recorded here, a folder of "
+            "records, or 'virtual', which runs a few seeds on virtual time; without, what is "
+            "recorded of this one.",
+        ),
+    ] = None,
 ) -> None:
-    """Show the trials of an experiment in their order and what they need, and run nothing."""
+    """Show the trials of an experiment, what they need, and what its seeds can resolve.
+
+    It runs nothing, but for a pilot on virtual time that is asked for.
+    """
+    from numpy.random import default_rng
+
     from flows.analysis.finished import RESULTS
+    from flows.analysis.prices import load_prices
+    from flows.analysis.statistics.claims import planned
+    from flows.config.experiment import find_document
     from flows.config.trials import in_blocks, load_trials
+    from flows.execution.pilot import PROFILE, VIRTUAL, find_pilot, run_pilot
     from flows.execution.plan import (
         budgets_told,
         confirm_many,
@@ -401,21 +439,35 @@ def plan(
         warnings,
     )
     from flows.monitor.estimate import trials_told
+    from flows.monitor.progress import view_for
+    from flows.report.claims import print_plan
 
-    experiment, expanded = load_trials(config, settings, None if yes else confirm_many)
+    document, console = find_document(config), _console()
+    experiment, expanded = load_trials(document, settings, None if yes else confirm_many)
     trials = in_blocks(experiment, expanded)
     if job_script:
         print(job_scripts(trials[0]))
         return
     recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
     to_run = [trial for trial in trials if trial.name not in recorded]
-    _console().print(plan_table(trials, recorded))
+    console.print(plan_table(trials, recorded))
     print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
     for line in (*budgets_told(trials), *fault_plans(trials)):
         print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)
+    _tell_of_claims_left_out(document, settings, experiment)
+    if pilot == VIRTUAL:
+        view = view_for(console)
+        outcomes = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
+        name = f"a pilot on virtual time (profile {PROFILE})"
+    else:
+        outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
+    print()
+    seeds = len(experiment.seeds)
+    resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
+    print_plan(resolved, seeds, name, console)
 
 
 @app.command()
@@ -489,7 +541,9 @@ def results(
         to_table,
     )
     from flows.analysis.prices import load_prices
-    from flows.report.terminal import print_verdicts
+    from flows.analysis.statistics.claims import judge, read_claims
+    from flows.report.claims import print_claims
+    from flows.report.terminal import print_exploratory
 
     folder = experiment_folder(experiment, Path.cwd())
     outcomes = [done.outcome for done in read_experiment(folder, load_prices(), _warn)]
@@ -500,12 +554,14 @@ def results(
             print(to_csv(outcomes), end="")
         case Format.table:
             console = _console()
+            print_claims(judge(outcomes, read_claims(folder), default_rng(0)), console)
+            console.print()
             console.print(to_table(outcomes))
             print_time(outcomes, console)
             print_left_out(outcomes, console)
             print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))
-            print_verdicts(rows, console)
+            print_exploratory(rows, console)
 
 
 Run = Annotated[

@@ -18,7 +18,7 @@ from flows.config.errors import refuse, suggest
 from flows.config.limits import LONGEST_KEY, MOST_AXES, MOST_COMBINATIONS, MOST_EXCLUDED
 from flows.quoting import listed, quoted
 
-OF_THE_GRID = ("axes", "zip", "exclude", "seeds", "order_seed", "comparison")
+OF_THE_GRID = ("axes", "zip", "exclude", "seeds", "order_seed", "comparison", "claims")
 NO_AXES = ("experiment", "seed", *OF_THE_GRID)
 
 Labels = Mapping[str, str]  # by axis

@@ -19,6 +19,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -61,16 +62,17 @@ from flows.config.base import (
     ServerSection,
     TrainingSection,
 )
+from flows.config.claims import NARROWED, ClaimSection, checked
 from flows.config.cluster import ClusterSection, LocalSection
 from flows.config.errors import Complaint, complaints, placed, refuse, refusing, suggest
-from flows.config.fault_checks import (
+from flows.config.faults import FaultSection, TraceSection
+from flows.config.faults.checks import (
     FaultContext,
     entry_objections,
     is_local,
     late,
     plan_objections,
 )
-from flows.config.faults import FaultSection, TraceSection
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import OptimizerSection
@@ -85,6 +87,9 @@ from flows.config.yaml_document import (
     set_key,
 )
 from flows.quoting import quoted, shown
+
+# The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
+SHAPE = ("axes", "exclude", "experiment", "zip")
 
 
 class _Settings(Section):
@@ -383,6 +388,7 @@ class ExperimentConfig(_Settings):
     exclude: tuple[dict[str, str], ...] = ()
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = (0,)
     comparison: ComparisonSection = ComparisonSection()
+    claims: Annotated[tuple[ClaimSection, ...], Field(strict=False)] = ()
     order_seed: NonNegativeInt = 0
 
     @field_validator("axes", mode="before")
@@ -408,9 +414,7 @@ class ExperimentConfig(_Settings):
 
     @model_validator(mode="after")
     def _baseline_is_a_strategy(self) -> ExperimentConfig:
-        axis = "recovery" if "recovery" in self.axes else next(iter(self.axes), None)
-        strategies = [self.experiment] if axis is None else list(self.axes[axis])
-        baseline = self.comparison.baseline
+        strategies, baseline = self._strategies, self.comparison.baseline
         if baseline is not None and baseline not in strategies:
             reason = f"there is no strategy {quoted(baseline)}; {suggest(baseline, strategies)}"
             refuse(reason, key="comparison.baseline")
@@ -428,6 +432,24 @@ class ExperimentConfig(_Settings):
                 key="axes" if self.axes else "seeds",
             )
         return self
+
+    @model_validator(mode="after")
+    def _claims_are_of_trials(self, info: ValidationInfo) -> ExperimentConfig:
+        narrowed = info.context == NARROWED
+        found = checked(
+            self.claims, self.combinations, self._strategy_axis, self.experiment, narrowed
+        )
+        self.__dict__["claims"] = found  # each with the axes of its condition
+        return self
+
+    @property
+    def _strategy_axis(self) -> str | None:
+        return "recovery" if "recovery" in self.axes else next(iter(self.axes), None)
+
+    @property
+    def _strategies(self) -> Sequence[str]:
+        axis = self._strategy_axis
+        return [self.experiment] if axis is None else list(self.axes[axis])
 
     @property
     def combinations(self) -> Combinations:
@@ -515,7 +537,9 @@ def load_grid(
     for assignment in assignments:
         data = _override(data, assignment)
     try:
-        experiment = ExperimentConfig.model_validate(data)
+        set_keys = {each.key.split(".")[0] for each in assignments}
+        narrowed = not set_keys.isdisjoint(SHAPE) and "claims" not in set_keys
+        experiment = ExperimentConfig.model_validate(data, context=NARROWED if narrowed else None)
         if confirm is not None:
             confirm(experiment.trials)
         configs = list(experiment.trial_configs())

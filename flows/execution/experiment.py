@@ -27,6 +27,7 @@ from flows.analysis.finished import (
 )
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
+from flows.analysis.statistics.claims import fixed, write_claims
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks
 from flows.execution.attempt import Attempt, prepare, set_aside, take_back
@@ -150,6 +151,7 @@ def run_experiment(
                     set_aside(trial, folder / trial.name, view.say)
             write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
             write_comparison(folder, experiment.comparison)
+            write_claims(folder, experiment.claims)
             for trial in recorded:
                 books.enter(trial, known[trial.name])
             to_run = _attempts(in_order, known, folder, view, experiment, runner.parallel, resume)
@@ -227,6 +229,7 @@ def _attempts(
                 "position": position,
                 "order_seed": experiment.order_seed,
                 "parallel": parallel if trial.config.cluster.shares_cores else 1,
+                **fixed(experiment.claims, len(experiment.seeds)),
             }
             yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
 

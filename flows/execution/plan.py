@@ -17,7 +17,7 @@ from dps.protocol.executor import available_cores
 from flows.analysis.finished import whole_record
 from flows.config.cluster import QueueSection
 from flows.config.experiment import ExperimentConfig
-from flows.config.fault_text import brief, full, late_line
+from flows.config.faults.text import brief, full, late_line
 from flows.config.trials import Trial
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
 from flows.quoting import listed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
-from flows.config.fault_text import line
+from flows.config.faults.text import line
 from flows.config.trials import Trial
 from flows.execution.plan import at_once_by_default
 

@@ -48,7 +48,7 @@ from dps.events import (
     WorkerLeft,
 )
 from flows.analysis.outcome import Outcome
-from flows.config.fault_text import WAYS
+from flows.config.faults.text import WAYS
 from flows.config.trials import Trial
 from flows.monitor.estimate import TRACKING_SECONDS, Durations, about, trials_told
 

@@ -221,8 +221,13 @@ class Record:
     @property
     def failed_before(self) -> int:
         """How many attempts at this trial failed before this one."""
+        return self.circumstances.get(FAILED_ATTEMPTS, 0)
+
+    @property
+    def circumstances(self) -> dict[str, int]:
+        """What the trial does not depend on, as it was told when it began."""
         settings = self.started.settings if self.started else {}
-        return int(settings.get("circumstances", {}).get(FAILED_ATTEMPTS, 0))
+        return dict(settings.get("circumstances", {}))
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """Return the events of one class, in order."""

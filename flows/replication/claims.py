@@ -1,30 +1,22 @@
 """Published claims and what came of them: holds, does not hold, or not resolved.
 
-A claim is judged by an interval alone. It holds where all of the interval of the effect is on its
-side of a bound, and does not hold where all of it is on the other side. Fewer than three seeds
-resolve nothing. The claims of a paper are judged together, by intervals that are so wide that all
-of them cover what is true with a probability of 95% (Bonferroni); shown are those of 95% each.
+The claims of a paper are judged together, by the rule for those of an experiment
+(`flows.analysis.statistics.decisions`): one holds where the effect is shown to be on its side of a
+bound, and does not hold where it is shown to be on the other side, each corrected by Holm's method.
+Shown are intervals at the level at which the claim was judged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
-from flows.analysis.statistics import (
-    CONFIDENCE,
-    FEWEST_SEEDS,
-    SIGNIFICANCE,
-    Interval,
-    interval,
-    p_of_equal,
-)
+from flows.analysis.statistics import CONFIDENCE, Difference, Interval, difference, interval
+from flows.analysis.statistics.decisions import Decision, Verdict, between, decide
 
-Verdict = Literal["holds", "does not hold", "not resolved"]
 HEADINGS = ("claim", "published", "found", "verdict")
 
 
@@ -89,24 +81,19 @@ class Measurement:
 
 def judged(measurements: Sequence[Measurement]) -> list[Claim]:
     """Judge all claims of a paper together."""
-    level = confidence(len(measurements))
-    return [Claim(m.claim, m.published, _found(m), _verdict(m, level)) for m in measurements]
-
-
-def confidence(claims: int) -> float:
-    """Return the level of each interval at which so many cover all true effects in 95%."""
-    return 1 - SIGNIFICANCE / claims
-
-
-def judge(effect: Interval, least: float = -math.inf, most: float = math.inf) -> Verdict:
-    """Say whether an effect is more than `least` and less than `most`, as its interval shows."""
-    if effect.low is None or effect.high is None or effect.n < FEWEST_SEEDS:
-        return "not resolved"
-    if least < effect.low and effect.high < most:
-        return "holds"
-    if effect.high <= least or most <= effect.low:
-        return "does not hold"
-    return "not resolved"
+    effects = [_effect(measured) for measured in measurements]
+    regions = [between(measured.least, measured.most) for measured in measurements]
+    return [
+        Claim(
+            measured.claim,
+            measured.published,
+            _found(measured, effect, decision),
+            "does not hold" if measured.refuted else decision.verdict,
+        )
+        for measured, effect, decision in zip(
+            measurements, effects, decide(list(zip(effects, regions, strict=True))), strict=True
+        )
+    ]
 
 
 def mean_of(values: Sequence[float], level: float = CONFIDENCE) -> Interval:
@@ -114,16 +101,23 @@ def mean_of(values: Sequence[float], level: float = CONFIDENCE) -> Interval:
     return interval(values, np.random.default_rng(0), level)
 
 
-def told(effect: Interval, unit: str, digits: int = 2, over: str = "seeds") -> str:
+def told(
+    effect: Interval,
+    unit: str,
+    digits: int = 2,
+    over: str = "seeds",
+    level: float = CONFIDENCE,
+) -> str:
     """Say an effect with its interval, as in "0.83 × (95% interval 0.80 to 0.86; 5 seeds)"."""
 
     def number(value: float) -> str:
         return f"{value:.{digits}f}".replace("-", "−")
 
     if effect.low is None or effect.high is None:
-        return f"{number(effect.mean)}{unit} (one {over.removesuffix('s')})"
+        few = f"{effect.n} {over}" if effect.n > 1 else f"one {over.removesuffix('s')}"
+        return f"{number(effect.mean)}{unit} ({few})"
     bounds = f"{number(effect.low)} to {number(effect.high)}"
-    return f"{number(effect.mean)}{unit} (95% interval {bounds}; {effect.n} {over})"
+    return f"{number(effect.mean)}{unit} ({100 * level:.3g}% interval {bounds}; {effect.n} {over})"
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -136,20 +130,16 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _found(measured: Measurement) -> str:
+def _effect(measured: Measurement) -> Difference | None:
     if not measured.values:
+        return None
+    return difference(measured.values, np.random.default_rng(0))
+
+
+def _found(measured: Measurement, effect: Difference | None, decision: Decision) -> str:
+    if effect is None:
         return "nothing to judge by"
-    effect = mean_of(measured.values)
-    return told(effect, measured.unit, measured.digits, measured.over) + measured.note
-
-
-def _verdict(measured: Measurement, level: float) -> Verdict:
-    if measured.refuted:
-        return "does not hold"
-    if not measured.values:
-        return "not resolved"
-    effect = mean_of(measured.values, level)
-    if effect.low == effect.high and p_of_equal(effect.n) > 1 - level:
-        # Too few equal values say nothing of how much others would vary.
-        effect = replace(effect, low=None, high=None)
-    return judge(effect, measured.least, measured.most)
+    level = decision.confidence
+    low, high = effect.bounds(level) or (None, None)
+    shown = Interval(effect.mean, low, high, effect.n)
+    return told(shown, measured.unit, measured.digits, measured.over, level) + measured.note

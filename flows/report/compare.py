@@ -30,7 +30,7 @@ from flows.config.trials import flat
 from flows.metrics import COLUMNS, NOT_APPLICABLE
 from flows.quoting import quoted, shown
 from flows.records.record import event_files, read_start
-from flows.report.terminal import figure_name, print_verdicts, signed
+from flows.report.terminal import figure_name, print_exploratory, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -159,7 +159,7 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
         outcomes = first.trials[0].outcome, second.trials[0].outcome
         console.print(figures_of_two((first.name, second.name), *outcomes))
     else:
-        print_verdicts(judged(first, second, rng), console)
+        print_exploratory(judged(first, second, rng), console)
 
 
 def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:

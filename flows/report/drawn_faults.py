@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dps.errors import ConfigurationError
-from flows.config.fault_text import line
+from flows.config.faults.text import line
 from flows.records.record import Record
 from flows.records.settings import trial_from
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dps.errors import ConfigurationError
-from flows.analysis.comparison import Compared, before_correction, compared, read_comparison
+from flows.analysis.comparison import compared, read_comparison
 from flows.analysis.finished import (
     Finished,
     failed_before,
@@ -20,12 +20,15 @@ from flows.analysis.finished import (
 from flows.analysis.groups import Group, conditions, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
+from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
 from flows.analysis.transports import described
 from flows.analysis.virtual_time import told
 from flows.config.base import ComparisonSection
+from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
 from flows.monitor.status import Standing, under_way
+from flows.report import claims as in_words
 from flows.report import sentences as words
 from flows.report import tables
 from flows.report.drawn_faults import drawn_faults
@@ -67,7 +70,17 @@ class Told:
     condition: str
     opening: str
     sentences: tuple[Sentence, ...]
-    judged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim with its verdict, in words; the tone is that of the verdict."""
+
+    title: str
+    verdict: str
+    tone: str
+    sentence: str
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +157,8 @@ def write_report(
         )
     drawn = chapters(found)
     going = under_way(folder, recorded)
-    page = render(found, prices, read_comparison(folder), drawn, unusable, going)
+    claims = read_claims(folder)
+    page = render(found, prices, read_comparison(folder), drawn, unusable, going, claims)
     if figures is not None:
         write_files(drawings(drawn), figures)
     write_whole(output, page, "the report")
@@ -170,8 +184,11 @@ def render(
     drawn: Sequence[Chapter],
     unusable: Sequence[str] = (),
     going: Sequence[Standing] = (),
+    claims: Sequence[ClaimSection] = (),
 ) -> str:
-    """Return the page: what was `drawn` of the trials, and what they say by the `comparison`.
+    """Return the page: what was `drawn` of the trials, and what they say of the `claims`.
+
+    What else they say, by the `comparison`, is exploratory.
 
     `unusable` says which records are left out and why, `going` which trials are running.
     """
@@ -184,6 +201,7 @@ def render(
     groups = [group for group in summarize(outcomes) if group.trials]
     names = strategies(outcomes)
     # Drawn anew with the same seed, so that the same records always make the same page.
+    judged = judge(outcomes, claims, np.random.default_rng(0))
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
     return page(
         TEMPLATE,
@@ -192,8 +210,10 @@ def render(
         experiment=outcomes[0].identity.experiment or "experiment",
         facts=_facts(trials),
         glance=tables.glance(groups),
-        told=_told(groups, rows),
-        caution=words.caution(groups, rows),
+        claims=[_claim(each) for each in judged],
+        claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
+        told=_told(groups),
+        caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
         without_control=without_control(outcomes),
         failed_before=[failed_before(o) for o in outcomes if o.failed_before],
@@ -202,8 +222,6 @@ def render(
         looks=looks(names),
         colours={colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
         statistics=tables.statistics(rows),
-        tests=max((row.tests for row in rows), default=0),
-        before_correction=before_correction(rows),
         chapters=_sections(drawn),
         comparisons=[
             tables.figure_table(groups, c)
@@ -212,7 +230,7 @@ def render(
         trial_columns=[BY_KEY[key] for key in tables.PER_TRIAL],
         trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
         definitions=tables.definitions(),
-        yaml=experiment_yaml(records),
+        yaml=experiment_yaml(records, claims),
         versions=versions(records),
         drawn_faults=drawn_faults(records),
         prices=tables.price_rows(prices),
@@ -271,18 +289,27 @@ def _kind(section: dict[str, Any]) -> str:
     return " ".join([str(section.get("kind", "")).upper(), *rest])
 
 
-def _told(groups: Sequence[Group], rows: Sequence[Compared]) -> list[Told]:
+def _claim(judged: JudgedClaim) -> Claim:
+    return Claim(
+        in_words.title(judged.claim),
+        judged.decision.verdict,
+        in_words.TONES[judged.decision.verdict],
+        in_words.verdict_sentence(judged),
+        in_words.warnings(judged),
+    )
+
+
+def _told(groups: Sequence[Group]) -> list[Told]:
     told = []
     for condition in dict.fromkeys(group.condition for group in groups):
         members = [group for group in groups if group.condition == condition]
-        judged = words.judged([row for row in rows if row.condition == condition])
         if any(group.faulty for group in members):
             said = [words.through_fault(group, words.quiet(groups, group)) for group in members]
-            told.append(Told(condition, words.plan(members), tuple(said), judged))
+            told.append(Told(condition, words.plan(members), tuple(said)))
         else:
             baseline = words.baseline_of(members)
             said = [words.without_fault(group, baseline) for group in members]
-            told.append(Told(condition, "", tuple(said), judged))
+            told.append(Told(condition, "", tuple(said)))
     # What a fault does is what people come for; what it costs to be prepared comes next.
     return sorted(told, key=lambda part: not part.opening)
 

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.config.axes import Combinations
+from flows.config.claims import ClaimSection
 from flows.records.record import Record
 
 
-def experiment_yaml(records: Sequence[Record]) -> str:
+def experiment_yaml(records: Sequence[Record], claims: Sequence[ClaimSection] = ()) -> str:
     """Return one YAML document that `dps run` expands to the same trials.
 
     It is put together from the trials' resolved settings: what the first trial has is the base,
-    and the axes hold what each label stands for. Where that cannot be done, as of a configuration
-    of another version of dps whose keys are not known here, the document says so.
+    and the axes hold what each label stands for; no record holds the `claims`. Where that cannot
+    be done, as of a configuration of another version of dps whose keys are not known here, the
+    document says so.
     """
     import yaml
 
@@ -27,6 +29,10 @@ def experiment_yaml(records: Sequence[Record]) -> str:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         return f"# These trials cannot be put together to one experiment ({why}).\n"
+    if claims:
+        document["claims"] = [
+            claim.model_dump(mode="json", exclude_defaults=True) for claim in claims
+        ]
     # By way of JSON, for YAML would write what occurs twice as a reference.
     plain = json.loads(json.dumps(document))
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88))

@@ -1,12 +1,12 @@
 """The report's sentences: what each strategy cost, in words, computed from the outcomes.
 
-The wording stays with what was seen: ranges over a few seeds are given as ranges, and better or
-worse is said only where the statistics say so.
+The wording stays with what was seen: ranges over a few seeds are given as ranges. What they show
+of strategies elsewhere is said of claims alone (`flows.report.claims`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +14,11 @@ import numpy as np
 
 from dps.events import TrialResumed
 from dps.protocol.durabilities.presets import PRESETS
-from flows.analysis.comparison import Compared, before_correction
 from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group
 from flows.analysis.outcome import Outcome
-from flows.analysis.statistics import FEWEST_SEEDS, Interval, direction, interval
-from flows.config.fault_text import WAYS
+from flows.analysis.statistics import FEWEST_SEEDS, Interval, interval
+from flows.config.faults.text import WAYS
 from flows.metrics import BY_KEY
 from flows.records.record import Record
 
@@ -129,7 +128,7 @@ def moments(group: Group) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
+def caution(groups: Sequence[Group]) -> str:
     """Say how much the figures can carry."""
     counts = {len(group.trials) for group in groups}
     fewest, most = min(counts, default=0), max(counts, default=0)
@@ -143,56 +142,15 @@ def caution(groups: Sequence[Group], rows: Sequence[Compared]) -> str:
         f"Ranges are lowest to highest over {seeds} valid trials each, which differ only in their "
         "seed."
     )
-    judged = max((row.tests for row in rows), default=0)
-    if not judged:
+    if most < FEWEST_SEEDS:
         return (
             f"{ranges} They show what happened here; it takes {FEWEST_SEEDS} seeds at least, and "
             "better 10, to tell how likely a difference between strategies is elsewhere."
         )
-    parts = (
-        f"{ranges} Strategies are compared seed by seed; verdicts are at the 5% level, corrected "
-        f"for all {judged} comparisons (paired t-test, Holm).",
-        before_correction(rows),
-        "What is not shown may be there all the same: the statistics tell how many seeds would "
-        "show it.",
+    return (
+        f"{ranges} They show what happened here. How likely it is elsewhere is said of the claims "
+        "that were fixed beforehand; all else is exploratory."
     )
-    return " ".join(filter(None, parts))
-
-
-def judged(rows: Sequence[Compared]) -> tuple[str, ...]:
-    """Say of each metric which strategies are better, worse or not comparable to the baseline."""
-    told = []
-    for metric in dict.fromkeys(row.metric for row in rows):
-        of_metric = [row for row in rows if row.metric == metric and row.verdict is not None]
-        parts = [_verdict(row) for row in of_metric if row.verdict in ("better", "worse")]
-        parts += [_verdict(row) for row in of_metric if row.verdict == "only before correction"]
-        parts += [f"{row.strategy} {row.said}" for row in of_metric if row.uneven]
-        quiet: defaultdict[str, list[str]] = defaultdict(list)
-        for row in of_metric:
-            if row.p is not None and row.verdict in (
-                "no difference shown",
-                "too few seeds to tell",
-            ):
-                quiet[row.said].append(row.strategy)
-        parts += [f"{', '.join(names)}: {said}" for said, names in quiet.items()]
-        if parts:
-            label = BY_KEY[metric].label
-            told.append(f"{label[:1].upper()}{label[1:]}: {'; '.join(parts)}.")
-    return tuple(told)
-
-
-def _verdict(row: Compared) -> str:
-    column, difference = BY_KEY[row.metric], row.difference
-    if difference is None:
-        return f"{row.strategy} {row.verdict}"
-    unit = {"%": " points", "points": " points", "s": " s", "MB": " MB", "USD": " USD"}.get(
-        column.unit, ""
-    )
-    by = f"than {row.baseline} by {column.text(abs(difference.mean))}{unit}"
-    if row.verdict == "only before correction":
-        way = direction(difference, column.better or "higher")
-        return f"{row.strategy} {way} {by}, but only before correction"
-    return f"{row.strategy} {row.verdict} {by}"
 
 
 def resumed(record: Record, outcome: Outcome) -> str:
@@ -343,7 +301,7 @@ def _factor(ratio: Interval) -> str:
 
 def _bounded(ratio: Interval) -> bool:
     """Whether there are enough seeds for an interval that tells something."""
-    return ratio.n >= FEWEST_SEEDS
+    return ratio.n >= FEWEST_SEEDS and ratio.low is not None
 
 
 def _absolute_price(group: Group) -> str:

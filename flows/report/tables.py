@@ -194,41 +194,37 @@ class Glance:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One metric of one strategy in the statistics: what is shown, and the verdict's class."""
+class ComparedCell:
+    """One metric of one strategy in the exploratory statistics, as it is shown."""
 
     mean: str
     interval: str
     difference: str
     tested: str
-    verdict: str
-    tone: str
+    reading: str
     repeats: str
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The metrics that strategies are judged by, under one condition; None where there is none."""
+    """The metrics of strategies under one condition, side by side; None where there is none."""
 
     condition: str
     baseline: str
     strategies: tuple[str, ...]
-    rows: tuple[tuple[Metric, tuple[Judged | None, ...]], ...]
-
-
-TONES = {"better": "good", "worse": "bad"}
+    rows: tuple[tuple[Metric, tuple[ComparedCell | None, ...]], ...]
 
 
 def statistics(rows: Sequence[Compared]) -> list[Statistics]:
-    """Return a table for each condition; none where there are too few seeds for any verdict."""
-    if all(row.p is None for row in rows):
+    """Return a table for each condition; none where there are too few seeds for any test."""
+    if not any(row.p for row in rows):
         return []
     tables = []
     for condition in reversed(dict.fromkeys(row.condition for row in rows)):
         members = [row for row in rows if row.condition == condition]
         names = tuple(dict.fromkeys(row.strategy for row in members))
         metrics = dict.fromkeys(row.metric for row in members)
-        found = {(row.metric, row.strategy): _judged(row) for row in members}
+        found = {(row.metric, row.strategy): _compared(row) for row in members}
         lines = tuple(
             (BY_KEY[metric], tuple(found.get((metric, name)) for name in names))
             for metric in metrics
@@ -237,23 +233,22 @@ def statistics(rows: Sequence[Compared]) -> list[Statistics]:
     return tables
 
 
-def _judged(row: Compared) -> Judged:
+def _compared(row: Compared) -> ComparedCell:
     column, own = BY_KEY[row.metric], row.interval
-    return Judged(
+    return ComparedCell(
         mean=column.text(own.mean if own else None),
         interval=_interval(column, own) if own else "",
         difference=_difference(column, row),
-        tested="p {}, corrected {}".format(*row.tested) if row.tested else "",
-        verdict=row.said,
-        tone=TONES.get(row.verdict or "", ""),
+        tested=f"p {row.p}" if row.p else "",
+        reading=row.said,
         repeats=_repeats(row),
     )
 
 
 def _repeats(row: Compared) -> str:
-    """How many seeds it takes, where it is more than there are and there is nothing shown yet."""
+    """How many seeds it takes, where it is more than there are and the difference is unclear."""
     needed, difference = row.repeats_needed, row.difference
-    shown = row.verdict in TONES
+    shown = row.reading in ("higher", "lower")
     if shown or needed is None or difference is None or needed <= difference.n:
         return ""
     return f"{needed:,}"

@@ -1,4 +1,4 @@
-"""How a comparison is shown on the terminal: intervals, differences and what they show."""
+"""How the exploratory comparison is shown on the terminal: means, differences and intervals."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from flows.analysis.comparison import Compared, before_correction
+from flows.analysis.comparison import Compared
 from flows.analysis.statistics import FEWEST_SEEDS, Difference, Interval
+from flows.analysis.statistics.power import fewest_seeds
 from flows.metrics import BY_KEY, NOT_APPLICABLE, Metric
+from flows.report.claims import EXPLORATORY
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-STYLES = {"better": "green", "worse": "red"}
 LEGEND = (
-    "Mean, and difference to {baseline} seed by seed, each with its 95% interval in brackets, that "
-    "of a mean cut at 0 where a figure cannot be less; "
-    f"intervals and verdicts from {FEWEST_SEEDS} seeds on. p: of the paired t-test by itself, and "
-    "corrected (Holm) for the {tests} of these; verdicts go by the corrected one, at the 5% level. "
-    "seeds: paired, and in brackets how many would show the difference seen, or the one "
-    "configured, with a probability of 80%, at the level of that correction."
+    "Exploratory: mean, and difference to {baseline} seed by seed, each with its 95% interval in "
+    f"brackets ({FEWEST_SEEDS} seeds at least, counts {{fewest}}), that of a mean cut at 0 where a "
+    "figure cannot be less. p and intervals are not corrected for how many there are, so some of "
+    "them exclude 0 by chance: where to look, no verdicts. seeds: paired, and in brackets how many "
+    "would show the difference seen, or the one configured, with a probability of 80%."
 )
 
 
-def print_verdicts(rows: Sequence[Compared], console: Console) -> None:
+def print_exploratory(rows: Sequence[Compared], console: Console) -> None:
     """Print one table for each condition, with a line for every strategy and metric."""
-    if not any(row.verdict for row in rows):
+    if not any(row.reading for row in rows):
         return
     for condition in dict.fromkeys(row.condition for row in rows):
         console.print()
-        if condition:
-            console.print(Text(condition, style="bold underline"))
+        heading = f"{EXPLORATORY}: {condition}" if condition else EXPLORATORY
+        console.print(Text(heading, style="bold underline"))
         console.print(_table([row for row in rows if row.condition == condition]))
-    tests = max(row.tests for row in rows)
-    console.print(Text(LEGEND.format(baseline=rows[0].baseline, tests=tests), style="dim"))
-    if explained := before_correction(rows):
-        console.print(Text(explained, style="dim"))
+    told = LEGEND.format(baseline=rows[0].baseline, fewest=fewest_seeds(exact=True))
+    console.print(Text(told, style="dim"))
 
 
 def figure_name(column: Metric) -> str:
@@ -59,7 +57,7 @@ def _table(rows: Sequence[Compared]) -> Table:
         ("strategy", "left"),
         ("mean", "right"),
         ("difference", "right"),
-        ("p, corrected", "right"),
+        ("p", "right"),
         ("seeds", "right"),
         ("", "left"),
     ):
@@ -72,11 +70,10 @@ def _table(rows: Sequence[Compared]) -> Table:
         figures = (
             _mean(row, column),
             _difference(row, column),
-            ", ".join(row.tested or ()),
+            row.p,
             _seeds(row),
         )
-        said = Text(row.said, style=STYLES.get(row.verdict or "", ""))
-        table.add_row(*map(Text, (name, row.strategy, *figures)), said)
+        table.add_row(*map(Text, (name, row.strategy, *figures, row.said)))
     return table
 
 
@@ -90,7 +87,7 @@ def _mean(row: Compared, column: Metric) -> str:
 def _difference(row: Compared, column: Metric) -> str:
     found = row.difference
     if found is None:
-        return "" if row.verdict is None else NOT_APPLICABLE
+        return "" if row.reading is None else NOT_APPLICABLE
     return signed(column, found.mean) + _bounds(column, found)
 
 

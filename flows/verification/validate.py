@@ -2,7 +2,7 @@
 
 Both are grids of the same trials with the same seeds. For each figure there is the mean of either
 over the seeds that both have it for, their difference with its interval, and at the end whether the
-figures are as near as is wanted and whether the two experiments come to the same verdicts.
+figures are as near as is wanted and whether the two experiments read the same, figure by figure.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from dps.protocol.executor import available_cores
 from flows.analysis.comparison import Compared, compared, rows_by, values_of
 from flows.analysis.groups import conditions, strategies
 from flows.analysis.statistics import FEWEST_SEEDS, Difference, paired
+from flows.analysis.statistics.claims import JudgedClaim, judge
 from flows.config.trials import load_trials
 from flows.metrics import BY_KEY
+from flows.report.claims import title, verdict_sentence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,7 +99,7 @@ class Pair:
         return self.difference.n >= FEWEST_SEEDS
 
 
-# How two verdicts on one question stand to each other.
+# How two readings of one difference stand to each other.
 Relation = Literal["same", "resolution", "direction", "contradiction", "one side only"]
 RELATIONS: dict[Relation, str] = {
     "resolution": "differ only in what could be resolved: the two effects have the same direction, "
@@ -111,7 +113,7 @@ RELATIONS: dict[Relation, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedTwice:
+class ReadTwice:
     """What a strategy does to a figure, as both experiments say it.
 
     Attributes
@@ -119,7 +121,7 @@ class JudgedTwice:
     about
         The figure, the strategy and the condition.
     real, virtual
-        None where that side has no verdict.
+        None where that side has no reading.
     """
 
     about: str
@@ -130,13 +132,13 @@ class JudgedTwice:
     def relation(self) -> Relation:
         """How the two stand to each other.
 
-        A verdict says what the seeds of one side could resolve, so that two can differ where the
+        A reading says what the seeds of one side could resolve, so that two can differ where the
         effects do not: "resolution" and "direction", by whether these have the same sign.
         """
         real, virtual = self.real, self.virtual
         if real is None or virtual is None:
             return "one side only"
-        if real.verdict == virtual.verdict:
+        if real.reading == virtual.reading:
             return "same"
         one, other = real.difference, virtual.difference
         if one is None or other is None:
@@ -147,7 +149,7 @@ class JudgedTwice:
 
     @property
     def can_be_told(self) -> bool:
-        """Whether no side's verdict is that of too few seeds."""
+        """Whether no side's reading is that of too few seeds."""
         differences = [side.difference for side in (self.real, self.virtual) if side is not None]
         return all(found is None or found.n >= FEWEST_SEEDS for found in differences)
 
@@ -159,10 +161,15 @@ def _are_apart(one: Difference, other: Difference) -> bool:
     spread, it is whether the other's interval excludes it.
     """
     less, more = sorted((one, other), key=lambda each: each.mean)
-    if less.high is None or more.low is None:
+    (_, high), (low, _) = _ends(less), _ends(more)
+    if high is None or low is None:
         return False
-    reach = hypot(more.mean - more.low, less.high - less.mean)
-    return more.mean - less.mean > reach
+    return more.mean - less.mean > hypot(more.mean - low, high - less.mean)
+
+
+def _ends(found: Difference) -> tuple[float | None, float | None]:
+    """The interval; a difference that is the same for all seeds has no spread, however few."""
+    return (found.mean, found.mean) if found.constant else (found.low, found.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +182,18 @@ class Agreement:
         Figure by figure.
     uneven
         Of figures that not the same seeds have on both sides, which they are, and how many.
-    verdicts
-        What either has to say of each comparison.
+    claims
+        Each claim of the experiment, as judged on real nodes and on virtual time.
+    readings
+        What either has to say of each comparison besides.
     left_out
         How many trials are not valid, on real nodes and on virtual time.
     """
 
     pairs: tuple[Pair, ...]
     uneven: tuple[str, ...]
-    verdicts: tuple[JudgedTwice, ...]
+    claims: tuple[tuple[JudgedClaim, JudgedClaim], ...]
+    readings: tuple[ReadTwice, ...]
     left_out: tuple[int, int]
 
     @property
@@ -247,8 +257,13 @@ def agreement(
             counts = f"{len(mine)} seeds on real nodes, {len(theirs)} on virtual time"
             uneven.append(f"{_about(metric, *name)} ({counts})")
     left_out = (sum(not one.valid for one in real), sum(not one.valid for one in virtual))
+    judged = (judge(side, experiment.claims, rng) for side in (real, virtual))
     return Agreement(
-        tuple(pairs), tuple(uneven), _verdicts(real, virtual, experiment, rng), left_out
+        tuple(pairs),
+        tuple(uneven),
+        tuple(zip(*judged, strict=True)),
+        _readings(real, virtual, experiment, rng),
+        left_out,
     )
 
 
@@ -280,7 +295,7 @@ def verdict(found: Agreement) -> list[str]:
     if not found.pairs:
         lines = ["There is no seed whose trial is valid on both sides, so nothing is compared."]
     else:
-        lines = [*_of_times(found), *_of_counts(found), *of_verdicts(found)]
+        lines = [*_of_times(found), *_of_counts(found), *_of_claims(found), *of_readings(found)]
     lines += [f"Not for the same seeds on both sides: {name}" for name in found.uneven]
     if any(found.left_out):
         real, virtual = found.left_out
@@ -374,19 +389,19 @@ def _error(pair: Pair) -> str:
 # -- what they come to -------------------------------------------------------------------------
 
 
-def _verdicts(
+def _readings(
     real: Sequence[Outcome],
     virtual: Sequence[Outcome],
     experiment: ExperimentConfig,
     rng: np.random.Generator,
-) -> tuple[JudgedTwice, ...]:
+) -> tuple[ReadTwice, ...]:
     judged = (compared(each, experiment.comparison, rng) for each in (real, virtual))
     first, second = (
-        {_about(row.metric, row.condition, row.strategy): row for row in rows if row.verdict}
+        {_about(row.metric, row.condition, row.strategy): row for row in rows if row.reading}
         for rows in judged
     )
     names = {**first, **second}
-    return tuple(JudgedTwice(name, first.get(name), second.get(name)) for name in names)
+    return tuple(ReadTwice(name, first.get(name), second.get(name)) for name in names)
 
 
 def _of_times(found: Agreement) -> Iterator[str]:
@@ -419,25 +434,38 @@ def _of_counts(found: Agreement) -> Iterator[str]:
     yield from _untold("Lost and replayed", len(counts) - len(judged))
 
 
-def of_verdicts(found: Agreement) -> Iterator[str]:
-    """Say how many verdicts are the same, and how the others stand to each other."""
-    told = [each for each in found.verdicts if each.can_be_told]
+def _of_claims(found: Agreement) -> Iterator[str]:
+    if not found.claims:
+        return
+    same = sum(one.decision.verdict == other.decision.verdict for one, other in found.claims)
+    met = _met(same == len(found.claims))
+    yield f"Verdicts on claims: {same} of {len(found.claims)} are the same (wanted: all: {met})"
+    for one, other in found.claims:
+        if one.decision.verdict != other.decision.verdict:
+            yield f"  {title(one.claim)}"
+            yield f"    real nodes: {verdict_sentence(one)}"
+            yield f"    virtual time: {verdict_sentence(other)}"
+
+
+def of_readings(found: Agreement) -> Iterator[str]:
+    """Say how many comparisons read the same, and how the others stand to each other."""
+    told = [each for each in found.readings if each.can_be_told]
     same = sum(each.relation == "same" for each in told)
     if told:
         met = _met(same == len(told))
-        yield f"Verdicts: {same} of {len(told)} are the same (wanted: all: {met})"
+        yield f"Readings: {same} of {len(told)} are the same (wanted: all: {met})"
     for relation, meaning in RELATIONS.items():
         if those := [each for each in told if each.relation == relation]:
             yield f"  {len(those)} {meaning}"
             for each in those:
                 real, virtual = map(_said, (each.real, each.virtual))
                 yield f"    {each.about}: {real} on real nodes, {virtual} on virtual time"
-    yield from _untold("Verdicts", len(found.verdicts) - len(told))
+    yield from _untold("Readings", len(found.readings) - len(told))
 
 
 def _said(side: Compared | None) -> str:
     if side is None:
-        return "no verdict"
+        return "no reading"
     found = side.difference
     return side.said if found is None else f"{side.said} ({_with_interval(found, side.metric)})"
 

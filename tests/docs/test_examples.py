@@ -24,7 +24,7 @@ from dps import UpdatesLostWarning
 from dps.cluster.backends.local import LocalCluster
 from flows.cli import app
 from flows.config.experiment import load_experiment
-from flows.config.fault_trace import read_trace
+from flows.config.faults.trace import read_trace
 from tests.docs.pages import (
     ROOT,
     RUN_ELSEWHERE,

@@ -13,6 +13,7 @@ from dps.errors import StoreUnavailable
 from flows.analysis.comparison import COMPARISON_FILE, read_comparison, write_comparison
 from flows.analysis.finished import Finished
 from flows.analysis.outcome import outcome
+from flows.analysis.statistics.claims import CLAIMS_FILE, write_claims
 from flows.config.base import ComparisonSection
 from flows.files import read_bytes, write_whole
 from flows.records.record import GRID_FILE, Record, write_grid
@@ -29,6 +30,7 @@ STUDY = ttf.Study(ttf.CORRECTED, (DONE,), tuple(study()), (), 1)
 WRITERS: dict[str, Callable[[Path], object]] = {
     "the list of trials": lambda folder: write_grid(folder, ["t"], 0),
     "what is compared by": lambda folder: write_comparison(folder, ComparisonSection()),
+    "what is claimed": lambda folder: write_claims(folder, ()),
     "a chart": CHART.write,
     "findings": Findings("A paper", [], [], [], []).write,
     "findings with charts": Findings("A paper", [], [], [], [CHART]).write,
@@ -57,6 +59,7 @@ def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) ->
     [
         (GRID_FILE, lambda folder: write_grid(folder, ["t"], 0)),
         (COMPARISON_FILE, lambda folder: write_comparison(folder, ComparisonSection())),
+        (CLAIMS_FILE, lambda folder: write_claims(folder, ())),
     ],
 )
 def test_an_older_file_stays_until_the_new_one_is_whole(

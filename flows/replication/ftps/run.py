@@ -17,7 +17,7 @@ from flows.config.experiment import load_experiment
 from flows.execution.drivers import Drivers
 from flows.execution.experiment import run_experiment
 from flows.monitor.progress import PlainView
-from flows.replication.claims import confidence, judged
+from flows.replication.claims import judged
 from flows.replication.findings import Findings
 from flows.replication.ftps.claims import failure_findings, ring_findings, scaling_findings
 from flows.replication.ftps.measures import Measured
@@ -82,9 +82,9 @@ def folder(full: bool, here: Path) -> Path:
 def reading(claims: int) -> str:
     """Say how so many claims are judged."""
     return (
-        "Intervals are those of the mean over seeds. Shown are those of 95%; claims are judged "
-        f"by the wider ones of {confidence(claims):.1%}, for there are {claims} of them "
-        "(Bonferroni): the probability that any verdict is wrong by chance is at most 5%."
+        "Intervals are those of the mean over seeds, at the level at which the claim was judged: "
+        f"corrected by Holm's method for all {claims} of them, so that the probability that any "
+        "verdict is wrong by chance is at most 5%."
     )
 
 

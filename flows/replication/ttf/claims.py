@@ -5,10 +5,12 @@ same number of kills, of workers, and seed; a seed's value is the mean over the 
 sides have. A statement says which way the difference is to go and which size would matter to
 anybody:
 
-- it *holds* if the 95% interval lies wholly on the claimed side of 0, also after Holm's correction
-  for all statements of the study;
-- it *does not hold* if the interval excludes even the smallest difference that matters;
+- it *holds* if the difference is shown to be on the claimed side of 0;
+- it *does not hold* if it is shown to be smaller than the smallest difference that matters;
 - else it is *not resolved*.
+
+Both are shown by the same rule, that for the claims of an experiment: at the 5% level, corrected by
+Holm's method for all statements of the study (`flows.analysis.statistics.decisions`).
 
 Accuracy before against after a kill, which is what the paper tells of claims 1 and 2, contains what
 would have been learnt anyway in that time: it is told as published and *not judged*. Judged is the
@@ -19,7 +21,8 @@ So a claim is judged by its direction; the size that was published is told besid
 Of claims 1 and 2, that training *converges* is not judged: a trial ends long before it could be
 said to have.
 
-A claim of sameness holds if the interval lies within the margin, and fails if it lies outside.
+A claim of sameness holds if the difference is shown to be within the margin, and does not if it is
+shown to be outside.
 
 A trial that never reaches the target accuracy bounds its time from below: it would have taken
 longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
@@ -35,15 +38,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from flows.analysis.statistics import (
-    FEWEST_SEEDS,
-    SIGNIFICANCE,
-    Difference,
-    corrected,
-    p_of_equal,
-    paired,
-)
-from flows.replication.claims import Verdict
+from flows.analysis.statistics import CONFIDENCE, Difference, paired
+from flows.analysis.statistics.decisions import Decision, Verdict, decide, equivalent, more
 from flows.replication.ttf.measures import Cells, Change, Measured, by_cell, by_seed
 
 BASES = ("checkpoint", "chain")
@@ -125,6 +121,8 @@ class Statement:
 class Judged:
     """A statement with what was found; `difference` is None where no seed could tell.
 
+    `confidence` is the level of the interval that is told: that of the verdict, if there is one.
+
     The verdict is "by construction" for what was settled before anything ran, "not judged" for a
     statement that is not.
     """
@@ -133,6 +131,7 @@ class Judged:
     difference: Difference | None
     verdict: Verdict | Literal["by construction", "not judged"]
     reach: Reach | None = None
+    confidence: float = CONFIDENCE
 
     def effect(self) -> str:
         """Return the mean difference and its interval as text, and whether it is a bound."""
@@ -146,8 +145,8 @@ class Judged:
         if self.verdict == BY_CONSTRUCTION:
             return f"{100 * found.mean:+.1f}{unit}"
         bounds = ""
-        if found.low is not None and found.high is not None:
-            bounds = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+        if (interval := found.bounds(self.confidence)) is not None:
+            bounds = f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
         return f"{100 * found.mean:+.1f}{bounds}{unit}, n={found.n}"
 
 
@@ -358,52 +357,35 @@ def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, .
     Where trials are `timed`, all take as long as they were told to: what their nodes cost is known
     before they run, and there is nothing to judge.
     """
-    rng = np.random.default_rng(0)  # resampling only: the same records give the same intervals
+    rng = np.random.default_rng(0)
     found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
-    tested = [
-        difference if statement.judged and not statement.same else None
-        for statement, difference in zip(STATEMENTS, found, strict=True)
-    ]
+    judged = [s.judged and not (timed and s.same) for s in STATEMENTS]
+    decisions = iter(
+        decide(
+            [
+                (difference, equivalent(s.margin) if s.same else more(s.margin))
+                for s, difference, counts in zip(STATEMENTS, found, judged, strict=True)
+                if counts
+            ]
+        )
+    )
     return tuple(
-        _judged(statement, difference, p, trials, timed)
-        for statement, difference, p in zip(STATEMENTS, found, corrected(tested), strict=True)
+        _judged(statement, difference, next(decisions), trials)
+        if counts
+        else Judged(statement, difference, BY_CONSTRUCTION if statement.judged else NOT_JUDGED)
+        for statement, difference, counts in zip(STATEMENTS, found, judged, strict=True)
     )
 
 
 def _judged(
     statement: Statement,
     found: Difference | None,
-    p: float | None,
+    decision: Decision,
     trials: Sequence[Measured],
-    timed: bool,
 ) -> Judged:
-    if not statement.judged:
-        return Judged(statement, found, NOT_JUDGED)
-    if timed and statement.same:
-        return Judged(statement, found, BY_CONSTRUCTION)
-    said = verdict(statement, found, p)
-    if statement.reach is None:
-        return Judged(statement, found, said)
-    reach = statement.reach(trials)
-    return Judged(statement, found, reach.allow(said), reach)
-
-
-def verdict(statement: Statement, found: Difference | None, p: float | None) -> Verdict:
-    """Say whether a statement holds; `p` is corrected for all statements of the study."""
-    if found is None or found.low is None or found.high is None or found.n < FEWEST_SEEDS:
-        return "not resolved"
-    if found.low == found.high and p_of_equal(found.n) > SIGNIFICANCE:
-        return "not resolved"  # too few equal values say nothing of how much others would vary
-    margin = statement.margin
-    if statement.same:
-        if -margin <= found.low and found.high <= margin:
-            return "holds"
-        return "does not hold" if found.low > margin or found.high < -margin else "not resolved"
-    if found.high < margin:
-        return "does not hold"
-    if found.low > 0 and p is not None and p < SIGNIFICANCE:
-        return "holds"
-    return "not resolved"
+    reach = None if statement.reach is None else statement.reach(trials)
+    verdict = decision.verdict if reach is None else reach.allow(decision.verdict)
+    return Judged(statement, found, verdict, reach, decision.confidence)
 
 
 def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:

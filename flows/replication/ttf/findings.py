@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dps.errors import ConfigurationError
 from flows.analysis.finished import Finished
 from flows.analysis.outcome import Outcome
-from flows.analysis.statistics import FEWEST_SEEDS, FEWEST_TO_RESAMPLE
+from flows.analysis.statistics import FEWEST_SEEDS
 from flows.files import write_whole
 from flows.replication.claims import markdown_table
 from flows.replication.ttf.claims import CLAIMS, judge
@@ -228,10 +228,10 @@ def _size(each: Study) -> str:
 
 def _reading() -> str:
     return (
-        "Differences are means over seeds with 95% intervals (Student's t, bootstrap from "
-        f"{FEWEST_TO_RESAMPLE} seeds on); points are percentage points. A statement holds if its "
-        "interval lies on the claimed side of 0, also after Holm's correction for the statements "
-        "of its study; it does not hold if the interval excludes 1 point of accuracy, or 2% of "
+        "Differences are means over seeds with intervals at the level of the verdict (paired "
+        "t-test at 5%, corrected by Holm's method for the statements of a study); points are "
+        "percentage points. A statement holds if its interval lies on the claimed side of 0; it "
+        "does not hold if the interval excludes 1 point of accuracy, or 2% of "
         f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
         "The price counts every node for the whole time. Before against after a kill, as "
         "published, contains what would have been learnt anyway in that time, and is not judged. "

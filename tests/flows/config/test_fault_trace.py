@@ -8,7 +8,7 @@ import pytest
 
 from dps.core.faults.plan import AtSeconds, Cut, DiskFull, Kill, Pause
 from dps.errors import ConfigurationError
-from flows.config.fault_trace import fault_of, read_trace
+from flows.config.faults.trace import fault_of, read_trace
 
 HEADER = "seconds,kind,target,duration\n"
 

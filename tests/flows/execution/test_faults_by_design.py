@@ -11,7 +11,7 @@ from dps.core.faults.plan import AtSeconds, AtUpdates
 from dps.events import FaultSkipped, Killed, Paused, TrainingStarted
 from flows.analysis.finished import Finished
 from flows.config.experiment import TrialConfig
-from flows.config.fault_text import line
+from flows.config.faults.text import line
 from flows.report.drawn_faults import DrawnFaults, drawn_faults
 from tests.support.virtual_trials import BASE, virtual_trial
 

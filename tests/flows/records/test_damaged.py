@@ -371,7 +371,7 @@ class Lab:
 
     def small_file(self, number: int) -> None:
         folder = self.here / "results" / "small"
-        name = self.rng.choice([GRID_FILE, "comparison.json", NOTE])
+        name = self.rng.choice([GRID_FILE, "comparison.json", "claims.json", NOTE])
         with noted(folder):
             path = folder / name
             data = path.read_bytes()

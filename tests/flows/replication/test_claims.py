@@ -10,41 +10,41 @@ import pytest
 
 from flows.analysis.statistics import Interval
 from flows.replication.charts import Chart, Dot
-from flows.replication.claims import Claim, Measurement, judge, judged, told
+from flows.replication.claims import Claim, Measurement, judged, told
 from flows.replication.findings import Findings, Table
+
+# Mean 0.1 and standard error 0.03 over six seeds: 0.02 to 0.18 at 95%, −0.04 to 0.24 at 99.5%.
+SIX = [0.1 + 0.03 * step for step in (-(15**0.5), 0, 0, 0, 0, 15**0.5)]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("bounds", "verdict"),
     [
-        (0.1, 0.3, "holds"),
-        (-0.1, 0.3, "not resolved"),
-        (-0.3, -0.1, "does not hold"),
-        (0.0, 0.0, "does not hold"),
-        (None, None, "not resolved"),
+        ({"least": 0.0}, "holds"),
+        ({"least": 0.05}, "not resolved"),
+        ({"least": 0.2}, "does not hold"),
+        ({"most": 0.0}, "does not hold"),
+        ({"least": 0.0, "most": 0.2}, "holds"),
+        ({"least": 0.0, "most": 0.15}, "not resolved"),
+        ({"least": 0.3, "most": 0.4}, "does not hold"),
     ],
 )
-def test_a_claim_is_judged_by_where_its_whole_interval_is(
-    low: float | None, high: float | None, verdict: str
+def test_a_claim_is_judged_by_where_the_effect_is_shown_to_be(
+    bounds: dict[str, float], verdict: str
 ) -> None:
-    assert judge(Interval(0.1, low, high, 5), least=0) == verdict
+    (claim,) = judged([Measurement("It costs", "–", SIX, **bounds)])  # type: ignore[arg-type]
+    assert claim.verdict == verdict
 
 
-def test_a_claim_may_have_two_bounds() -> None:
-    assert judge(Interval(2, 1.5, 2.5, 5), least=1, most=3) == "holds"
-    assert judge(Interval(2, 1.5, 3.5, 5), least=1, most=3) == "not resolved"
-    assert judge(Interval(4, 3.5, 4.5, 5), least=1, most=3) == "does not hold"
-    assert judge(Interval(2, 1.5, 2.5, 2), least=1, most=3) == "not resolved"
-
-
-def test_claims_are_judged_together_but_shown_with_intervals_of_95_percent() -> None:
-    # Mean 0.1, standard error 0.03: 0.02 to 0.18 at 95%, and −0.04 to 0.24 at 99.5%.
-    values = [0.1 + 0.03 * step for step in (-(15**0.5), 0, 0, 0, 0, 15**0.5)]
-    one = Measurement("It costs", "–", values, least=0)
+def test_claims_are_judged_together_and_shown_at_the_level_of_that() -> None:
+    one = Measurement("It costs", "–", SIX, least=0)
+    against = Measurement("It is free", "–", SIX, most=0)
     (alone,), (first, *_) = judged([one]), judged([one] * 10)
     assert (alone.verdict, first.verdict) == ("holds", "not resolved")
-    assert alone.found == first.found
-    assert first.found == "0.10 (95% interval 0.02 to 0.18; 6 seeds)"
+    assert alone.found == "0.10 (95% interval 0.02 to 0.18; 6 seeds)"
+    assert first.found == "0.10 (99.5% interval −0.04 to 0.24; 6 seeds)"
+    (alone,), (first, *_) = judged([against]), judged([against] * 10)
+    assert (alone.verdict, first.verdict) == ("does not hold", "not resolved"), "by the same rule"
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(3, "not resolved"), (5, "not resolved"), (6, "holds")])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.analysis.statistics import Difference
-from flows.replication.ttf.claims import CLAIMS, STATEMENTS, Judged, judge, verdict
+from flows.replication.ttf.claims import CLAIMS, Judged, judge
 from flows.replication.ttf.figures import read_published
 from flows.replication.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
 from flows.replication.ttf.measures import Change, Measured
@@ -215,7 +214,7 @@ def test_two_seeds_resolve_nothing() -> None:
     assert verdicts == {"not resolved"}
 
 
-@pytest.mark.parametrize(("seeds", "expected"), [(5, "not resolved"), (6, "does not hold")])
+@pytest.mark.parametrize(("seeds", "expected"), [(5, "not resolved"), (10, "does not hold")])
 def test_few_seeds_with_the_same_value_resolve_nothing(seeds: int, expected: str) -> None:
     same = {"changes": (Change(0.5, 0.4, 1.0, 0.0),)}
     judged = judge([t for t in study(stateless=same) if t.seed < seeds])
@@ -224,20 +223,31 @@ def test_few_seeds_with_the_same_value_resolve_nothing(seeds: int, expected: str
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p", "expected"),
+    ("effect", "spread", "expected"),
     [
-        (0.02, 0.10, 0.001, "holds"),
-        (0.02, 0.10, 0.2, "not resolved"),  # not after the correction
-        (-0.02, 0.10, 0.3, "not resolved"),
-        (-0.05, 0.005, 0.3, "does not hold"),
-        (-0.05, -0.02, 0.001, "does not hold"),
-        (0.001, 0.005, 0.001, "does not hold"),  # too small to matter
+        (0.06, 0.01, "holds"),
+        (0.06, 0.09, "not resolved"),
+        (0.04, 0.05, "not resolved"),  # seen alone p is 0.032: not after the correction
+        (-0.02, 0.05, "not resolved"),  # seen alone p is 0.016 against a point: the same
+        (-0.04, 0.02, "does not hold"),
+        (0.003, 0.001, "does not hold"),  # too small to matter
     ],
 )
-def test_intervals_decide(low: float, high: float, p: float, expected: str) -> None:
-    found = Difference((low + high) / 2, low, high, 0.01, p, 6)
-    statement = next(each for each in STATEMENTS if each.judged)
-    assert verdict(statement, found, p) == expected
+def test_for_and_against_are_judged_by_one_rule(
+    effect: float, spread: float, expected: str
+) -> None:
+    """Nine seeds, and ten statements in the study."""
+    steps = [-1.5, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5]  # whose spread is 0.97
+    trials = [
+        replace(each, changes=(Change(0.4, 0.4 + effect + spread * steps[each.seed], 1.2, 0.0),))
+        if each.kills and each.strategy == "stateless"
+        else each
+        for each in study()
+        if each.seed < len(steps)
+    ]
+    text = "stateless: change across the first kill"
+    (found,) = (each for each in judge(trials) if each.statement.text.startswith(text))
+    assert found.verdict == expected
 
 
 def test_an_effect_is_told_with_its_interval_and_number_of_seeds() -> None:

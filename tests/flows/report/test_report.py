@@ -24,6 +24,7 @@ from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.series import series
 from flows.config.base import ComparisonSection
+from flows.config.claims import ClaimSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import expand
 from flows.metrics import BY_KEY
@@ -501,33 +502,33 @@ def unsure_page() -> str:
     return render(unsure_trials(), load_prices(), section, [])
 
 
-def test_what_the_correction_alone_hides_is_explained_on_the_page(unsure_page: str) -> None:
+def test_what_was_not_claimed_is_exploratory_on_the_page(unsure_page: str) -> None:
     text = text_of(unsure_page)
-    assert "p 0.032, corrected 0.064 only before correction about 5 seeds would show it" in text
-    assert (
-        "“Only before correction”: by itself the difference is significant, and its interval "
-        "excludes 0; after the correction for 6 comparisons, of 3 seeds each, it is not."
-    ) in text
-    assert "chain worse than none by 44.0 points, but only before correction" in text
+    assert "No claims were fixed beforehand" in text
+    assert "Exploratory statistics" in text
+    assert "p 0.032 lower" in text
+    assert "holds" not in text.partition("Exploratory statistics")[0]
 
 
-def test_no_interval_on_the_page_that_excludes_0_is_told_as_no_difference(
-    unsure_page: str,
-) -> None:
-    cells = re.findall(
-        r'"difference">.*? \((.*?) to (.*?)\)</small>.*?"verdict .*?">(.*?)</small>',
-        unsure_page,
-        re.DOTALL,
-    )
-    bounds = [
-        ([float(each.replace("−", "-").replace(",", "")) for each in (low, high)], said)
-        for low, high, said in cells
+def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
+    claims = [
+        ClaimSection.model_validate(
+            {
+                "claim": "A chain ends lower than no recovery",
+                "metric": "accuracy_final",
+                "strategy": "chain",
+                "against": "none",
+                "direction": "less",
+                "smallest": 0.01,
+            }
+        )
     ]
-    excluding = [said for (low, high), said in bounds if low > 0 or high < 0]
-    assert len(excluding) == 6
-    assert "no difference shown" not in excluding
-    assert excluding.count("only before correction") == 1
-
-
-def test_a_page_without_such_verdicts_does_not_explain_them(page: str) -> None:
-    assert "before correction" not in text_of(page)
+    page = render(unsure_trials(), load_prices(), ComparisonSection(), [], claims=claims)
+    text = text_of(page)
+    assert text.index("A chain ends lower than no recovery: holds") < text.index("At a glance")
+    assert (
+        "Final accuracy with chain: 44.0 points less than with none [9.2, 78.8], 3 seeds, "
+        "p = 0.032: holds (by 1 point or more)."
+    ) in text
+    assert "Fixed after the data: 6 of its 6 trials had begun before." in text
+    assert "claims:" in page, "the configuration repeats them"

@@ -17,7 +17,7 @@ import yaml
 
 import flows.config.profiles
 from dps.errors import ConfigurationError
-from flows.analysis.comparison import Compared, Judgement, Uneven
+from flows.analysis.comparison import Compared, Reading, Uneven
 from flows.analysis.finished import read_finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import load_prices
@@ -28,10 +28,10 @@ from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE
 from flows.verification.validate import (
     Agreement,
-    JudgedTwice,
+    ReadTwice,
     Relation,
     agreement,
-    of_verdicts,
+    of_readings,
     twin,
     verdict,
 )
@@ -117,7 +117,7 @@ def test_an_experiment_agrees_with_itself(config: str, outcomes: Outcomes) -> No
     assert {pair.metric for pair in found.pairs} >= {"training_seconds", "updates_lost"}
     assert set(found.errors_of_times) == {0.0}
     assert not found.uneven
-    assert found.verdicts
+    assert found.readings
     lines = verdict(found)
     assert len(lines) == 3
     assert all(line.endswith(": met)") for line in lines), lines
@@ -144,9 +144,9 @@ def test_errors_are_those_of_the_means_and_what_one_side_lacks_is_named(
     lacking = compare(config, real, chains)
     assert {pair.strategy for pair in lacking.pairs} == {"chain"}
     said = "\n".join(verdict(lacking))
-    assert "Verdicts: 0 of " in said
+    assert "Readings: 0 of " in said
     assert "cannot be compared" in said
-    assert "on real nodes, no verdict on virtual time" in said
+    assert "on real nodes, no reading on virtual time" in said
 
 
 def test_means_are_over_the_seeds_that_both_have(config: str, outcomes: Outcomes) -> None:
@@ -167,7 +167,7 @@ def test_means_are_over_the_seeds_that_both_have(config: str, outcomes: Outcomes
     assert any(
         line.startswith("Lost and replayed: ") and "cannot be told" in line for line in lines
     )
-    assert any(line.startswith("Verdicts: ") and "cannot be told" in line for line in lines)
+    assert any(line.startswith("Readings: ") and "cannot be told" in line for line in lines)
 
 
 def test_figures_that_not_the_same_seeds_have_are_named_with_their_counts(
@@ -244,50 +244,49 @@ def test_an_experiment_that_varies_its_nodes_is_refused(config: str, axis: str) 
         twin(find_document(config), settings, "laptop")
 
 
-def judged(verdict: Judgement, *differences: float, uneven: bool = False) -> Compared:
+def read(reading: Reading, *differences: float, uneven: bool = False) -> Compared:
     """A row of a comparison, with the differences of each seed to the baseline's."""
     by_seed = dict(enumerate(differences))
     found = paired(by_seed, dict.fromkeys(by_seed, 0.0), np.random.default_rng(0))
     return Compared(
-        *("updates_lost", "kill", "chain", "none"),
+        *("training_seconds", "kill", "chain", "none"),
         *(None, Uneven(2, 3, 3) if uneven else None, None if uneven else found),
-        *(None, 0, verdict, None),
+        *(reading, None),
     )
 
 
-SHARP = judged("worse", 5.0, 5.1, 4.9)
-SHARP_BETTER = judged("better", -5.0, -5.1, -4.9)
+SHARP = read("higher", 5.0, 5.1, 4.9)
+SHARP_BETTER = read("lower", -5.0, -5.1, -4.9)
 
 
 @pytest.mark.parametrize(
     ("real", "virtual", "relation"),
     [
-        (judged("worse", 3.0, 3.1, 2.9), SHARP, "same"),
-        (judged("no difference shown", 1.0, 9.0, 4.0), SHARP, "resolution"),
-        (judged("only before correction", 3.0, 7.0, 6.0), SHARP, "resolution"),
-        (SHARP, judged("no difference shown", 1.0, 9.0, 4.0), "resolution"),
-        (judged("no difference shown", -9.0, 8.0, -2.0), SHARP, "direction"),
-        (judged("no difference shown", 0.1, -0.1, 0.2), SHARP, "contradiction"),
-        (judged("only before correction", 0.4, 0.5, 0.6), SHARP, "contradiction"),
+        (read("higher", 3.0, 3.1, 2.9), SHARP, "same"),
+        (read("unclear", 1.0, 9.0, 4.0), SHARP, "resolution"),
+        (SHARP, read("unclear", 1.0, 9.0, 4.0), "resolution"),
+        (read("unclear", -9.0, 8.0, -2.0), SHARP, "direction"),
+        (read("unclear", 0.1, -0.1, 0.2), SHARP, "contradiction"),
+        (read("unclear", 0.4, 0.5, 0.6), SHARP, "contradiction"),
         (SHARP_BETTER, SHARP, "contradiction"),
-        (judged("too few seeds to tell", 3.0, 3.0, 3.0), SHARP, "contradiction"),
+        (read("too few seeds", 3.0, 3.0, 3.0), SHARP, "contradiction"),
         (None, SHARP, "one side only"),
-        (judged("not comparable", uneven=True), SHARP, "one side only"),
+        (read("not comparable", uneven=True), SHARP, "one side only"),
     ],
 )
-def test_verdicts_that_differ_contradict_each_other_if_their_effects_do(
+def test_readings_that_differ_contradict_each_other_if_their_effects_do(
     real: Compared | None, virtual: Compared, relation: Relation
 ) -> None:
-    assert JudgedTwice("lost", real, virtual).relation == relation
-    found = Agreement((), (), (JudgedTwice("lost", real, virtual),), (0, 0))
-    lines = [line.strip() for line in of_verdicts(found)]
+    assert ReadTwice("lost", real, virtual).relation == relation
+    found = Agreement((), (), (), (ReadTwice("lost", real, virtual),), (0, 0))
+    lines = [line.strip() for line in of_readings(found)]
     met = "met" if relation == "same" else "missed"
-    assert lines[0] == f"Verdicts: {int(relation == 'same')} of 1 are the same (wanted: all: {met})"
+    assert lines[0] == f"Readings: {int(relation == 'same')} of 1 are the same (wanted: all: {met})"
     if relation == "same":
         assert len(lines) == 1
     else:
         assert lines[1].startswith("1 ")
-        assert "worse (+5 [4.8, 5.2]) on virtual time" in lines[2] or virtual is not SHARP
+        assert "higher (+5.00 [4.75, 5.25]) on virtual time" in lines[2] or virtual is not SHARP
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.3, 1.0])
@@ -296,9 +295,9 @@ def test_effects_that_are_the_same_are_seldom_said_to_be_apart(spread: float) ->
     rng, runs = np.random.default_rng(1), 1000
     apart = 0
     for _ in range(runs):
-        one = judged("worse", *(2 + rng.normal(size=3)))
-        other = judged("no difference shown", *(2 + spread * rng.normal(size=3)))
-        apart += JudgedTwice("lost", one, other).relation == "contradiction"
+        one = read("higher", *(2 + rng.normal(size=3)))
+        other = read("unclear", *(2 + spread * rng.normal(size=3)))
+        apart += ReadTwice("lost", one, other).relation == "contradiction"
     assert 0.001 < apart / runs < 0.07
 
 

@@ -41,8 +41,8 @@ from dps.core.faults.expansion import (
 from dps.core.names import NODE_ROLES
 from flows.config.base import Section
 from flows.config.errors import refuse, refusing, suggest
-from flows.config.failure_models import FAILURE_MODELS
-from flows.config.fault_trace import Row, check_row, fault_of, read_trace
+from flows.config.faults.failure_models import FAILURE_MODELS
+from flows.config.faults.trace import Row, check_row, fault_of, read_trace
 from flows.config.plugins import Group, Registered
 from flows.quoting import quoted
 
@@ -227,8 +227,8 @@ class EverySection(Section):
     """Again and again, at moments of a renewal process drawn from the trial's seed.
 
     The mean gap is `mtbf` seconds, or so many `updates`, or it follows from published figures:
-    `like` names whose (`flows.config.failure_models`), and one second of the trial stands for
-    `hours_per_second` of that system's time.
+    `like` names whose (`flows.config.faults.failure_models`), and one second of the trial stands
+    for `hours_per_second` of that system's time.
     """
 
     # Left out of what is recorded unless they are set: without them, a trial is what it always was.

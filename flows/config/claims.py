@@ -1,0 +1,219 @@
+"""The claims of an experiment: the comparisons that are fixed before anything runs.
+
+Each names a figure, two strategies, a condition, which way the difference is to go, and the
+smallest that is of interest. They are checked against the axes, kept beside the records, and known
+by a digest of what is claimed, which each trial's record names: so it can be told whether a claim
+was there before the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, field_validator
+from pydantic_core import PydanticCustomError
+
+from flows.config.axes import Combinations
+from flows.config.base import Section
+from flows.config.errors import refuse, suggest
+from flows.config.limits import LONGEST_KEY
+from flows.metrics import BY_KEY, COLUMNS, Metric
+from flows.quoting import listed, quoted
+
+# What a figure is compared with that is a difference already: 0.
+NONE_GIVEN = "none-given"
+MOST_CLAIMS = 100
+DIGEST_LENGTH = 12
+# With this as context, an experiment is read whose grid is not the one that was written.
+NARROWED = {"narrowed": True}
+# What a claim's digest is of: its sentence may be reworded.
+DECISIVE = {"metric", "strategy", "against", "condition", "direction", "smallest"}
+
+
+class ClaimSection(Section):
+    """One comparison that is fixed beforehand.
+
+    `claim` says it in words; without, it is said from the rest. The figure `metric` of `strategy`
+    minus that of `against`, seed by seed under `condition`, is to be `less` or `more` than 0, or
+    `equivalent`: nowhere beyond the margin `smallest`. Of the others `smallest` is the smallest
+    difference of interest, in the unit of `dps results --format json`. `against: none-given` is for
+    figures that are differences already. `condition` is a label on another axis, or labels by axis.
+    """
+
+    claim: Annotated[str, Field(max_length=LONGEST_KEY)] = ""
+    metric: str
+    strategy: str
+    against: str
+    condition: dict[str, str] = Field(default_factory=dict)
+    direction: Literal["less", "more", "equivalent"]
+    smallest: PositiveFloat
+
+    @field_validator("metric")
+    @classmethod
+    def _is_a_number(cls, key: str) -> str:
+        numbers = [column.key for column in COLUMNS if column.metric is not None]
+        if key not in numbers:
+            refuse(f"{quoted(key)} is no figure; {suggest(key, numbers)}")
+        return key
+
+    @field_validator("strategy", "against", mode="before")
+    @classmethod
+    def _label(cls, label: Any) -> Any:
+        if label is None or isinstance(label, bool):
+            refuse(f"YAML reads {label!r} as no text; put the label in quotes")
+        return str(label) if isinstance(label, int | float) else label
+
+    @field_validator("condition", mode="before")
+    @classmethod
+    def _labels(cls, condition: Any) -> Any:
+        if condition is None:
+            return {}
+        if isinstance(condition, str | int | float) and not isinstance(condition, bool):
+            return {"": str(condition)}  # of the axis that has it; see `checked`
+        if not isinstance(condition, dict):
+            refuse("expected a label on another axis, or labels by axis, such as {faults: kill}")
+        return {
+            str(axis): str(label) if isinstance(label, int | float) else label
+            for axis, label in condition.items()
+        }
+
+    @property
+    def column(self) -> Metric:
+        """What is known of its figure."""
+        return BY_KEY[self.metric]
+
+    @property
+    def one_sample(self) -> bool:
+        """Whether its figure is a difference already."""
+        return self.against == NONE_GIVEN
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The strategies that it is about: one, or two."""
+        return (self.strategy,) if self.one_sample else (self.strategy, self.against)
+
+    @property
+    def digest(self) -> str:
+        """Digest of what is claimed, whatever the words."""
+        said = self.model_dump(mode="json", include=DECISIVE)
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
+
+    def of_condition(self, labels: Mapping[str, str]) -> bool:
+        """Whether a trial with these labels is under the condition that is meant."""
+        return all(labels.get(axis) == label for axis, label in self.condition.items())
+
+
+def checked(
+    claims: Sequence[ClaimSection],
+    grid: Combinations,
+    strategy_axis: str | None,
+    experiment: str,
+    narrowed: bool = False,
+) -> tuple[ClaimSection, ...]:
+    """Return claims with the axes of their conditions; refuse what is on no axis, with its key.
+
+    Parameters
+    ----------
+    claims
+        As they were written.
+    grid
+        The combinations that there are trials of.
+    strategy_axis
+        The axis of strategies; None where there are no axes, and the experiment is the strategy.
+    experiment
+        Its name.
+    narrowed
+        Leave out a claim of what is not in the grid, instead of refusing it.
+    """
+    if len(claims) > MOST_CLAIMS:
+        refuse(f"expected {MOST_CLAIMS} claims at most, got {len(claims):,}", key="claims")
+    found: list[ClaimSection] = []
+    for index, claim in enumerate(claims):
+        try:
+            whole = _whole(claim, grid, strategy_axis, experiment, f"claims.{index}")
+        except PydanticCustomError:
+            if narrowed:
+                continue
+            raise
+        if whole.digest in [other.digest for other in found]:
+            refuse("says the same as a claim before it; keep one of them", key=f"claims.{index}")
+        found.append(whole)
+    return tuple(found)
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _whole(
+    claim: ClaimSection, grid: Combinations, strategy_axis: str | None, experiment: str, key: str
+) -> ClaimSection:
+    strategies = [experiment] if strategy_axis is None else grid.axes[strategy_axis]
+    others = {axis: labels for axis, labels in grid.axes.items() if axis != strategy_axis}
+    _check_strategies(claim, strategies, key)
+    whole = claim.model_copy(update={"condition": _condition(claim, others, key)})
+    for name in claim.sides:
+        wanted = whole.condition | ({} if strategy_axis is None else {strategy_axis: name})
+        if not any(wanted == labels for labels in grid):
+            refuse(f"the grid leaves out {quoted(name)} under this condition", key=key)
+    return whole
+
+
+def _check_strategies(claim: ClaimSection, strategies: Sequence[str], key: str) -> None:
+    if claim.strategy not in strategies:
+        known = suggest(claim.strategy, strategies)
+        refuse(f"there is no strategy {quoted(claim.strategy)}; {known}", key=f"{key}.strategy")
+    if claim.one_sample:
+        return
+    if claim.against not in strategies:
+        known = suggest(claim.against, [*strategies, NONE_GIVEN])
+        refuse(f"there is no strategy {quoted(claim.against)}; {known}", key=f"{key}.against")
+    if claim.against == claim.strategy:
+        refuse(
+            f"is the strategy itself; expected another, or {NONE_GIVEN} for a figure that is a "
+            "difference already",
+            key=f"{key}.against",
+        )
+
+
+def _condition(
+    claim: ClaimSection, others: Mapping[str, Sequence[str]], key: str
+) -> dict[str, str]:
+    """The label on each of the other axes."""
+    given = dict(claim.condition)
+    if (bare := given.pop("", None)) is not None:
+        having = [axis for axis, labels in others.items() if bare in labels]
+        if not having:
+            every = [label for labels in others.values() for label in labels]
+            refuse(
+                f"no axis besides that of strategies has a label {quoted(bare)}; "
+                f"{suggest(bare, every)}",
+                key=f"{key}.condition",
+            )
+        if len(having) > 1:
+            both = listed(having, MOST_CLAIMS)
+            refuse(f"{quoted(bare)} is a label on {both}; say which", key=f"{key}.condition")
+        given = {having[0]: bare}
+    for axis, label in given.items():
+        if axis not in others:
+            refuse(
+                f"there is no axis {quoted(axis)} besides that of strategies; "
+                f"{suggest(axis, others)}",
+                key=f"{key}.condition",
+            )
+        if label not in others[axis]:
+            refuse(
+                f"no value is labelled {quoted(label)}; {suggest(str(label), others[axis])}",
+                key=f"{key}.condition.{axis}",
+            )
+    open_axes = [axis for axis, labels in others.items() if axis not in given and len(labels) > 1]
+    if open_axes:
+        axis = open_axes[0]
+        refuse(
+            f"which value on the axis {quoted(axis)}? Expected one of its labels as well, such as "
+            f"{{{axis}: {others[axis][0]}}}",
+            key=f"{key}.condition",
+        )
+    return {axis: given.get(axis, labels[0]) for axis, labels in others.items()}

@@ -1,0 +1,249 @@
+"""Claims of an experiment: what they are judged by, what is said of them, and since when."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dps.errors import ConfigurationError
+from flows.analysis.outcome import Outcome, outcome
+from flows.analysis.prices import load_prices
+from flows.analysis.statistics.claims import (
+    CLAIMS_FILE,
+    JudgedClaim,
+    fixed,
+    judge,
+    planned,
+    read_claims,
+    write_claims,
+)
+from flows.config.claims import ClaimSection
+from flows.records.record import Record
+from flows.report.claims import print_claims, print_plan, verdict_sentence, warnings
+from tests.support.synthetic import missed, toy_events
+
+PRICES = load_prices()
+TOY = {s: outcome(Record(tuple(toy_events(s, "kill", 0))), PRICES) for s in ("none", "chain")}
+
+
+def claim(**changes: object) -> ClaimSection:
+    given = {
+        "metric": "accuracy_final",
+        "strategy": "chain",
+        "against": "none",
+        "condition": {"faults": "kill"},
+        "direction": "more",
+        "smallest": 0.01,
+    }
+    return ClaimSection.model_validate({**given, **changes})
+
+
+def trials(
+    chain: list[float], none: list[float] | None = None, lost: tuple[int, ...] = ()
+) -> list[Outcome]:
+    """Trials of two strategies with these final accuracies, and updates that chain lost."""
+    values = {"chain": chain, "none": [0.8] * len(chain) if none is None else none}
+    found = []
+    for strategy, finals in values.items():
+        for seed, final in enumerate(finals):
+            toy = TOY[strategy]
+            each = dataclasses.replace(
+                toy,
+                identity=dataclasses.replace(toy.identity, seed=seed),
+                accuracy=dataclasses.replace(toy.accuracy, final=final),
+            )
+            if strategy == "chain" and lost:
+                ledger = dataclasses.replace(toy.ledger, lost=lost[seed])
+                each = dataclasses.replace(each, ledger=ledger)
+            found.append(each)
+    return found
+
+
+def one(outcomes: list[Outcome], *claims: ClaimSection) -> JudgedClaim:
+    return judge(outcomes, claims, np.random.default_rng(0))[0]
+
+
+# Mean 0.85 and standard error 0.01 over four seeds; Student's interval reaches 3.182 of them.
+FOUR = [0.85 - 0.01 * 6**0.5, 0.85, 0.85, 0.85 + 0.01 * 6**0.5]
+
+
+def test_a_claim_is_told_as_a_sentence_with_effect_interval_and_verdict() -> None:
+    assert verdict_sentence(one(trials(FOUR), claim())) == (
+        "Final accuracy with chain: 5.0 points more than with none [1.8, 8.2], 4 seeds, "
+        "p = 0.015: holds (by 1 point or more)."
+    )
+    assert "holds (whether by 4 points or more is open)" in verdict_sentence(
+        one(trials(FOUR), claim(smallest=0.04))
+    )
+    assert verdict_sentence(one(trials(FOUR), claim(direction="less"))).endswith(
+        "p = 0.009: does not hold (it goes the other way)."
+    )
+    assert "5.0 points more than with none [1.8, 8.2], 4 seeds, p = 0.009: does not hold" in (
+        verdict_sentence(one(trials(FOUR), claim(direction="less")))
+    )
+    small = [0.8 + (each - 0.85) / 10 for each in FOUR]
+    assert verdict_sentence(one(trials(small), claim())).endswith(
+        "does not hold (by less than 1 point, if at all)."
+    )
+
+
+def test_an_equivalence_is_told_by_its_margin() -> None:
+    small = [0.8 + (each - 0.85) / 10 for each in FOUR]
+    same = claim(direction="equivalent")
+    assert verdict_sentence(one(trials(small), same)).endswith("holds (within 1 point).")
+    far = [each + 0.05 for each in FOUR]
+    assert verdict_sentence(one(trials(far), same)).endswith(
+        "does not hold (apart by more than 1 point)."
+    )
+    assert "seeds would show that a difference of 0 is within 1 point" in (
+        verdict_sentence(one(trials(FOUR), claim(direction="equivalent", smallest=0.01)))
+    )
+
+
+def test_what_is_not_resolved_says_what_it_takes() -> None:
+    unsure = one(trials([0.7, 0.8, 0.9, 0.84]), claim())
+    assert unsure.decision.verdict == "not resolved"
+    assert unsure.needed is not None
+    assert f"about {unsure.needed:,} seeds would show a difference of 1 point" in (
+        verdict_sentence(unsure)
+    )
+    assert "a verdict takes 3 seeds at least" in verdict_sentence(one(trials([0.7, 0.8]), claim()))
+
+
+def test_counts_that_are_the_same_in_all_of_few_seeds_say_so() -> None:
+    fewer = claim(metric="updates_lost", direction="less", smallest=50)
+    alone = one(trials([0.8] * 3, lost=(0, 0, 0)), fewer)
+    assert verdict_sentence(alone) == (
+        "Updates lost with chain: 317 less than with none, 3 seeds, p = 0.25: not resolved "
+        "(the same in all of them, but chance alone gives 3 of one sign with p = 0.25: it takes 6 "
+        "seeds)."
+    )
+    enough = one(trials([0.8] * 6, lost=(0,) * 6), fewer)
+    assert verdict_sentence(enough) == (
+        "Updates lost with chain: 317 less than with none [317, 317], 6 seeds, p = 0.031: holds "
+        "(by 50 or more)."
+    )
+
+
+def test_a_figure_that_is_a_difference_itself_is_compared_with_0() -> None:
+    alone = claim(metric="accuracy_final", against="none-given", smallest=0.5)
+    found = one(trials(FOUR), alone)
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(0.85)
+    assert "Final accuracy with chain: 85.0 points [81.8, 88.2]" in verdict_sentence(found)
+
+
+def test_all_claims_count_for_the_correction_of_each() -> None:
+    other = claim(metric="updates_lost", strategy="chain", direction="less", smallest=50)
+    alone, among = one(trials(FOUR), claim()), one(trials(FOUR), claim(), other, claim(smallest=9))
+    assert (alone.decision.verdict, among.decision.verdict) == ("holds", "holds")
+    assert among.decision.corrected == pytest.approx(3 * (among.decision.p or 0))
+    assert " at 98.3%], 4 seeds, p = 0.046 after correction: holds" in verdict_sentence(among)
+
+
+def test_only_valid_trials_of_the_condition_enter() -> None:
+    bad = outcome(Record(tuple(missed(toy_events("chain", "kill", 0)))), PRICES)
+    rest = [o for o in trials(FOUR) if (o.identity.strategy, o.identity.seed) != ("chain", 0)]
+    found = one([bad, *rest], claim())
+    assert (found.difference and found.difference.n, found.trials) == (3, 6)
+    assert one(trials(FOUR), claim(condition={"faults": "no fault"})).difference is None
+
+
+def test_what_only_some_seeds_reach_is_not_judged_by_those() -> None:
+    some = trials([0.8] * 4)
+    lacking = [
+        dataclasses.replace(o, accuracy=dataclasses.replace(o.accuracy, final=None))
+        if (o.identity.strategy, o.identity.seed) == ("chain", 2)
+        else o
+        for o in some
+    ]
+    found = one(lacking, claim())
+    assert found.decision.verdict == "not resolved"
+    assert verdict_sentence(found) == (
+        "Not resolved (not comparable: a value in 3 of 4 seeds against 4 of 4)."
+    )
+
+
+# -- fixed beforehand ----------------------------------------------------------------------------
+
+
+def begun_with(claims: list[ClaimSection], seeds: int, outcomes: list[Outcome]) -> list[Outcome]:
+    return [dataclasses.replace(o, circumstances=fixed(claims, seeds)) for o in outcomes]
+
+
+def test_a_claim_that_was_there_when_its_trials_began_was_fixed_beforehand() -> None:
+    known = begun_with([claim()], 4, trials(FOUR))
+    assert warnings(one(known, claim())) == ()
+    reworded = claim(claim="A chain ends higher")
+    assert warnings(one(known, reworded)) == (), "the words are not what is claimed"
+
+
+@pytest.mark.parametrize("changes", [{"smallest": 0.02}, {"direction": "less"}])
+def test_a_claim_that_was_changed_or_added_later_says_so(changes: dict[str, object]) -> None:
+    known = begun_with([claim()], 4, trials(FOUR))
+    late = one([*known[:6], *begun_with([claim(**changes)], 4, known[6:])], claim(**changes))
+    assert warnings(late) == ("fixed after the data: 6 of its 8 trials had begun before",)
+
+
+def test_seeds_that_were_added_on_the_way_are_told() -> None:
+    known = trials(FOUR)
+    grown = [*begun_with([claim()], 2, known[:2]), *begun_with([claim()], 4, known[2:])]
+    (said,) = warnings(one(grown, claim()))
+    assert said.startswith("seeds were added on the way (2, then 4)")
+
+
+def test_claims_are_kept_beside_the_records(tmp_path: Path) -> None:
+    assert read_claims(tmp_path) == ()
+    write_claims(tmp_path, [claim(), claim(direction="less")])
+    assert read_claims(tmp_path) == (claim(), claim(direction="less"))
+    assert read_claims(tmp_path)[0].digest == claim().digest
+    for text, why in ((b"{", "no JSON"), (b"[{}]", "metric"), (b"[1]", "expected a section")):
+        (tmp_path / CLAIMS_FILE).write_bytes(text)
+        with pytest.raises(ConfigurationError, match=why):
+            read_claims(tmp_path)
+
+
+# -- on the terminal -----------------------------------------------------------------------------
+
+
+def printed(show: object, *arguments: object) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    show(*arguments, console)  # type: ignore[operator]
+    return " ".join(console.export_text().split())
+
+
+def test_claims_are_printed_with_their_verdicts() -> None:
+    claims = [claim(claim="A chain ends higher"), claim(direction="less", smallest=0.3)]
+    text = printed(print_claims, judge(trials(FOUR), claims, np.random.default_rng(0)))
+    assert "1. A chain ends higher: holds" in text
+    assert (
+        "2. Final accuracy with chain (kill): less than with none (of interest: 30 points" in text
+    )
+    assert "2 claims together (Holm's correction)" in text
+    assert "No claims were fixed beforehand" in printed(print_claims, ())
+
+
+def test_the_plan_says_what_the_seeds_can_resolve() -> None:
+    counted = claim(metric="updates_lost", direction="less", smallest=50)
+    pilot = trials([0.7, 0.8, 0.9, 0.84], lost=(0, 0, 0, 0))
+    plans = planned([claim(), counted], 5, pilot, np.random.default_rng(0))
+    assert [plan.pilot_seeds for plan in plans] == [4, 4]
+    assert plans[0].power is not None
+    assert plans[0].power < 0.1
+    assert (plans[0].needed or 0) > 500
+    assert (plans[1].power, plans[1].needed) == (0.0, 7), "2/2^7 is less than 5%/2, 2/2^6 is not"
+    text = printed(print_plan, plans, 5, "an earlier run")
+    assert "power, 5 seeds" in text
+    assert "from 4 seeds of an earlier run" in text
+    assert "Counts take 7 seeds at least" in text
+
+
+def test_a_plan_without_a_pilot_says_how_to_have_one() -> None:
+    plans = planned([claim()], 5, [], np.random.default_rng(0))
+    assert (plans[0].sd, plans[0].power, plans[0].needed) == (None, None, None)
+    assert "--pilot virtual" in printed(print_plan, plans, 5, "")

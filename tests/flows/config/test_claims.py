@@ -1,0 +1,98 @@
+"""Claims in a configuration: what they may say, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dps.errors import ConfigurationError
+from flows.config.claims import ClaimSection
+from flows.config.experiment import load_experiment
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+DEMO = str(CONFIGS / "demo.yaml")
+CLAIM = {
+    "metric": "rto_seconds",
+    "strategy": "chain",
+    "against": "checkpoint",
+    "condition": "kill",
+    "direction": "less",
+    "smallest": 0.5,
+}
+
+
+def claims(*given: dict[str, object], **sets: object) -> tuple[ClaimSection, ...]:
+    written = {"claims": list(given), **sets}
+    settings = [f"{key}={json.dumps(value)}" for key, value in written.items()]
+    return load_experiment(DEMO, settings).claims
+
+
+def test_a_condition_is_a_label_or_labels_by_axis_or_follows_from_the_grid() -> None:
+    (said,) = claims(CLAIM)
+    assert said.condition == {"faults": "kill"}
+    (by_axis,) = claims({**CLAIM, "condition": {"faults": "kill"}})
+    assert by_axis == said
+    bare = {key: value for key, value in CLAIM.items() if key != "condition"}
+    (only,) = claims(bare, **{"axes.faults": {"no fault": []}})
+    assert only.condition == {"faults": "no fault"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": "rto_second"}, r"claims.0.metric: .*did you mean 'rto_seconds'"),
+        ({"metric": "status"}, r"claims.0.metric: 'status' is no figure"),
+        ({"strategy": "chian"}, r"claims.0.strategy: there is no strategy 'chian'; did you mean"),
+        ({"against": "nobody"}, r"claims.0.against: .* none-given"),
+        ({"against": "chain"}, r"claims.0.against: is the strategy itself"),
+        ({"against": None}, r"claims.0.against: YAML reads None"),
+        ({"condition": "kil"}, r"claims.0.condition: .*label 'kil'; did you mean 'kill'"),
+        ({"condition": {}}, r"claims.0.condition: which value on the axis 'faults'"),
+        ({"condition": {"fault": "kill"}}, r"claims.0.condition: there is no axis 'fault'"),
+        ({"condition": {"faults": "kil"}}, r"claims.0.condition.faults: no value is labelled"),
+        ({"condition": 1.5}, r"claims.0.condition: no axis"),
+        ({"condition": ["kill"]}, r"claims.0.condition: expected a label on another axis"),
+        ({"direction": "lower"}, r"claims.0.direction: unknown direction 'lower'"),
+        ({"smallest": 0}, r"claims.0.smallest: expected more than 0"),
+        ({"smallest": -0.5}, r"claims.0.smallest: expected more than 0"),
+        ({"least": 1}, r"claims.0.least: unknown key"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        claims({**CLAIM, **change})
+
+
+def test_the_smallest_difference_of_interest_must_be_given() -> None:
+    with pytest.raises(ConfigurationError, match=r"claims.0.smallest: is missing"):
+        claims({key: value for key, value in CLAIM.items() if key != "smallest"})
+
+
+def test_the_same_is_claimed_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"claims.1: says the same"):
+        claims(CLAIM, {**CLAIM, "claim": "in other words"})
+    assert len(claims(CLAIM, {**CLAIM, "smallest": 0.6})) == 2
+
+
+def test_what_the_grid_leaves_out_cannot_be_claimed() -> None:
+    with pytest.raises(ConfigurationError, match=r"claims.0: the grid leaves out 'chain'"):
+        claims(CLAIM, exclude=[{"recovery": "chain", "faults": "kill"}])
+
+
+def test_claims_of_a_file_go_with_the_axes_that_an_override_takes_away() -> None:
+    written = len(load_experiment(DEMO).claims)
+    assert written > 1
+    assert 0 < len(load_experiment(DEMO, ["axes.recovery=[none, chain]"]).claims) < written
+    assert load_experiment(DEMO, ["axes={}"]).claims == ()
+
+
+def test_claims_are_no_part_of_a_trial() -> None:
+    _, one = next(load_experiment(DEMO).trial_configs())
+    assert "claims" not in one.model_dump()
+
+
+@pytest.mark.parametrize("name", ["demo", "explore"])
+def test_packaged_claims_can_be_judged(name: str) -> None:
+    assert all(each.claim for each in load_experiment(str(CONFIGS / f"{name}.yaml")).claims)

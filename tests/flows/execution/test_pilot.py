@@ -1,0 +1,47 @@
+"""The pilot of an experiment: which records it is, and what is run for it on virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dps.errors import ConfigurationError
+from flows.analysis.prices import load_prices
+from flows.config.experiment import find_document, load_experiment
+from flows.execution.pilot import find_pilot, virtual_pilot
+from tests.support.synthetic import write_experiment
+
+DEMO = str(Path(__file__).parents[3] / "configs" / "demo.yaml")
+PRICES = load_prices()
+
+
+def test_a_pilot_is_what_is_recorded_or_what_is_named(tmp_path: Path) -> None:
+    demo = load_experiment(DEMO)
+    assert find_pilot(None, demo, tmp_path, PRICES, print) == ([], "")
+    write_experiment(tmp_path / "results" / "demo-pilot")
+    assert find_pilot(None, demo, tmp_path, PRICES, print)[1] == "demo-pilot"
+    write_experiment(tmp_path / "results" / "demo")
+    found, name = find_pilot(None, demo, tmp_path, PRICES, print)
+    assert (len(found), name) == (16, "demo")
+    folder = str(write_experiment(tmp_path / "elsewhere"))
+    assert find_pilot(folder, demo, tmp_path, PRICES, print)[1] == folder
+    with pytest.raises(ConfigurationError, match="did you mean 'demo'"):
+        find_pilot("dmo", demo, tmp_path, PRICES, print)
+
+
+def test_a_virtual_pilot_has_seeds_of_its_own() -> None:
+    demo = load_experiment(DEMO)
+    twin, trials = virtual_pilot(find_document(DEMO), ["training.updates=400"], demo)
+    assert twin.experiment == "demo-pilot"
+    assert not {trial.seed for trial in trials} & set(demo.seeds)
+    assert {trial.config.cluster.kind for trial in trials} == {"virtual"}
+    assert {trial.config.training.updates for trial in trials} == {400}
+    assert twin.claims == ()
+
+
+def test_a_virtual_pilot_of_what_varies_its_nodes_is_refused() -> None:
+    settings = ["axes={cluster.profile: [laptop, cluster-25gbit]}", "cluster.kind=virtual"]
+    demo = load_experiment(DEMO, settings)
+    with pytest.raises(ConfigurationError, match=r"cluster.profile.*name an earlier run"):
+        virtual_pilot(find_document(DEMO), settings, demo)
