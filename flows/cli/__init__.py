@@ -449,8 +449,8 @@ def report(
     figures: Annotated[
         Widths,
         typer.Option(
-            help="How wide the files of figures are: one column of a page (3.3 inches), two (7), or "
-            "for each what suits it."
+            help="How wide the files of figures are: one column of a page (3.3 inches), two (7), "
+            "or for each what suits it."
         ),
     ] = Widths.each,
     latex: Annotated[

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # What is drawn first is the thickest, so that lines which lie on others leave these to be seen.
-THICKEST, THINNEST, THINNER = 2.6, 1.0, 0.4
+THICKEST, THINNEST, THINNER = 2.0, 0.9, 0.25
 HOLLOW_DASHES = (0, (1.5, 1.5))
 FEW = 20  # points, of which each has a marker
 

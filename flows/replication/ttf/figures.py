@@ -147,7 +147,7 @@ def recorded_panel(recorded: Mapping[tuple[str, int], tuple[str, str]], kills: i
             curves.append((label, (list(map(float, range(len(values)))), values)))
     if not curves:
         return None
-    ticks = [f"{when}\nkill {n + 1}" for n in range(kills) for when in ("before", "after")]
+    ticks = [f"{when} kill {n + 1}" for n in range(kills) for when in ("before", "after")]
     return Panel("published", curves, ticks=(*ticks, "165–175 s"))
 
 
@@ -210,7 +210,7 @@ def _told(panels: Sequence[Panel]) -> str:
         for panel in panels
     ]
     said = "; ".join(
-        f"{panel.title}: {style.count_told(each)}"
+        f"{panel.title}: {style.count_told(each, 'trial')}"
         for panel, each in zip(panels, counts, strict=True)
     )
     return f"{said}. Line: mean, band: 95% t interval of the mean (of two: range)."

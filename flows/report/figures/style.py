@@ -102,7 +102,7 @@ class Key(NamedTuple):
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """Return a look per strategy: where there are presets these have fixed ones, others the next."""
+    """Return a look per strategy: presets have fixed ones, and others those that come next."""
     fixed = PRESETS if any(name in PRESETS for name in names) else ()
     order = list(dict.fromkeys([*fixed, *names]))
     return {name: look(order.index(name)) for name in names}
@@ -136,6 +136,9 @@ def panels(
         axes = figure.subplots(
             rows, columns, squeeze=False, sharey=sharey, subplot_kw={"facecolor": "none"}
         )
+    for each in axes.flat:
+        # How many ticks there are depends on it, also of axes that are drawn in another style.
+        each.tick_params(labelsize=SMALL)
     return figure, axes.tolist()
 
 
@@ -323,12 +326,11 @@ def strategy_keys(shown: Sequence[str], by_name: dict[str, Look]) -> list[Key]:
     return [line_key(n, by_name[n].colour, by_name[n].marker, by_name[n].dashes) for n in shown]
 
 
-def patch_key(name: str, colour: str, alpha: float = 1.0, hatch: str = "") -> Key:
+def patch_key(name: str, colour: str, alpha: float = 1.0) -> Key:
     """Return the legend's entry for an area."""
     from matplotlib.patches import Patch
 
-    edge = {"edgecolor": MUTED, "hatch": hatch} if hatch else {}
-    return Key(name, Patch(facecolor=colour, linewidth=0, alpha=alpha, **edge))
+    return Key(name, Patch(facecolor=colour, linewidth=0, alpha=alpha))
 
 
 def hollow_key(name: str, colour: str, marker: str) -> Key:
@@ -383,7 +385,7 @@ def to_pdf(figure: Figure) -> bytes:
     figure.set_facecolor("none")
     with matplotlib.rc_context(_STYLE):
         nothing = {"CreationDate": None, "Creator": None, "Producer": None}
-        FigureCanvasPdf(figure).print_pdf(out, metadata=nothing)
+        FigureCanvasPdf(figure).print_pdf(out, metadata=nothing)  # type: ignore[no-untyped-call]
     figure.set_layout_engine("none")
     return out.getvalue()
 
