@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -212,8 +212,9 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     bar = figure.colorbar(mesh, ax=axes, location="top", pad=0.02, aspect=30)
     bar.set_ticks([-reach, 0, reach], labels=[f"{base} wins", "even", f"{other} wins"])
     bar.ax.tick_params(labelsize=SMALL, length=0, pad=1)
-    for label, side in zip(bar.ax.get_xticklabels(), ("left", "center", "right"), strict=True):
-        label.set_ha(side)
+    sides: tuple[Literal["left", "center", "right"], ...] = ("left", "center", "right")
+    for label, at in zip(bar.ax.get_xticklabels(), sides, strict=True):
+        label.set_horizontalalignment(at)
     bar.outline.set_visible(False)
     footnote(
         figure,

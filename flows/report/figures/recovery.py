@@ -147,12 +147,13 @@ def mark_faults(axes: Axes, trials: Sequence[Trial], look: Look, origin: Origin)
         alpha = 1 - (1 - SHADE) ** (1 / len(trials))  # of all together where all are down
         axes.axvspan(*span, facecolor=look.colour, alpha=alpha, linewidth=0, zorder=0)
     keys = []
-    for name, moment, colour, dashes in (
-        ("fault", lambda fault: fault.began, INK, "-"),
-        ("detected", lambda fault: fault.detected, INK, DETECTED),
-        ("serving again", lambda fault: fault.serving, look.colour, SERVING),
+    for name, moments, colour, dashes in (
+        ("fault", [fault.began for fault, _ in firsts], INK, "-"),
+        ("detected", [fault.detected for fault, _ in firsts], INK, DETECTED),
+        ("serving again", [fault.serving for fault, _ in firsts], look.colour, SERVING),
     ):
-        times = [at - zero for fault, zero in firsts if (at := moment(fault)) is not None]
+        zeros = [zero for _, zero in firsts]
+        times = [at - zero for at, zero in zip(moments, zeros, strict=True) if at is not None]
         if times:
             axes.axvline(median(times), color=colour, linewidth=0.9, linestyle=dashes, zorder=1)
             keys.append(line_key(name, colour, dashes=dashes))
