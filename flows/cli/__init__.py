@@ -462,9 +462,15 @@ def report(
     from flows.analysis.comparison import read_comparison
     from flows.analysis.finished import REPORT, experiment_folder, read_experiment
     from flows.analysis.prices import load_prices
+    from flows.report.figures.figure import Width
     from flows.report.html import FIGURES, write_report
     from flows.report.latex import write_latex
 
+    widths: dict[Widths, Width | None] = {
+        Widths.each: None,
+        Widths.single: "single",
+        Widths.double: "double",
+    }
     folder, damaged = experiment_folder(experiment, Path.cwd()), list[str]()
     recorded = read_experiment(folder, load_prices(), damaged.append)
     path = write_report(
@@ -474,7 +480,7 @@ def report(
         warn=_warn,
         recorded=recorded,
         left_out=damaged,
-        width=None if figures is Widths.each else figures.value,
+        width=widths[figures],
     )
     if latex is not None:
         begun = [each.outcome for each in recorded if each.record.started]

@@ -181,9 +181,9 @@ def _mean(group: Group, key: str) -> str:
     found = interval(values, np.random.default_rng(0))
     partly = "" if len(values) == len(group.trials) else f" (n = {len(values)})"
     if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
-        return metric.text(found.mean) + partly
+        return _text(metric, found.mean) + partly
     bounds = _bounds(metric, metric.cut(found.low), metric.cut(found.high))
-    return f"{metric.text(found.mean)} {bounds}{partly}"
+    return f"{_text(metric, found.mean)} {bounds}{partly}"
 
 
 def _differences(rows: Sequence[Compared], slug: str) -> LatexTable:
@@ -206,14 +206,20 @@ def _differences(rows: Sequence[Compared], slug: str) -> LatexTable:
 def _judged(row: Compared) -> list[str]:
     metric, found = BY_KEY[row.metric], row.difference
     assert found is not None
-    mean = metric.text(found.mean)
+    mean = _text(metric, found.mean)
     if found.low is not None and found.high is not None and found.n >= FEWEST_SEEDS:
         mean = f"{mean} {_bounds(metric, found.low, found.high)}"
     return [_named(metric), row.strategy, mean, *(row.tested or (NOT_APPLICABLE, NOT_APPLICABLE))]
 
 
 def _bounds(metric: Metric, low: float, high: float) -> str:
-    return f"[{metric.text(low)}, {metric.text(high)}]"
+    return f"[{_text(metric, low)}, {_text(metric, high)}]"
+
+
+def _text(metric: Metric, value: float) -> str:
+    """A value as tables show it; what is rounded to 0 has no sign."""
+    text = metric.text(value)
+    return text.lstrip("−") if not text.strip("−0.") else text
 
 
 def _named(metric: Metric) -> str:

@@ -262,11 +262,12 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
     curves = read_published(csv) if csv is not None else {}
     parts = []
     for kills in (1, 2):
+        drawn = any(k == kills for _, k in curves)
         panels = _published(curves, kills)
         for title, each in studies.items():
             if shown := _shown(each, kills):
                 panels.append(accuracy_panel(title, shown))
-        if not any(_shown(each, kills) for each in studies.values()):
+        if not drawn and not any(_shown(each, kills) for each in studies.values()):
             continue
         _save(accuracy_figure(panels), folder, f"accuracy-{kills}")
         parts.append(

@@ -50,6 +50,7 @@ MOST_PAIRED = 3
 MOST_WRITTEN = 7
 HATCH = "/////"
 EVEN = "equal"
+BAR = 0.3  # inches that the bar of colours takes
 # From dark to light, so that in grey the sign can be told as well; these stay on a dark page.
 DIFFERENCE_COLOURS = ("#10306b", "#6f8dbf", "#b4b6ba", "#e3c98f", "#fff0b8")
 DARK, LIGHT = "#16181c", "#fdfdfd"
@@ -197,7 +198,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     most = max((abs(each.mean) for each in known.values()), default=0.0)
     factor, unit = found.measure.unit(most)
     grid = _grid(found, {place: factor * each.mean for place, each in known.items()})
-    figure, axes = _panel(found)
+    figure, axes = _panel(found, BAR)
     sign = 1 if found.measure.higher_wins else -1
     reach = factor * most or 1.0
     mesh = axes.pcolormesh(sign * grid, cmap=_colours(), vmin=-reach, vmax=reach)
@@ -233,6 +234,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
         f"{other} minus {base}: {BY_KEY[found.measure.key].definition}",
         figure,
         Table((found.x.name, found.y.name, f"difference, {unit}", "seeds", "resolved"), (*rows,)),
+        rows=True,
     )
 
 
@@ -282,6 +284,7 @@ def _winners(found: Map) -> Drawing:
             (found.x.name, found.y.name, "best", "second", BY_KEY[found.measure.key].label),
             tuple(rows),
         ),
+        rows=True,
     )
 
 
@@ -296,8 +299,8 @@ def _mean(seeds: Seeds) -> float:
     return math.fsum(seeds.values()) / len(seeds)
 
 
-def _panel(found: Map) -> tuple[Figure, Axes]:
-    figure, axes = panel(height=0.65 + 0.27 * max(3, len(found.lines)))
+def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
+    figure, axes = panel(height=0.65 + 0.27 * max(3, len(found.lines)) + more)
     axes.set_xticks(
         [i + 0.5 for i in range(len(found.columns))], [found.x.tick(c) for c in found.columns]
     )

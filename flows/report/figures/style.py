@@ -49,7 +49,7 @@ CSS_COLOURS = {
 }
 
 SINGLE, DOUBLE = 3.3, 7.0  # inches: one column of a page, and two
-HEIGHT = 1.9  # inches, besides legend and footnote
+HEIGHT = 2.05  # inches, besides legend and footnote
 TYPE, SMALL = 8.0, 7.0  # points: labels of axes; ticks, legends and all else
 LEGEND_ENTRY, LETTER = 0.35, 0.049  # inches: what an entry takes besides its name; a small letter
 LEGEND_LINE, NOTE_LINE = 0.145, 0.125  # inches, that a figure grows by with each
