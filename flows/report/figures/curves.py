@@ -226,8 +226,8 @@ def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> s
         )
     if measure.timed and is_rescaled(subject, condition):
         note += (
-            " Dotted, with what was wanted from then on: median over trials of when other numbers "
-            "of servers or workers were wanted; shaded: from the first trial to the last."
+            " Dotted: the median over trials of when other numbers of servers or workers were "
+            "wanted, and which; shaded: from the first trial to the last."
         )
     if resumed:
         verb = "was" if resumed == 1 else "were"
