@@ -52,7 +52,7 @@ HATCH = "/////"
 EVEN = "equal"
 BAR = 0.3  # inches that the bar of colours takes
 # From dark to light, so that in grey the sign can be told as well; these stay on a dark page.
-DIFFERENCE_COLOURS = ("#10306b", "#6f8dbf", "#b4b6ba", "#e3c98f", "#fff0b8")
+DIFFERENCE_COLOURS = ("#112e66", "#6f8dbf", "#b4b6ba", "#e3c98f", "#fff0b8")
 DARK, LIGHT = "#16181c", "#fdfdfd"
 
 Place = tuple[str, str]  # labels on the first and on the second axis

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 Points = list[tuple[float, float]]
 
 RATE_SECONDS = 0.5
+CHANGES_HEIGHT = 0.55  # inches above the axes, in which changes are named
 MOST_WINDOWS = 100_000  # of half a second: a training of 14 hours; of a longer one they are longer
 SECONDS = "seconds since training started"
 GRADIENTS = "gradients pushed"
@@ -201,15 +202,18 @@ def change_marks(axes: Axes, shown: Sequence[Trial]) -> list[Key]:
         wanted = ((servers, "server"), (workers, "worker"))
         axes.annotate(
             ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in wanted if n is not None),
-            (median(times), 0.02),
+            (median(times), 1.02),
             xycoords=("data", "axes fraction"),
-            xytext=(1.5, 0),
-            textcoords="offset points",
+            ha="center",
+            va="bottom",
             rotation=90,
             fontsize=SMALL,
             color=MUTED,
         )
-    return [patch_key("change wanted, all trials", REFERENCE, 0.5)] if changes else []
+    if not changes:
+        return []
+    axes.figure.set_figheight(axes.figure.get_figheight() + CHANGES_HEIGHT)
+    return [patch_key("change wanted, all trials", REFERENCE, 0.5)]
 
 
 def is_rescaled(subject: Subject, condition: str) -> bool:

@@ -221,10 +221,11 @@ def value_axis(
     """
     known = [value for value in values if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-    rest = 0.02 * (min(high, highest) - low)
-    bottom = low - margin if near and low > NEAR * high else lowest
-    axes.set_ylim(max(lowest, bottom), min(high + margin, highest + rest))
+    close = near and low > NEAR * high
+    margin = 0.06 * (high - (low if close else lowest)) or 0.05 * abs(high) or 1.0
+    bottom = max(lowest, low - margin) if close else lowest
+    rest = 0.02 * (min(high, highest) - bottom)  # in which a marker at the end is whole
+    axes.set_ylim(bottom, min(high + margin, highest + rest))
 
 
 def row_axis(axes: Axes, names: Sequence[str], colours: Sequence[str]) -> None:
