@@ -212,7 +212,9 @@ def change_marks(axes: Axes, shown: Sequence[Trial]) -> list[Key]:
         )
     if not changes:
         return []
-    axes.figure.set_figheight(axes.figure.get_figheight() + CHANGES_HEIGHT)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_figheight(figure.get_figheight() + CHANGES_HEIGHT)
     return [patch_key("change wanted, all trials", REFERENCE, 0.5)]
 
 
