@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dps.errors import StoreUnavailable
+from flows.files import write_whole
 from flows.report.figures.style import (
     DOUBLE,
     SINGLE,
@@ -140,19 +140,13 @@ def write_files(
     StoreUnavailable
         The folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for drawing in drawings:
-            for kind in (*SCREEN, *PRINT):
-                path = folder / f"{drawing.name}.{kind}"
-                if kind in kinds:
-                    path.write_bytes(drawing.file(kind, width or drawing.width))
-                else:
-                    path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreUnavailable(
-            f"the figures cannot be written to {folder}: {error.strerror or error}"
-        ) from error
+    for drawing in drawings:
+        for kind in (*SCREEN, *PRINT):
+            path = folder / f"{drawing.name}.{kind}"
+            if kind in kinds:
+                write_whole(path, drawing.file(kind, width or drawing.width), "a figure")
+            else:
+                path.unlink(missing_ok=True)
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:
