@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+from dps.core.checkpoint_interval import FailureHistory
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
@@ -127,7 +128,8 @@ class NoPersistence:
 class ServerContext:
     """What a `Persistence` is made of: its shard, and what the server that has it works with.
 
-    `store` returns the node that keeps states, and raises `NotServing` if there is none.
+    `store` returns the node that keeps states, and raises `NotServing` if there is none; `history`
+    what the group had seen of failures when this host was last told of them.
     """
 
     shard: int
@@ -138,6 +140,7 @@ class ServerContext:
     clock: Clock
     emit: Sink
     store: Callable[[], Endpoint]
+    history: Callable[[], FailureHistory] = FailureHistory
 
 
 class RoutingTable(Protocol):

@@ -44,8 +44,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates of a shard one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint(every=every) if every is not None:
-                return every
+            case Checkpoint(at_risk=at_risk) if at_risk is not None:
+                return at_risk
             case Chain():
                 return 0
             case SharedStore():

@@ -29,6 +29,7 @@ DURABILITIES: dict[str, tuple[Callable[[], Durability], float, str | None]] = {
     "checkpoint, sync": (lambda: files(every=5, mode="sync"), 5, "checkpoint"),
     "checkpoint, seconds": (lambda: files(seconds=0.1), float("inf"), "checkpoint"),
     "checkpoint, all": (lambda: files(every=5, scope="all"), 5, "checkpoint"),
+    "checkpoint, auto": (lambda: files(every="auto", least=2, most=5), 5, "checkpoint"),
     "chain": (lambda: Chain(2), 0, None),
     "shared_store": (lambda: SharedStore(4), 0, "store"),
     "worker_cache": (WorkerCache, float("inf"), "worker"),

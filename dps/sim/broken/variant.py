@@ -140,6 +140,11 @@ def caches(case: Case) -> bool:
     return isinstance(case.recovery.durability, WorkerCache)
 
 
+def adaptive(case: Case) -> bool:
+    """Where the interval of checkpoints is chosen by what is seen."""
+    return getattr(case.recovery.durability, "every", None) == "auto"
+
+
 def timed(case: Case) -> bool:
     """Where checkpoints are promised in seconds."""
     return case.recovery.durability.seconds is not None

@@ -48,8 +48,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint(every=every) if every is not None:
-                return every * (WITHHELD if self.filters else 1)
+            case Checkpoint(at_risk=at_risk) if at_risk is not None:
+                return at_risk * (WITHHELD if self.filters else 1)
             case SharedStore():
                 return 0
         return float("inf")
@@ -106,6 +106,13 @@ _ALL = (
         "checkpoint + mailbox",
         Recovery(Checkpoint(every=4), Continue(limit=3), Replay("each")),
     ),
+    Case("checkpoint, auto", Recovery(Checkpoint(every="auto", least=2, most=6)), busy=True),
+    Case(
+        "checkpoint, auto, sync",
+        Recovery(Checkpoint(every="auto", mode="sync", least=1, most=5, mtbf=2.0)),
+        workers=5,
+    ),
+    Case("checkpoint, auto, all", Recovery(Checkpoint(every="auto", least=2, most=6, scope="all"))),
     Case("checkpoint, seconds", Recovery(Checkpoint(seconds=0.2))),
     Case("checkpoint, all", Recovery(Checkpoint(every=4, scope="all"))),
     Case("checkpoint, all, BSP", Recovery(Checkpoint(every=4, scope="all")), BSP()),

@@ -198,6 +198,22 @@ def test_the_interval_of_checkpoints_may_be_in_seconds(config: Path) -> None:
         load_experiment(str(config), ["recovery=checkpoint", "recovery.durability.seconds=0.0"])
 
 
+def test_the_interval_of_checkpoints_may_be_chosen_while_training_goes_on(config: Path) -> None:
+    trial = only(config, "recovery={preset: checkpoint, durability: {every: auto, mtbf: 60.0}}")
+    assert trial.build_recovery() == Recovery(Checkpoint("auto", mtbf=60.0))
+    shown = trial.model_dump(mode="json")["recovery"]["durability"]
+    assert (shown["every"], shown["mtbf"]) == ("auto", 60.0)
+    assert not {"least", "most"} & shown.keys()
+    fixed = only(config, "recovery=checkpoint").model_dump(mode="json")["recovery"]["durability"]
+    assert not {"least", "most", "mtbf"} & fixed.keys(), "a trial is what it always was"
+    axes = "axes={recovery.durability.every: [25, auto]}"
+    configs = load_experiment(str(config), ["recovery=checkpoint", axes]).trial_configs()
+    built = [trial.build_recovery() for _, trial in configs]
+    assert built == [Recovery(Checkpoint(25)), Recovery(Checkpoint("auto"))]
+    with pytest.raises(ConfigurationError, match=r"mtbf go with every='auto' alone"):
+        load_experiment(str(config), ["recovery=checkpoint", "recovery.durability.mtbf=60.0"])
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
