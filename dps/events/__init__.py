@@ -367,6 +367,23 @@ class IntervalChosen(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class PartsRestored(Event):
+    """A shard's state of this `version` was put together from partial checkpoints.
+
+    Of its `units`, blocks and pages of rows, `older` are of earlier versions, the oldest of version
+    `oldest`: updates after that one may be lost to some of them.
+    """
+
+    shard: int
+    epoch: int
+    version: int
+    oldest: int
+    older: int
+    units: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class CutTaken(Event):
     """Every shard has a checkpoint that holds the same updates; `seconds` is the time it took."""
 

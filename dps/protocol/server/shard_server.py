@@ -389,7 +389,13 @@ class ShardServer:
         of_group = shard, group.name, group.coordinator, group.timings
         tools = self._transport, self._clock, self._emit
         store = partial(self._store_of, shard)
-        context = ServerContext(*of_group, *tools, store, lambda: self._history)
+        context = ServerContext(
+            *of_group,
+            *tools,
+            store,
+            history=lambda: self._history,
+            layout=group.layout.shards[shard],
+        )
         return group.recovery.durability.persistence(context)
 
     def _note_keepers(self, m: Install | Restore | Configure) -> None:

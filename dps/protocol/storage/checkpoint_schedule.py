@@ -19,7 +19,7 @@ from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
 from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, IntervalChosen
 from dps.protocol.durability import CutPersistence, ServerContext
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoint_files import CheckpointFiles, Found
 
 T = TypeVar("T")
 
@@ -88,8 +88,7 @@ class Checkpoints:
         self._clock = context.clock
         self._emit = context.emit
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        path = f"{wanted.path.rstrip('/')}/{context.group}"
-        self._files = CheckpointFiles(path, context.shard, wanted.keep)
+        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.group}", context)
         self._complete = 0
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -111,6 +110,9 @@ class Checkpoints:
         seconds = math.inf if wanted.seconds is None else wanted.seconds
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if sync else seconds
+
+    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
+        return CheckpointFiles(path, context.shard, self._wanted.keep)
 
     @property
     def saved(self) -> int:
@@ -174,12 +176,17 @@ class Checkpoints:
         """Return the newest checkpoint that is whole, recording those that are not."""
         for found in await in_thread(self._files.found):
             try:
-                return await in_thread(partial(self._files.read, found))
+                state = await in_thread(partial(self._files.read, found))
+                await self._tell_of(epoch, found)
+                return state
             except CheckpointCorrupt as error:
                 self._emit(
                     CheckpointRefused(self._clock.now(), self._shard, found.manifest, str(error))
                 )
         raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
+
+    async def _tell_of(self, epoch: int, found: Found) -> None:
+        """Record what is to be known of a checkpoint that was read, besides its version."""
 
     async def close(self) -> None:
         """Start no further write."""

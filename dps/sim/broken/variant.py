@@ -145,6 +145,11 @@ def adaptive(case: Case) -> bool:
     return getattr(case.recovery.durability, "every", None) == "auto"
 
 
+def in_parts(case: Case) -> bool:
+    """Where checkpoints hold a part of a shard."""
+    return case.recovery.durability.restores_in_parts
+
+
 def timed(case: Case) -> bool:
     """Where checkpoints are promised in seconds."""
     return case.recovery.durability.seconds is not None
