@@ -209,6 +209,15 @@ class NoDurabilitySection(Built[Durability]):
     kind: Literal["none"] = "none"
 
 
+def _seen_by_all_nodes(path: str | None) -> str | None:
+    from dps.cluster.driver.setup import shared_path
+
+    with refusing():
+        if path is not None:
+            shared_path(path)
+    return path
+
+
 class CheckpointSection(Built[Durability]):
     """Shard state survives in files, written in an interval of updates, of seconds, or of both.
 
@@ -229,15 +238,7 @@ class CheckpointSection(Built[Durability]):
     most: PositiveInt = Field(default=MOST, exclude_if=lambda most: most == MOST)
     mtbf: PositiveFloat | None = Field(default=None, exclude_if=lambda mtbf: mtbf is None)
 
-    @field_validator("path")
-    @classmethod
-    def _all_nodes_see_it(cls, path: str | None) -> str | None:
-        from dps.cluster.driver.setup import shared_path
-
-        with refusing():
-            if path is not None:
-                shared_path(path)
-        return path
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
     @model_validator(mode="after")
     def _some_interval(self) -> CheckpointSection:
@@ -247,6 +248,20 @@ class CheckpointSection(Built[Durability]):
         with refusing():
             self.build()
         return self
+
+
+class PartialCheckpointSection(Built[Durability]):
+    """Shard state survives in files, of which each holds what has changed most."""
+
+    makes = dps.PartialCheckpoint
+    kind: Literal["partial_checkpoint"]
+    every: PositiveInt = CHECKPOINT_EVERY
+    share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    mode: Literal["sync", "async"] = "async"
+    path: str | None = None
+    keep: PositiveInt = 1
+
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
 
 class ChainSection(Built[Durability]):
@@ -295,6 +310,7 @@ DURABILITIES = Group(
 DurabilitySection = Annotated[
     NoDurabilitySection
     | CheckpointSection
+    | PartialCheckpointSection
     | ChainSection
     | SharedStoreSection
     | WorkerCacheSection,

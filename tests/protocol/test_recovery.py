@@ -10,6 +10,7 @@ from dps.core.outage import Continue, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.presets import PRESETS, preset
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durability import Durability, Feature, NoDurability
@@ -90,6 +91,15 @@ def test_a_strategy_unlike_any_other_gets_the_names_there_are() -> None:
         ),
         (lambda: Checkpoint(keep=0), "checkpoint: keep=0, expected at least 1"),
         (lambda: Checkpoint(mode="often"), "checkpoint: mode='often' is unknown"),  # type: ignore[arg-type]
+        (
+            lambda: PartialCheckpoint(share=0),
+            "partial_checkpoint: share=0, expected more than 0, at most 1",
+        ),
+        (lambda: PartialCheckpoint(every=0), "partial_checkpoint: every=0, expected at least 1"),
+        (
+            lambda: PartialCheckpoint(mode="often"),  # type: ignore[arg-type]
+            "partial_checkpoint: mode='often' is unknown",
+        ),
         (lambda: Chain(replicas=0), "chain: replicas=0, expected at least 1"),
         (lambda: SharedStore(every=0), "shared_store: every=0, expected at least 1 update"),
         (lambda: Continue(limit=0), "continue: limit=0, expected at least 1 gradient"),

@@ -40,6 +40,9 @@ KNOWN = {
     "a second start for the same request": "chain(2):6:wide",
     "slots left out of checkpoints": "checkpoint:1:wide",
     "steps go on with empty slots": "worker cache:1:wide",
+    "older numbers than the newest part's": "partial checkpoint:1:wide",
+    "slots left out of parts": "partial checkpoint:3:wide",
+    "what changes least is never saved": "partial checkpoint:81:wide",
 }
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from safetensors.numpy import save
 
 from dps.core.blocks import ShardLayout
-from dps.core.part_choice import NEVER, choose, parts_until_all
 from dps.core.shard import ShardState
 from dps.protocol.storage.checkpoint_files import PARTIAL, CheckpointFiles
+from dps.protocol.storage.part_choice import NEVER, choose, parts_until_all
 from dps.protocol.storage.parts import (
     Unit,
     distance,

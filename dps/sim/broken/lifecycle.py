@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from dps.core.names import STORE_ROLES
-from dps.core.part_choice import NEVER
 from dps.core.shard import ShardState
 from dps.protocol.client.routing_table import Router
 from dps.protocol.coordinator.coordinator import Coordinator
@@ -42,6 +41,8 @@ from dps.protocol.storage import partial_files
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.manifest import Saved
+from dps.protocol.storage.part_choice import NEVER, choose
+from dps.protocol.storage.parts import units_of
 from dps.protocol.transport import Clock, Endpoint
 from dps.sim.broken import variant as broken
 from dps.sim.broken.variant import (
@@ -313,5 +314,4 @@ _lease, _leases = Lease.__init__, Leases.__init__
 _renew, _saved, _pull, _keep = Membership.renew, Checkpoints._saved, Replica.pull, Router._keep
 _enter_worker, _replay, _best = Coordinator._enter_worker, Replica.replay, ReplicaPlacement.best
 _rebuilt, _arrays = worker_cache.rebuilt, files._arrays
-_put_together, _units_of = CheckpointFiles._put_together, partial_files.units_of
-_choose = partial_files.choose
+_put_together, _units_of, _choose = CheckpointFiles._put_together, units_of, choose

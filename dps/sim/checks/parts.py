@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.part_choice import parts_until_all
 from dps.core.shard import ShardState
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
+from dps.protocol.storage.part_choice import parts_until_all
 from dps.protocol.storage.parts import Unit, units_of
 from dps.sim.violation import require
 

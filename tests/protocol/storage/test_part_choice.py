@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dps.core.part_choice import NEVER, choose, parts_until_all
+from dps.protocol.storage.part_choice import NEVER, choose, parts_until_all
 
 EQUAL = np.full(8, 100)
 
