@@ -114,7 +114,10 @@ def changed(text: str, rng: random.Random) -> str:
     if rng.random() < 0.02:
         return text.replace(":", f":{DEEP}", 1)
     value = json.loads(text)
-    _change(rng.choice(list(_places(value))), rng)
+    places = list(_places(value))
+    if not places:  # there is nothing in it: let there be something
+        return json.dumps([rng.choice([None, 0, "odd", {}, []])])
+    _change(rng.choice(places), rng)
     return json.dumps(value, separators=(",", ":"))
 
 
