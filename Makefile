@@ -182,7 +182,7 @@ bench-sparse: setup ## count keys per second of sparse tables, beside a dictiona
 bench-torch: torch ## train modules of torch beside the bare loop of the same module
 	$(BIN)/dps bench torch
 
-bench-baselines: setup ## train beside a single process, Ray actors and torch RPC where installed, and kill the server of each
+bench-baselines: setup ## train beside a single process, and Ray, torch RPC and torchft where installed, and kill the server of each
 	$(BIN)/dps bench baselines --seeds 5
 
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant

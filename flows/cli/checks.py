@@ -175,7 +175,7 @@ def baselines(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, each with and without a kill.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write all trials there as JSON.")] = None,
 ) -> None:
-    """Train beside Ray actors, torch RPC and a single process; kill the server of each."""
+    """Train beside a single process, Ray, torch RPC and torchft; kill the server of each."""
     from flows.benchmarks.baselines import comparison
 
     tell = partial(print, file=sys.stderr, flush=True)

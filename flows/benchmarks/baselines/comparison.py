@@ -1,4 +1,4 @@
-"""`dps bench baselines`: dps beside Ray actors, torch RPC and a single process that restarts.
+"""`dps bench baselines`: dps beside a process that restarts, Ray actors, torch RPC and torchft.
 
 All train the same model on the same batches, once left alone and once with their server killed
 after the same number of gradients; what they cost to the target accuracy is compared by seed.
@@ -116,16 +116,19 @@ def row_of(system: str, trials: Sequence[Measured]) -> Row:
     lost = [t.lost for t in kill.values() if t.lost is not None]
     down = [t.down_seconds for t in kill.values() if t.down_seconds is not None]
     return Row(
-        system,
-        *(_mean(each, "target_seconds") for each in (control, kill)),
-        *(_mean(each, "target_usd") for each in (control, kill)),
-        *(_mean(each, "accuracy_final") for each in (control, kill)),
-        _effect(kill, control, "target_seconds"),
-        _effect(kill, control, "accuracy_final"),
-        (sum(t.target_seconds is not None for t in kill.values()), len(kill)),
-        fmean(lost) if lost else None,
-        fmean(down) if down else None,
-        len(trials) - len(valid),
+        system=system,
+        control=_mean(control, "target_seconds"),
+        kill=_mean(kill, "target_seconds"),
+        control_usd=_mean(control, "target_usd"),
+        kill_usd=_mean(kill, "target_usd"),
+        accuracy_control=_mean(control, "accuracy_final"),
+        accuracy_kill=_mean(kill, "accuracy_final"),
+        effect_seconds=_effect(kill, control, "target_seconds"),
+        effect_accuracy=_effect(kill, control, "accuracy_final"),
+        reached=(sum(t.target_seconds is not None for t in kill.values()), len(kill)),
+        lost=fmean(lost) if lost else None,
+        down_seconds=fmean(down) if down else None,
+        invalid=len(trials) - len(valid),
     )
 
 
@@ -227,11 +230,11 @@ def _text(found: Interval | Difference | None) -> str:
 
 
 def _usd(found: Interval | None) -> str:
-    return _number(found and MICRO * found.mean, ".0f")
+    return _number(MICRO * found.mean if found else None, ".0f")
 
 
 def _accuracy(found: Interval | None) -> str:
-    return _number(found and found.mean, ".3f")
+    return _number(found.mean if found else None, ".3f")
 
 
 def _number(value: float | None, form: str) -> str:

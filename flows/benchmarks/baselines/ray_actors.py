@@ -24,7 +24,6 @@ from flows.workloads import Arrays
 STORE_BYTES = 1 << 28
 
 
-@ray.remote(max_restarts=-1, max_task_retries=-1)
 class Server:
     """Holds the weights; one call at a time."""
 
@@ -55,7 +54,6 @@ class Server:
         self._trace.ended(self._weights)
 
 
-@ray.remote
 class Worker:
     """Computes its share of the gradients."""
 
@@ -86,8 +84,9 @@ def main(folder: str) -> None:
         object_store_memory=STORE_BYTES,
     )
     try:
-        server = Server.remote(folder)
-        workers = [Worker.remote(folder, number) for number in range(task.workers)]
+        lasting = ray.remote(max_restarts=-1, max_task_retries=-1)(Server)
+        server, worker_class = lasting.remote(folder), ray.remote(Worker)
+        workers = [worker_class.remote(folder, number) for number in range(task.workers)]
         ray.get([server.pull.remote(), *(worker.ready.remote() for worker in workers)])
         ray.get([worker.train.remote(server) for worker in workers])
         ray.get(server.finish.remote())

@@ -22,8 +22,8 @@ from flows.analysis.learning import LAST_EVALUATIONS
 from flows.analysis.prices import Prices, load_prices
 from flows.benchmarks.baselines.program import Kill, read_trace, run
 from flows.benchmarks.baselines.task import Task, snapshots
-from flows.config.experiment import TrialConfig
-from flows.config.trials import Trial, load_trials
+from flows.config.experiment import ExperimentConfig, TrialConfig
+from flows.config.trials import Trial, expand
 from flows.execution.trial import Scorer, run_trial
 from flows.records.record import EVENTS_FILE
 
@@ -46,7 +46,7 @@ class Baseline:
     again
         Whether gradients that are lost are computed again.
     needs
-        What has to be installed, and the extra that has it; None: nothing.
+        What has to be installed, and how; None: nothing.
     """
 
     module: str
@@ -59,15 +59,22 @@ class Baseline:
         """Why it cannot be run here; None if it can."""
         if self.needs is None or importlib.util.find_spec(self.needs[0]) is not None:
             return None
-        cure = f"in a clone of dps, pip install '.[{self.needs[1]}]' has it measured as well"
-        return f"not installed; {cure}"
+        return f"not installed; in a clone of dps, {self.needs[1]} has it measured as well"
 
 
-_GROUP = ("server", "worker", "worker")
+_SERVED = ("server", "worker", "worker")
+_REPLICAS = ("worker", "worker")
 BASELINES: Mapping[str, Baseline] = {
     "single process": Baseline("single_process", ("worker",), again=True),
-    "Ray actors": Baseline("ray_actors", _GROUP, again=False, needs=("ray", "bench")),
-    "torch RPC": Baseline("torch_rpc", _GROUP, again=True, needs=("torch", "torch")),
+    "Ray actors": Baseline(
+        "ray_actors", _SERVED, again=False, needs=("ray", "pip install '.[bench]'")
+    ),
+    "torch RPC": Baseline(
+        "torch_rpc", _SERVED, again=True, needs=("torch", "pip install '.[torch]'")
+    ),
+    "torchft": Baseline(
+        "torchft_replicas", _REPLICAS, again=False, needs=("torchft", "pip install torchft")
+    ),
 }
 
 
@@ -178,26 +185,37 @@ def measure(system: str, seed: int, killed: bool, settings: Settings, folder: Pa
 
 def trials_of(seed: int, settings: Settings) -> dict[tuple[str, bool], Trial]:
     """The trials of dps with a seed: by strategy, and whether a server is killed."""
-    checkpoint = f"{{preset: checkpoint, durability: {{every: {settings.every}, mode: sync}}}}"
-    ways = {**DPS, "checkpoint": checkpoint}
-    kill = (
-        f"{{kind: kill, target: server-0, at_updates: {settings.kill_at(seed)}, "
-        f"back_after: {settings.back_after}}}"
+    checkpoint = {"preset": "checkpoint", "durability": {"every": settings.every, "mode": "sync"}}
+    kill = {
+        "kind": "kill",
+        "target": "server-0",
+        "at_updates": settings.kill_at(seed),
+        "back_after": settings.back_after,
+    }
+    experiment = ExperimentConfig.model_validate(
+        {
+            "experiment": "baselines",
+            "workload": {"kind": "mlp", "hidden": [32]},
+            "dataset": {"kind": "digits"},
+            "training": {
+                "workers": 2,
+                "updates": settings.updates,
+                "batch_size": 32,
+                "compute_seconds": settings.compute_seconds,
+            },
+            "optimizer": {"kind": "sgd", "learning_rate": settings.learning_rate},
+            "server": {"shards": 1, "spares": 0},
+            "evaluation": {"every_seconds": settings.snapshot_seconds, "target": settings.target},
+            "time_limit": settings.time_limit,
+            "axes": {
+                "recovery": {**DPS, "checkpoint": checkpoint},
+                "faults": {"control": [], "kill": [kill]},
+            },
+            "seeds": [seed],
+        }
     )
-    recovery = ", ".join(f'"{name}": {way}' for name, way in ways.items())
-    overrides = [
-        "experiment=baselines",
-        f"seeds=[{seed}]",
-        "server.shards=1",
-        f"training.updates={settings.updates}",
-        f"training.compute_seconds={settings.compute_seconds}",
-        f"optimizer.learning_rate={settings.learning_rate}",
-        f"evaluation={{every_seconds: {settings.snapshot_seconds}, target: {settings.target}}}",
-        f"time_limit={settings.time_limit}",
-        f"axes={{recovery: {{{recovery}}}, faults: {{control: [], kill: [{kill}]}}}}",
-    ]
-    _, trials = load_trials("demo", overrides)
-    return {(t.labels["recovery"], t.labels["faults"] == "kill"): t for t in trials}
+    found = expand(experiment)
+    return {(t.labels["recovery"], t.labels["faults"] == "kill"): t for t in found}
 
 
 # -- dps ---------------------------------------------------------------------------------------
@@ -277,13 +295,15 @@ def judged(
     if kill is not None:
         # What the victim still applied between the line that was seen and the signal counts too.
         before = max(event["version"] for event in applied if event["pid"] == kill.pid)
-        after = next((event for event in applied if event["pid"] != kill.pid), None)
+        others = (event for event in applied if event["pid"] != kill.pid)
+        after = next((event for event in others if event["t"] > kill.t), None)
         if not kill.gone:
             reason = f"invalid: process {kill.pid} was still there after the kill"
         elif after is None:
             reason = "invalid: no gradient was applied after the kill"
         else:
-            lost, down = before - (after["version"] - 1), after["t"] - kill.t
+            # A synchronous step applies several at once, so the next version may be a later one.
+            lost, down = max(0, before - (after["version"] - 1)), after["t"] - kill.t
     elif killed:
         reason = "invalid: the server was not killed"
     score = Scorer(config)
