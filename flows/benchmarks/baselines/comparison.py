@@ -141,8 +141,8 @@ def table(found: Comparison) -> str:
         f"{settings.updates} gradients; the server is killed after {', '.join(map(str, moments))}, "
         f"its machine is away for {settings.back_after:g} s; a checkpoint every {settings.every}",
         "",
-        f"{'':<17}{'control: s':>20}{'USD/10⁶':>9}{'kill: s':>20}{'USD/10⁶':>9}"
-        f"{'kill - control: s':>22}{'accuracy':>15}{'lost':>7}{'down s':>8}",
+        f"{'':<17}{'control: s':>24}{'USD/10⁶':>9}{'kill: s':>24}{'USD/10⁶':>9}"
+        f"{'kill - control: s':>24}{'accuracy':>15}{'lost':>7}{'down s':>8}",
     ]
     lines += map(_line, found.rows)
     lines += ["", "accuracy: at the end, control → kill; lost: gradients, * computed again"]
@@ -215,8 +215,8 @@ def _line(row: Row) -> str:
     again = "*" if row.system in BASELINES and BASELINES[row.system].again else ""
     ends = [_accuracy(row.accuracy_control), _accuracy(row.accuracy_kill)]
     return (
-        f"{row.system:<17}{_text(row.control):>20}{_usd(row.control_usd):>9}{kill:>20}"
-        f"{_usd(row.kill_usd):>9}{_text(row.effect_seconds):>22}{' → '.join(ends):>15}"
+        f"{row.system:<17}{_text(row.control):>24}{_usd(row.control_usd):>9}{kill:>24}"
+        f"{_usd(row.kill_usd):>9}{_text(row.effect_seconds):>24}{' → '.join(ends):>15}"
         f"{_number(row.lost, '.0f') + again:>7}{_number(row.down_seconds, '.2f'):>8}"
     )
 
