@@ -6,6 +6,7 @@ has applied so many; it counts when that process is seen to be gone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,13 +20,14 @@ from typing import Any
 
 import psutil
 
-from dps.cluster.backends.fork_server import ENVIRONMENT
 from dps.errors import DpsError
 from flows.benchmarks.baselines.task import TRACE_FILE, Task
 
 LOG_FILE = "program.log"
 POLL_SECONDS = 0.002
 PROOF_SECONDS = 5.0
+# As on the nodes of dps: there are as many processes as cores, or more.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def run(module: str, task: Task, kill_at: int | None) -> Kill | None:
     with (task.path / LOG_FILE).open("wb") as log:
         program = subprocess.Popen(
             [sys.executable, "-m", module, task.folder],
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | ONE_THREAD,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -73,7 +75,8 @@ def run(module: str, task: Task, kill_at: int | None) -> Kill | None:
     except subprocess.TimeoutExpired:
         raise DpsError(f"{module}: not done within {task.time_limit:g} s{_said(task)}") from None
     finally:
-        _end(program.pid)
+        if program.poll() is None:
+            _end(psutil.Process(program.pid))
         program.wait()
     if code:
         raise DpsError(f"{module}: ended with code {code}{_said(task)}")
@@ -132,18 +135,11 @@ def _gone(process: psutil.Process) -> bool:
     return False
 
 
-def _end(pid: int) -> None:
-    """Kill what is left of a program and of all that it has started."""
-    try:
-        program = psutil.Process(pid)
-        left = [program, *program.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in left:
-        try:
+def _end(program: psutil.Process) -> None:
+    """Kill a program, which nobody has waited for yet, and all that it has started."""
+    for process in [program, *program.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _said(task: Task) -> str:
