@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -167,3 +168,18 @@ def torch(
 
     tell = partial(print, file=sys.stderr, flush=True)
     print(bench_torch.table(bench_torch.measure(tell, rounds)))
+
+
+@bench.command()
+def baselines(
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, each with and without a kill.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Write all trials there as JSON.")] = None,
+) -> None:
+    """Train beside a single process, Ray, torch RPC and torchft; kill the server of each."""
+    from flows.benchmarks.baselines import comparison
+
+    tell = partial(print, file=sys.stderr, flush=True)
+    found = comparison.compare(range(seeds), tell)
+    print(comparison.table(found))
+    if output is not None:
+        comparison.write(found, output)

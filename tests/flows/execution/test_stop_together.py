@@ -129,8 +129,8 @@ def test_workers_that_come_and_go_stop_together_anyway(tmp_path: Path) -> None:
 
 # -- on processes ------------------------------------------------------------------------------
 
-# Each of the three workers may have a gradient under way when all shards have enough, and, if one of
-# its shards had replied before that, computes another.
+# Each of the three workers may have a gradient under way when all shards have enough, and computes
+# another if one of its shards had replied before that.
 MOST_OVER = 2 * 3
 
 

@@ -1,0 +1,185 @@
+"""What every baseline is told, and what is the same for all: gradients, checkpoints, the trace.
+
+A baseline is a program that is started with a folder. In it lie its task, the checkpoints that it
+writes, and its trace: a line for each gradient that was applied, and snapshots of the weights,
+which are scored when the training is over. What dps needs and a baseline does not, such as Dask, is
+not imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.workloads import SHAPES, Arrays, Workload, batches, build_workload, load_dataset
+
+TASK_FILE = "task.json"
+TRACE_FILE = "trace.jsonl"
+SNAPSHOTS = "snapshots"
+CHECKPOINTS = "checkpoints"
+MOST_RESTARTS = 3  # of supervisors, so that what always fails comes to an end
+DONE = "_done"  # beside the arrays of a checkpoint
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a baseline is to train, and how.
+
+    Attributes
+    ----------
+    folder
+        Its own, and empty at first.
+    seed
+        Draws the initial weights, and each worker's order of batches.
+    workload, dataset
+        The kind of the model with its settings, and the kind of the data set.
+    workers, updates, batch_size
+        Their number, how many gradients they compute together, and of how many examples.
+    compute_seconds
+        What a gradient takes at least.
+    learning_rate
+        Of the SGD that applies the gradients.
+    snapshot_seconds
+        A snapshot of the weights is taken so often.
+    every
+        A checkpoint is written after so many updates.
+    back_after
+        Seconds for which a machine is away after its process was killed, before a new one starts.
+    time_limit
+        Seconds after which the program is given up.
+    """
+
+    folder: str
+    seed: int
+    workload: Mapping[str, Any]
+    dataset: str
+    workers: int
+    updates: int
+    batch_size: int
+    compute_seconds: float
+    learning_rate: float
+    snapshot_seconds: float
+    every: int
+    back_after: float
+    time_limit: float
+
+    def write(self) -> None:
+        """Put the task into its folder, which is made."""
+        for folder in (SNAPSHOTS, CHECKPOINTS):
+            (self.path / folder).mkdir(parents=True)
+        (self.path / TASK_FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str) -> Task:
+        """Read the task of a folder."""
+        return cls(**json.loads((Path(folder) / TASK_FILE).read_text("utf-8")))
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.folder)
+
+    @property
+    def model(self) -> Workload:
+        """The model that is trained."""
+        settings = dict(self.workload)
+        return build_workload(settings.pop("kind"), SHAPES[self.dataset], **settings)
+
+    def share(self, worker: int) -> int:
+        """How many gradients a worker computes."""
+        each, rest = divmod(self.updates, self.workers)
+        return each + (worker < rest)
+
+    def save(self, weights: Arrays, done: Sequence[int]) -> None:
+        """Write a checkpoint, whole or not at all: the weights, and each worker's gradients."""
+        _save(self.path / CHECKPOINTS / f"{sum(done):08d}.npz", {**weights, DONE: np.array(done)})
+
+    def restore(self) -> tuple[Arrays, list[int]]:
+        """Return what the newest checkpoint holds, or the initial values where there is none."""
+        found = sorted((self.path / CHECKPOINTS).glob("*.npz"))
+        if not found:
+            return self.model.initial(np.random.default_rng([self.seed, 0])), [0] * self.workers
+        weights = _load(found[-1])
+        return weights, [int(n) for n in weights.pop(DONE)]
+
+
+class Gradients:
+    """The gradients of one worker, in its order of batches, each taking as long as it is told to.
+
+    The first `done` batches of the order are left out: their gradients are in the checkpoint.
+    """
+
+    def __init__(self, task: Task, worker: int, done: int = 0) -> None:
+        self._model, self._seconds = task.model, task.compute_seconds
+        self._data = load_dataset(task.dataset, part="train")
+        rng = np.random.default_rng([task.seed, 1 + worker])
+        self._order = batches(rng, len(self._data.x_train), task.batch_size)
+        deque(islice(self._order, done), maxlen=0)
+
+    def next(self, weights: Arrays) -> Arrays:
+        """Compute the gradient of the next batch at these weights."""
+        began = time.monotonic()
+        batch = next(self._order)
+        x, y = self._data.x_train[batch], self._data.y_train[batch]
+        _, gradients = self._model.gradient(weights, x, y)
+        time.sleep(max(0.0, self._seconds - (time.monotonic() - began)))
+        return gradients
+
+
+class Trace:
+    """Tells what a process of a baseline does, so that it survives that process."""
+
+    def __init__(self, task: Task) -> None:
+        self._folder, self._every = task.path, task.snapshot_seconds
+        self._due = 0.0
+        self._file = os.open(task.path / TRACE_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def began(self) -> None:
+        """Say that a worker is ready, and computes its first gradient now."""
+        self._tell("began", time.time())
+
+    def applied(self, version: int, weights: Arrays) -> None:
+        """Say that a gradient was applied; take a snapshot of the weights if one is due."""
+        now = time.time()
+        self._tell("applied", now, version=version)
+        if now >= self._due:
+            self._due = now + self._every
+            self._snapshot(now, weights)
+
+    def ended(self, weights: Arrays) -> None:
+        """Take the last snapshot."""
+        self._snapshot(time.time(), weights)
+
+    def _tell(self, event: str, now: float, **more: Any) -> None:
+        line = json.dumps({"t": now, "event": event, "pid": os.getpid(), **more})
+        os.write(self._file, f"{line}\n".encode())
+
+    def _snapshot(self, now: float, weights: Arrays) -> None:
+        _save(self._folder / SNAPSHOTS / f"{now:.6f}.npz", weights)
+
+
+def snapshots(folder: Path) -> list[tuple[float, Arrays]]:
+    """Return the snapshots in a folder, with their times in seconds since the Unix epoch."""
+    found = sorted((folder / SNAPSHOTS).glob("*.npz"))
+    return [(float(path.stem), _load(path)) for path in found]
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    partial.replace(path)
+
+
+def _load(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
