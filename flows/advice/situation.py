@@ -126,7 +126,7 @@ STRATEGIES = (
     Strategy("chain(2)", {"preset": "chain"}, twins=("server", "replica")),
     Strategy(
         "chain(2) + continue",
-        {"preset": "chain", "outage": {"kind": "continue"}},
+        {"preset": "chain", "outage": {"kind": "continue", "buffer": "worker"}},
         twins=("server", "replica"),
     ),
     Strategy("stateless", {"preset": "stateless"}, buffers=True, twins=("server", "store")),

@@ -43,7 +43,7 @@ def advise(
         str, typer.Option(help="What costs time on the nodes: a profile's name, or its file.")
     ] = "cluster-25gbit",
     seeds: Annotated[
-        int, typer.Option(min=2, max=100, help="Trials with a failure, for each strategy.")
+        int, typer.Option(min=4, max=100, help="Trials with a failure, for each strategy.")
     ] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
 ) -> None:
