@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.errors import DpsError
 from dps.virtual.profile import Profile
 from flows.advice.situation import CONTINUE_LIMIT, Layout, Situation, Strategy
+
+if TYPE_CHECKING:
+    from flows.analysis.outcome import Outcome
 
 # Of a hidden layer for each shard: more than 32 KB of weights, beside which a header is nothing.
 HIDDEN = 128
@@ -106,7 +109,7 @@ def layout(situation: Situation, strategy: Strategy) -> Layout:
     from flows.config.experiment import TrialConfig
 
     job = Job(strategy, MOST_BETWEEN, 0, MOST_BETWEEN)
-    return Layout(TrialConfig.model_validate(_config(situation, job, "laptop")).node_names)
+    return Layout(TrialConfig.model_validate(configured(situation, job, "laptop")).node_names)
 
 
 def scaled(profile: Profile, ratio: float) -> Profile:
@@ -128,9 +131,33 @@ def weights(servers: int) -> int:
 
 
 def simulate(situation: Situation, job: Job, folder: str) -> Measured:
-    """Run one trial in a folder of its own below `folder`, and remove that."""
-    import yaml
+    """Run one trial in a folder of its own below `folder`, and remove that.
 
+    Raises
+    ------
+    DpsError
+        The kill did not have its effect.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        here = Path(name)
+        outcome = ran(configured(situation, job, scaled_profile(situation, here)), here)
+    if outcome.status == "invalid":
+        raise DpsError(f"{job.strategy.label}: {outcome.reason}")
+    if outcome.status == "failed":
+        return Measured(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, outcome.reason)
+    row = outcome.row()
+    return Measured(
+        seconds=row["training_seconds"],
+        rate=row["gradients_together"],
+        idle=row["idle_share"],
+        lost=row["updates_lost"],
+        stale=row["updates_replayed"],
+        down=row["downtime_seconds"],
+    )
+
+
+def ran(config: Mapping[str, Any], folder: Path) -> Outcome:
+    """Run the trial of a configuration, recorded in a folder, and return what came out."""
     from flows.analysis.finished import read_finished
     from flows.analysis.prices import load_prices
     from flows.config.experiment import TrialConfig
@@ -138,24 +165,25 @@ def simulate(situation: Situation, job: Job, folder: str) -> Measured:
     from flows.execution.trial import run_trial
     from flows.records.record import EVENTS_FILE
 
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        here = Path(name)
-        ratio = situation.nbytes / (BYTES_OF_WEIGHT * weights(situation.servers))
-        profile = here / "profile.yaml"
-        profile.write_text(yaml.safe_dump(_written(scaled(situation.profile, ratio))), "utf-8")
-        config = TrialConfig.model_validate(_config(situation, job, str(profile)))
-        trial = Trial("trial", "advice", {}, config.seed, config, digest(config))
-        run_trial(trial, here, lambda event: None)
-        outcome = read_finished(here / EVENTS_FILE, load_prices()).outcome
-    if outcome.status == "invalid":
-        raise DpsError(f"{job.strategy.label}: {outcome.reason}")
-    return _measured(outcome.row(), outcome.reason)
+    built = TrialConfig.model_validate(config)
+    trial = Trial("trial", "advice", {}, built.seed, built, digest(built))
+    run_trial(trial, folder, lambda event: None)
+    return read_finished(folder / EVENTS_FILE, load_prices()).outcome
 
 
-# -- parts -------------------------------------------------------------------------------------
+def scaled_profile(situation: Situation, folder: Path) -> str:
+    """Write the profile of the small model into a folder; return its path."""
+    import yaml
+
+    ratio = situation.nbytes / (BYTES_OF_WEIGHT * weights(situation.servers))
+    costs = asdict(scaled(situation.profile, ratio))
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump({"sources": ["scaled by dps advise"], **costs}), "utf-8")
+    return str(path)
 
 
-def _config(situation: Situation, job: Job, profile: str) -> dict[str, Any]:
+def configured(situation: Situation, job: Job, profile: str) -> dict[str, Any]:
+    """Return the configuration of a trial; `profile` is the path of what costs time in it."""
     return {
         "experiment": "advice",
         "workload": {"kind": "mlp", "hidden": [HIDDEN * situation.servers]},
@@ -182,28 +210,12 @@ def _config(situation: Situation, job: Job, profile: str) -> dict[str, Any]:
     }
 
 
+# -- parts -------------------------------------------------------------------------------------
+
+
 def _faults(situation: Situation, job: Job) -> Sequence[Mapping[str, Any]]:
     if job.kill is None:
         return []
     target, moment = job.kill
     back = simulated_outage(situation)
     return [{"kind": "kill", "target": target, "at_updates": moment, "back_after": back}]
-
-
-def _written(profile: Profile) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"sources": ["scaled by dps advise"], **asdict(profile)}
-
-
-def _measured(row: Mapping[str, Any], reason: str) -> Measured:
-    if row["status"] == "failed":
-        return Measured(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, reason)
-    return Measured(
-        seconds=row["training_seconds"],
-        rate=row["gradients_together"],
-        idle=row["idle_share"],
-        lost=row["updates_lost"],
-        stale=row["updates_replayed"],
-        down=row["downtime_seconds"],
-    )
