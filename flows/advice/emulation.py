@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from flows.advice.situation import CONTINUE_LIMIT, Layout, Situation, Strategy
 
 if TYPE_CHECKING:
     from flows.analysis.outcome import Outcome
+    from flows.analysis.prices import Prices
 
 # Of a hidden layer for each shard: more than 32 KB of weights, beside which a header is nothing.
 HIDDEN = 128
@@ -159,7 +161,6 @@ def simulate(situation: Situation, job: Job, folder: str) -> Measured:
 def ran(config: Mapping[str, Any], folder: Path) -> Outcome:
     """Run the trial of a configuration, recorded in a folder, and return what came out."""
     from flows.analysis.finished import read_finished
-    from flows.analysis.prices import load_prices
     from flows.config.experiment import TrialConfig
     from flows.config.trials import Trial, digest
     from flows.execution.trial import run_trial
@@ -168,7 +169,7 @@ def ran(config: Mapping[str, Any], folder: Path) -> Outcome:
     built = TrialConfig.model_validate(config)
     trial = Trial("trial", "advice", {}, built.seed, built, digest(built))
     run_trial(trial, folder, lambda event: None)
-    return read_finished(folder / EVENTS_FILE, load_prices()).outcome
+    return read_finished(folder / EVENTS_FILE, _prices()).outcome
 
 
 def scaled_profile(situation: Situation, folder: Path) -> str:
@@ -211,6 +212,13 @@ def configured(situation: Situation, job: Job, profile: str) -> dict[str, Any]:
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+@cache  # a process runs many trials
+def _prices() -> Prices:
+    from flows.analysis.prices import load_prices
+
+    return load_prices()
 
 
 def _faults(situation: Situation, job: Job) -> Sequence[Mapping[str, Any]]:

@@ -96,7 +96,7 @@ def test_the_estimate_predicts_a_training_that_fails_again_and_again(tmp_path: P
         workers=2,
         servers=1,
         gradient=0.05,
-        mtbf=8.0,
+        mtbf=5.0,
         outage=0.5,
         training=3600.0,
         server_price=1.0,
@@ -107,10 +107,10 @@ def test_the_estimate_predicts_a_training_that_fails_again_and_again(tmp_path: P
     def run(jobs: Sequence[Job]) -> list[Measured]:
         return list(map(partial(simulate, situation, folder=str(tmp_path)), jobs))
 
-    trialled = run_trials(situation, (NONE, CHECKPOINT), 6, run)
+    trialled = run_trials(situation, (NONE, CHECKPOINT), 4, run)
     _, told = expected(situation, trialled)
     assert told.every is not None
-    updates, seeds = 1500, range(3)
+    updates, seeds = 1500, range(2)
     every = {"mtbf": situation.mtbf, "until": 10_000}
     again = {"kind": "kill", "target": "server-0", "every": every, "back_after": situation.outage}
     met, seconds = 0, 0.0

@@ -57,7 +57,7 @@ def test_beginning_again_takes_as_long_as_drawn_failures_have_it() -> None:
         return spent + work
 
     times = [once() for _ in range(20_000)]
-    error = 3 * np.std(times) / math.sqrt(len(times))
+    error = 3 * float(np.std(times)) / math.sqrt(len(times))
     assert until_whole(work, 1 / mtbf, down) == pytest.approx(np.mean(times), abs=error)
 
 
