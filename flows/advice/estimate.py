@@ -20,7 +20,6 @@ from flows.advice.trials import Trialled, interval
 
 SECONDS_PER_HOUR = 3600.0
 MILLION = 1e6
-SAME = 1e-3  # strategies whose costs are no further apart than this share cost the same
 # From where on a second failure within what the first one cost is no exception any more.
 NO_EXCEPTION = 0.1
 # Mean times between failures at which another strategy is looked for: ten to a decade.
@@ -96,10 +95,8 @@ def expected(
 
 
 def cheapest(found: Sequence[Expected]) -> Expected:
-    """Return the strategy to use: of those that cost the least, the one that risks the fewest."""
-    least = min(each.usd for each in found)
-    same = [each for each in found if each.usd <= least * (1 + SAME)]
-    return min(same, key=lambda each: (each.at_risk, each.extra))
+    """Return the strategy that costs the least for each gradient that is kept."""
+    return min(found, key=lambda each: (each.usd, each.at_risk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +181,9 @@ def _setback(
     strikes = each.strikes[role]
     seconds = fmean(strikes.setbacks)
     short = simulated_outage(situation)
-    if fmean(strikes.down) > short / 2:  # the shard waited for the fresh node
-        free = CONTINUE_LIMIT * situation.gradient if each.strategy.buffers else 0.0
+    buffers = each.strategy.buffers and role == "server"
+    if buffers or seconds > short / 2:  # the training waited for the fresh node, or will
+        free = CONTINUE_LIMIT * situation.gradient if buffers else 0.0
         seconds += max(0.0, situation.outage - max(short, free))
     if role == "server":
         seconds += _further(each, every) / rate

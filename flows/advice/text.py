@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SATURATED = 0.5  # from this share of their time on, workers wait for servers rather than compute
+MOST_RELATIVE = 100.0  # what costs more than so many times the least is out of the question
 RARELY = 100  # trainings: what happens less than once in so many is not told
 
 
@@ -24,17 +25,17 @@ def table(found: Sequence[Expected]) -> Table:
     from rich.table import Table
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    shown.add_column("\nstrategy")
+    shown.add_column("\nstrategy", no_wrap=True)
     for heading in (
-        "checkpoint\nevery, updates",
+        "checkpoint\nevery",
         "nodes\nmore",
         "pace\n%",
         "kept\n%",
         "setback\nper failure",
-        "acked updates\nlost per failure",
-        "applied late\nper failure",
+        "acked lost\nper failure",
+        "late\nper failure",
         "cost,\nrelative",
-        "USD per million\ngradients",
+        "USD per\nmillion",
     ):
         shown.add_column(heading, justify="right")
     for each in sorted(found, key=lambda each: each.usd):
@@ -47,8 +48,8 @@ def table(found: Sequence[Expected]) -> Table:
             "begins again" if math.isinf(each.setback) else duration_text(each.setback),
             "all" if math.isinf(each.at_risk) else _count(each.at_risk),
             _count(each.stale),
-            _relative(each.relative),
-            f"{each.usd:.3g}" if math.isfinite(each.usd) else "never ends",
+            f"{each.relative:.3f}" if each.relative < MOST_RELATIVE else f"> {MOST_RELATIVE:g}",
+            f"{each.usd:.3g}" if each.relative < MOST_RELATIVE else "–",
         )
     return shown
 
@@ -66,10 +67,11 @@ def recommendation(
     written = f", written every {best.every:,} updates or `every: auto`" if best.every else ""
     below, above = flips
     until = [
-        f"below an MTBF of {duration_text(below.mtbf)} it would be {below.label}" if below else "",
-        f"above one of {duration_text(above.mtbf)} {above.label}" if above else "",
+        f"{side} an MTBF of {duration_text(flip.mtbf)} {flip.label} costs less"
+        for side, flip in (("below", below), ("above", above))
+        if flip is not None
     ]
-    turns = " and ".join(each for each in until if each)
+    turns = " and ".join(until)
     return (
         f"Use {best.label}{written}: it keeps {best.kept:.2%} of the gradients, for the least "
         f"money each; {turns or 'so it is at any MTBF from seconds to years'}."
@@ -100,12 +102,16 @@ def warnings(situation: Situation, found: Sequence[Expected], idle: float) -> It
                 "them, so that many fall into what is left of another; take its figures for an "
                 "upper bound."
             )
-        elif math.isfinite(each.setback) and each.fatal < RARELY * situation.training:
-            yield (
-                f"{each.label}: both copies of a shard are lost within an outage once in "
-                f"{duration_text(each.fatal)}, and the training begins again; this is in its "
-                "figures."
-            )
+    pairs = [
+        f"{each.label} once in {duration_text(each.fatal)}"
+        for each in found
+        if math.isfinite(each.setback) and each.fatal < RARELY * situation.training
+    ]
+    if pairs:
+        yield (
+            "Both nodes that have a shard are lost within one outage, and the training begins "
+            f"again, which is in the figures: {', '.join(pairs)}."
+        )
 
 
 def situation_text(situation: Situation) -> str:
@@ -166,9 +172,3 @@ def _kept(each: Expected) -> str:
 
 def _count(amount: float) -> str:
     return f"{amount:,.1f}" if 0 < amount < 10 else f"{amount:,.0f}"
-
-
-def _relative(factor: float) -> str:
-    if math.isinf(factor):
-        return "–"
-    return f"{factor:.3f}" if factor < 10 else f"{factor:,.0f}"

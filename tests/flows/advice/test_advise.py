@@ -111,7 +111,7 @@ def test_the_estimate_predicts_a_training_that_fails_again_and_again(tmp_path: P
     _, told = expected(situation, trialled)
     assert told.every is not None
     updates, seeds = 1500, range(2)
-    every = {"mtbf": situation.mtbf, "until": 10_000}
+    every = {"mtbf": situation.mtbf, "until": 200}
     again = {"kind": "kill", "target": "server-0", "every": every, "back_after": situation.outage}
     met, seconds = 0, 0.0
     for seed in seeds:
