@@ -100,7 +100,7 @@ def _advise(situation: Situation, seeds: int, as_json: bool) -> None:
         print(json.dumps(text.as_data(situation, found, turns, trialled[0].rate, told), indent=2))
         return
     lines = ("", text.recommendation(situation, found, turns), *(f"- {line}" for line in told))
-    shown.print(text.situation_text(situation), "", markup=False)
+    shown.print(f"{text.situation_text(situation)}\n", markup=False)
     shown.print(text.table(found))
     for line in lines:
         shown.print(line, markup=False)
