@@ -40,7 +40,7 @@ ORDER = [
     f"{CLUSTER} dps.torch dps.tree dps dps.chaos dps.sim dps.virtual flows flows.readers "
     "flows.workloads flows.metrics flows.config flows.records flows.analysis flows.monitor "
     "flows.report flows.tracking flows.execution flows.benchmarks flows.verification "
-    "flows.problems flows.replication flows.cli",
+    "flows.problems flows.replication flows.advice flows.cli",
 ]
 
 # What of others may be imported, besides the standard library; flows may import anything.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from flows.cli.advise import app as _advice
 from flows.cli.checks import app as checks
 from flows.cli.console import console as _console
 from flows.cli.console import curves as _curves
@@ -52,6 +53,7 @@ app = typer.Typer(
     help="Break a parameter server on purpose, and measure what each way to recover costs.",
 )
 app.add_typer(_replicate, name="replicate")
+app.add_typer(_advice)
 app.add_typer(checks)
 app.add_typer(_examples)
 

@@ -10,9 +10,10 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -163,11 +164,23 @@ def write(found: Comparison, path: Path) -> None:
     StoreUnavailable
         It cannot be written there.
     """
-    told = {**asdict(found), "rows": [asdict(row) for row in found.rows]}
+    told = {**asdict(found), "rows": [_told(row) for row in found.rows]}
     write_whole(path, json.dumps(told, indent=1) + "\n", "the comparison")
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _told(row: Row) -> dict[str, Any]:
+    """A row for JSON: of a difference its mean and interval, not what its test goes by."""
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Difference):
+        return {name: getattr(value, name) for name in ("mean", "low", "high", "sd", "n", "p")}
+    return asdict(value) if isinstance(value, Interval) else value
 
 
 def _turns(names: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, int, bool]]:
