@@ -164,14 +164,14 @@ def write(found: Comparison, path: Path) -> None:
     StoreUnavailable
         It cannot be written there.
     """
-    told = {**asdict(found), "rows": [_told(row) for row in found.rows]}
+    told = {**asdict(found), "rows": [_as_json(row) for row in found.rows]}
     write_whole(path, json.dumps(told, indent=1) + "\n", "the comparison")
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _as_json(row: Row) -> dict[str, Any]:
     """A row for JSON: of a difference its mean and interval, not what its test goes by."""
     values = {field.name: getattr(row, field.name) for field in fields(row)}
     return {name: _plain(value) for name, value in values.items()}
