@@ -108,7 +108,9 @@ def sections(
 
 def claims_table(judged: Sequence[JudgedClaim]) -> str:
     """Return the claims with what was found and what it shows, as Markdown."""
-    rows = [[words.title(each.claim), words.effect(each) or NONE, _verdict(each)] for each in judged]
+    rows = [
+        [words.title(each.claim), words.effect(each) or NONE, _verdict(each)] for each in judged
+    ]
     return markdown_table(["claim", "found", "verdict"], rows)
 
 
