@@ -15,8 +15,8 @@ from dps.errors import ConfigurationError
 from flows.analysis.finished import Finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import FEWEST_SEEDS
-from flows.files import write_whole
 from flows.config.claims import ClaimSection
+from flows.files import write_whole
 from flows.replication.claims import markdown_table
 from flows.replication.ttf.by_design import EFFECTS, sections
 from flows.replication.ttf.claims import CLAIMS, judge

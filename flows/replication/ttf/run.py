@@ -75,7 +75,8 @@ SHOWN = {
     "(d) hybrids and replay policies": "ttf-hybrids",
 }
 BY_DESIGN = {"(e) by design": "ttf-by-design"}
-OF_THE_FULL = {  # of part (e); too long for the short version, whose real processes are those of (b)
+# Of part (e) as well; too long for the short version, whose real processes are those of (b).
+OF_THE_FULL = {
     "(e) by design, on real processes": "ttf-by-design-real",
     "(e) by design, CNN": "ttf-by-design-cnn",
 }
