@@ -15,8 +15,10 @@ from dps.errors import ConfigurationError
 from flows.analysis.finished import Finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import FEWEST_SEEDS
+from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.replication.claims import markdown_table
+from flows.replication.ttf.by_design import EFFECTS, sections
 from flows.replication.ttf.claims import CLAIMS, judge
 from flows.replication.ttf.figures import (
     Curve,
@@ -66,6 +68,14 @@ class Study:
     planned: int
 
 
+@dataclass(frozen=True, slots=True)
+class Designed:
+    """A part whose `claims` stand in its configuration, and are judged by effects of faults."""
+
+    study: Study
+    claims: tuple[ClaimSection, ...]
+
+
 def study(title: str, finished: Iterable[Finished], planned: int) -> Study:
     """Measure the trials of one part, those with a fault beside their controls."""
     done = tuple(finished)
@@ -84,6 +94,7 @@ def study(title: str, finished: Iterable[Finished], planned: int) -> Study:
 def write(
     judged: Mapping[str, Study],
     others: Sequence[Study],
+    designed: Sequence[Designed],
     folder: Path,
     csv: Path | None,
     command: str,
@@ -96,6 +107,8 @@ def write(
         What the claims are judged on, by title.
     others
         Parts of which only tables are shown.
+    designed
+        Parts with claims of their own, which come first.
     csv
         The published curves.
     command
@@ -109,15 +122,22 @@ def write(
         The folder cannot be written.
     """
     studies = {title: each for title, each in judged.items() if each.trials}
+    every = [*judged.values(), *others, *(each.study for each in designed)]
     shown = [each for each in (*judged.values(), *others) if each.finished]
-    if not shown:
+    found = [each for each in designed if each.study.finished]
+    if not (shown or found):
         raise ConfigurationError(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
     parts = [
         "## Training Through Failure",
-        f"From the records of `{command}`. {_sizes([*judged.values(), *others])}",
-        "### Claims",
+        f"From the records of `{command}`. {_sizes(every)}",
+    ]
+    for number, part in enumerate(found):
+        name = EFFECTS if number == 0 else f"{EFFECTS}-{number + 1}"
+        parts += sections(part.study.title, part.study.finished, part.claims, folder, name)
+    parts += [
+        "### Claims as they were published",
         *((claims_table(studies), _reading()) if studies else ("No trial could be measured.",)),
         *_figures(studies, folder, csv),
     ]

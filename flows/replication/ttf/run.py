@@ -3,7 +3,9 @@
 Two studies answer the paper's claims: (a) an emulation of the system as published, flaws included,
 and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go
 where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids
-of its future work. What is recorded is not run again; claims and figures come from the records.
+of its future work. (e) asks the questions again by design, on virtual time, where enough seeds can
+be had. What is recorded is not run again; claims and
+figures come from the records.
 """
 
 from __future__ import annotations
@@ -21,12 +23,21 @@ from flows.config.trials import expand
 from flows.execution.attempt import failures, set_aside, start_again, take_back
 from flows.execution.drivers import Drivers
 from flows.execution.experiment import exclusive, run_experiment
+from flows.execution.plan import at_once_by_default
 from flows.monitor.progress import PlainView
 from flows.records.record import EVENTS_FILE, write_grid
 from flows.replication.ttf.emulation.drive import run_published
 from flows.replication.ttf.emulation.settings import PublishedTrial, cells, load_published
 from flows.replication.ttf.figures import read_published
-from flows.replication.ttf.findings import AS_PUBLISHED, CNN, CORRECTED, Study, study, write
+from flows.replication.ttf.findings import (
+    AS_PUBLISHED,
+    CNN,
+    CORRECTED,
+    Designed,
+    Study,
+    study,
+    write,
+)
 
 FOLDER = "replicate-ttf"
 PUBLISHED = "ttf-published"
@@ -45,7 +56,7 @@ SHORT = {
     "ttf-corrected": Short(
         6,
         {
-            "recovery": ("none", "async checkpoint", "chain", "stateless"),
+            "recovery": ("async checkpoint", "chain", "stateless"),
             "training.workers": ("2",),
         },
     ),
@@ -55,12 +66,19 @@ SHORT = {
     "ttf-store-lost": Short(2),
     "ttf-path-damaged": Short(2),
     "ttf-hybrids": Short(2),
+    "ttf-by-design": Short(10),
 }
 JUDGED = {CORRECTED: "ttf-corrected", CNN: "ttf-cnn"}
 SHOWN = {
     "(c) the store is lost": "ttf-store-lost",
     "(c) the path of checkpoints is damaged": "ttf-path-damaged",
     "(d) hybrids and replay policies": "ttf-hybrids",
+}
+BY_DESIGN = {"(e) by design": "ttf-by-design"}
+# Of part (e) as well; too long for the short version, whose real processes are those of (b).
+OF_THE_FULL = {
+    "(e) by design, on real processes": "ttf-by-design-real",
+    "(e) by design, CNN": "ttf-by-design-cnn",
 }
 
 
@@ -90,10 +108,12 @@ def run(
     if csv is not None:
         read_published(csv)
     failed = [*run_published_trials(full, here, view)]
-    with Drivers() as drivers:
-        for name in (*JUDGED.values(), *SHOWN.values()):
-            part = experiment(name, full)
-            failed += run_experiment(part, here, view, drivers, store, resume=False).failed
+    for name in (*JUDGED.values(), *SHOWN.values(), *by_design(full).values()):
+        part = experiment(name, full)
+        trials = expand(part)
+        with Drivers(at_once_by_default(trials)) as drivers:
+            ran = run_experiment(part, here, view, drivers, store, trials=trials, resume=False)
+        failed += ran.failed
     return failed
 
 
@@ -115,13 +135,22 @@ def findings(
         for title, name in {AS_PUBLISHED: PUBLISHED, **JUDGED}.items()
     }
     others = [_study(title, name, full, here, warn) for title, name in SHOWN.items()]
+    designed = [
+        Designed(_study(title, name, full, here, warn), experiment(name, full).claims)
+        for title, name in by_design(full).items()
+    ]
     command = "dps replicate ttf --full" if full else "dps replicate ttf"
-    return write(judged, others, folder(full, here), csv, command)
+    return write(judged, others, designed, folder(full, here), csv, command)
 
 
 def folder(full: bool, here: Path) -> Path:
     """Where text and figures are written."""
     return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
+
+
+def by_design(full: bool) -> Mapping[str, str]:
+    """Return the experiments of part (e), by their titles."""
+    return {**BY_DESIGN, **OF_THE_FULL} if full else BY_DESIGN
 
 
 def experiment(name: str, full: bool) -> ExperimentConfig:

@@ -82,7 +82,7 @@ def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: P
     assert taken_over.version <= kill.updates
     done = Finished(tmp_path, record, outcome(record, load_prices()))
     judged = study(AS_PUBLISHED, [done], 1)
-    written = write({AS_PUBLISHED: judged}, [], tmp_path / "text", None, "dps replicate ttf")
+    written = write({AS_PUBLISHED: judged}, [], [], tmp_path / "text", None, "dps replicate ttf")
     assert "| async chain | k=1 | 1 |" in written
     assert "**not resolved**" in written
     assert (tmp_path / "text" / "accuracy-1.svg").stat().st_size > 1000

@@ -139,6 +139,7 @@ def test_trials_that_failed_are_named_and_end_the_command_with_1(
     monkeypatch.setattr(replicate_ttf, "published_trials", lambda full: trials)
     monkeypatch.setattr(replicate_ttf, "JUDGED", {})
     monkeypatch.setattr(replicate_ttf, "SHOWN", {})
+    monkeypatch.setattr(replicate_ttf, "BY_DESIGN", {})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(typer.Exit) as ended:
         replicate.ttf()
@@ -166,6 +167,7 @@ def test_damaged_records_are_left_out_and_named(
     monkeypatch.setattr(replicate_ttf, "published_trials", lambda full: trials)
     monkeypatch.setattr(replicate_ttf, "JUDGED", {})
     monkeypatch.setattr(replicate_ttf, "SHOWN", {})
+    monkeypatch.setattr(replicate_ttf, "BY_DESIGN", {})
     monkeypatch.chdir(tmp_path)
     replicate.ttf(records=True)
     shown = capsys.readouterr()
