@@ -123,6 +123,16 @@ def test_workers_that_are_lost_for_good_leave_the_rest_to_the_others(tmp_path: P
     assert min(applied(done)) >= UPDATES
 
 
+def test_who_has_not_seen_the_end_is_asked_to_leave_whatever_is_lost_after_it(
+    tmp_path: Path,
+) -> None:
+    """All is lost while the slow one is at its last gradient: it does not begin from the start."""
+    kill = {"kind": "kill", "target": "server-0", "at_updates": UPDATES, "back_after": 0.1}
+    done = trained(tmp_path / "trial", "together", recovery="none", faults=[kill])
+    assert min(applied(done)) < UPDATES, "it was lost after the end"
+    assert alone_at_the_end(done) <= 1
+
+
 def test_workers_that_come_and_go_stop_together_anyway(tmp_path: Path) -> None:
     change = {"at_updates": 40, "workers": 2}
     done = trained(tmp_path / "trial", "together", elastic=[change])
