@@ -6,6 +6,7 @@ seen that they come to what they promise on a virtual one too, and always to the
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import subprocess
@@ -353,6 +354,23 @@ def test_tasks_that_are_cancelled_before_they_begin_leave_their_threads_to_other
         waiting = task("waiting")
         cluster.sync(cluster.cancel, [*running, waiting])
         assert task("last").result(timeout=10) == "last"
+
+
+def test_the_garbage_collector_looks_less_often_only_while_virtual_time_passes() -> None:
+    before = gc.get_threshold()
+
+    def train(worker: Worker) -> int:
+        if worker.name == "worker-1":
+            raise ValueError("no gradient")
+        return gc.get_threshold()[0]
+
+    with VirtualCluster(workers=2) as cluster, ParameterServer(cluster, START) as ps:
+        first, second = ps.run(train, workers=2)
+        assert first.result() > before[0]
+        with pytest.raises(ValueError, match="no gradient"):
+            second.result()
+        assert gc.get_threshold() == before
+    assert gc.get_threshold() == before
 
 
 def test_the_end_of_a_training_from_outside() -> None:
