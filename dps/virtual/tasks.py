@@ -172,11 +172,16 @@ class Tasks:
             if worker.process.alive and not future.done():
                 thread = worker.run(work, future.key)
                 thread.future.add_done_callback(end)
+            else:  # it was cancelled on the way, or while it waited for a node
+                leave()
 
         def end(ended: Any) -> None:
-            worker.busy -= takes_a_thread
             worker.forget(future.key)
             self._later(self._latency, tell, ended)
+            leave()
+
+        def leave() -> None:
+            worker.busy -= takes_a_thread
             self._place()
 
         def tell(ended: Any) -> None:

@@ -181,6 +181,38 @@ def test_nothing_is_known_of_a_write_that_failed_or_of_one_that_nothing_came_bef
     assert costs.estimate is None
 
 
+def at_ten_a_second(costs: WriteCosts, since: float, version: int) -> None:
+    """A second of updates that nothing holds up, the first of which is that `version`."""
+    for number in range(11):
+        costs.came(since + number / 10, version + number)
+
+
+def test_what_a_failed_write_has_held_up_is_no_time_without_a_write() -> None:
+    costs = WriteCosts()
+    at_ten_a_second(costs, 0.0, 0)
+    costs.begins(1.0)
+    costs.fails()
+    at_ten_a_second(costs, 5.0, 11)
+    costs.begins(6.0)
+    costs.ends(6.1)
+    assert costs.came(6.1, 22)
+    assert costs.estimate is not None
+    assert costs.estimate.rate == pytest.approx(10.0)
+
+
+def test_a_write_right_after_another_leaves_no_time_without_one() -> None:
+    costs = WriteCosts()
+    at_ten_a_second(costs, 0.0, 0)
+    costs.begins(1.0)
+    costs.came(3.0, 11)
+    costs.ends(4.0)
+    costs.begins(4.0)
+    costs.ends(7.0)
+    assert costs.came(7.0, 12)
+    assert costs.estimate is not None
+    assert costs.estimate.rate == pytest.approx(10.0)
+
+
 AUTO = AutoInterval(least=10, most=1000, mtbf=None, begins_early=False)
 OFTEN = FailureHistory(failures=10, exposure=105.0)  # one every 10 s
 

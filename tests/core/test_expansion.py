@@ -61,6 +61,17 @@ def test_a_random_process_follows_from_the_seed_and_its_place() -> None:
     assert all(fault.when.optional for fault in plan if isinstance(fault.when, AtSeconds))
 
 
+def test_what_an_entry_draws_is_the_same_whatever_stands_before_it() -> None:
+    """To have more faults of one kind moves none of another."""
+    drawn = Drawn(Kill("server-1", ANY), Between(10, 50))
+    plans = [
+        expand([Recurring(Corrupt(0, ANY), Process(mtbf, until=60)), drawn], seed=7).plan
+        for mtbf in (2.0, 20.0)
+    ]
+    assert len(plans[0]) > len(plans[1])
+    assert plans[0][-1] == plans[1][-1]
+
+
 LAWS = [
     ("exponential", 1.0, stats.expon(scale=3.0)),
     ("weibull", 0.7, stats.weibull_min(0.7, scale=3.0 / stats.weibull_min(0.7).mean())),

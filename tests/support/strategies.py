@@ -33,7 +33,8 @@ def models(draw: st.DrawFn, largest: int = 12) -> dict[str, np.ndarray]:
     for i in range(draw(st.integers(1, 5))):
         shape = draw(st.lists(st.integers(1, largest), min_size=1, max_size=2))
         numbers = np.arange(np.prod(shape)) + 1e4 * i
-        model[f"array{i}"] = numbers.reshape(shape).astype(draw(st.sampled_from(DTYPES)))
+        # Not in the order of the alphabet, in which nothing is laid out.
+        model[f"array{9 - i}"] = numbers.reshape(shape).astype(draw(st.sampled_from(DTYPES)))
     return model
 
 

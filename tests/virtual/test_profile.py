@@ -16,6 +16,7 @@ from dps.errors import ConfigurationError
 from dps.events import CheckpointWritten, Event, ResourceSampled
 from dps.sim.loop import VirtualLoop
 from dps.virtual.client import VirtualClient
+from dps.virtual.network import carried
 from dps.virtual.ports import SMALL_BYTES, Ports
 from dps.virtual.profile import PLENTY, Disk, Gradient, Link, Profile, Service
 from flows.config.profile import load_profile
@@ -87,6 +88,14 @@ def test_transfers_share_the_port_that_they_leave_by_and_the_one_that_they_reach
 def test_a_transfer_has_the_port_for_itself_again_when_another_one_is_over() -> None:
     # Half a second alone, then a second for half a megabyte shared; the other goes on alone.
     assert arrivals(("a", "b", 10**6, 0.0), ("a", "b", 10**6, 0.5)) == pytest.approx([1.5, 2.0])
+
+
+def test_what_is_sent_is_as_it_was_whatever_the_sender_does_with_it_then() -> None:
+    frame = np.zeros(3)
+    [sent] = carried([frame])
+    frame += 1.0
+    assert not sent.any()
+    assert not sent.flags.writeable
 
 
 def test_short_messages_do_not_wait_for_long_ones() -> None:

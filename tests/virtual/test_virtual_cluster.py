@@ -6,6 +6,7 @@ seen that they come to what they promise on a virtual one too, and always to the
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import subprocess
@@ -46,6 +47,7 @@ from dps.events import (
 from dps.protocol.durability import NoPersistence
 from dps.sim.loop import VirtualLoop
 from dps.testing import Cut, Delay, Kill, Pause, Slow, VirtualCluster
+from dps.virtual.tasks import TaskFuture
 from tests.virtual.training import PUSHES, SHARDS, START, WORKERS, count, counted
 
 ALL = PUSHES * WORKERS
@@ -335,6 +337,40 @@ def test_consistency_filters_resume_and_functions_work_as_on_any_cluster() -> No
         with ParameterServer.resume(cluster, path) as again:
             for name, array in again.pull().items():
                 np.testing.assert_array_equal(array, before[name])
+
+
+def test_tasks_that_are_cancelled_before_they_begin_leave_their_threads_to_others() -> None:
+    with VirtualCluster(workers=1) as cluster:
+        [(address, node)] = (
+            (address, each)
+            for address, each in cluster.sync(cluster.scheduler.identity)["workers"].items()
+            if each["name"] == "worker-0"
+        )
+
+        def task(key: str) -> TaskFuture[str]:
+            return cluster.submit(str, key, key=key, workers=[address], resources={"any": 1})
+
+        running = [task(f"running-{number}") for number in range(node["nthreads"])]
+        waiting = task("waiting")
+        cluster.sync(cluster.cancel, [*running, waiting])
+        assert task("last").result(timeout=10) == "last"
+
+
+def test_the_garbage_collector_looks_less_often_only_while_virtual_time_passes() -> None:
+    before = gc.get_threshold()
+
+    def train(worker: Worker) -> int:
+        if worker.name == "worker-1":
+            raise ValueError("no gradient")
+        return gc.get_threshold()[0]
+
+    with VirtualCluster(workers=2) as cluster, ParameterServer(cluster, START) as ps:
+        first, second = ps.run(train, workers=2)
+        assert first.result() > before[0]
+        with pytest.raises(ValueError, match="no gradient"):
+            second.result()
+        assert gc.get_threshold() == before
+    assert gc.get_threshold() == before
 
 
 def test_the_end_of_a_training_from_outside() -> None:

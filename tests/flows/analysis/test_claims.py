@@ -92,6 +92,15 @@ def test_a_claim_is_told_as_a_sentence_with_effect_interval_and_verdict() -> Non
     )
 
 
+@pytest.mark.parametrize(("smallest", "size"), [(0.01, "beyond"), (0.04, "open"), (0.09, "within")])
+def test_the_size_is_told_by_where_the_interval_lies_to_the_smallest(
+    smallest: float, size: str
+) -> None:
+    """It is from 1.8 to 8.2 points, on either side of 0."""
+    for outcomes in (trials(FOUR), trials([0.8] * 4, FOUR)):
+        assert one(outcomes, claim(smallest=smallest)).size == size
+
+
 def test_an_equivalence_is_told_by_its_margin() -> None:
     small = [0.8 + (each - 0.85) / 10 for each in FOUR]
     same = claim(direction="equivalent")

@@ -88,6 +88,17 @@ def test_each_interval_is_at_the_level_at_which_its_claim_was_judged() -> None:
     assert [d.confidence for d in decisions] == pytest.approx([1 - 0.05 / 3, 0.975, 1 - 0.05 / 3])
 
 
+def test_the_interval_of_what_speaks_against_two_sides_is_at_half_the_level() -> None:
+    """The claim fails just when that interval leaves its region, on either side."""
+    for mean, verdict in ((4.9, "not resolved"), (5.0, "does not hold")):
+        for found in (effect(mean), effect(-mean)):
+            [decision] = decide([(found, equivalent(2.3))])
+            assert decision.verdict == verdict
+            assert decision.confidence == pytest.approx(0.975)
+            low, high = found.bounds(decision.confidence) or (0.0, 0.0)
+            assert (low > 2.3 or high < -2.3) == (verdict == "does not hold")
+
+
 def test_counts_that_are_the_same_in_few_seeds_resolve_nothing() -> None:
     rng = np.random.default_rng(0)
 

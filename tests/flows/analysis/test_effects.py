@@ -25,8 +25,9 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from flows.analysis.effects.course import Curve
+from flows.analysis.effects.course import Curve, accuracy_points
 from flows.analysis.effects.difference import Difference, difference
+from flows.analysis.faults import FaultTimes
 from flows.analysis.finished import (
     Finished,
     finished,
@@ -238,6 +239,22 @@ def test_while_a_shard_is_down_the_curve_is_level_and_then_jumps() -> None:
     assert row["effect_time_area"] == pytest.approx(during + after)
     assert row["effect_gradients_mean"] == pytest.approx(-0.02 * STRUCK)
     assert row["effect_gradients_end"] == pytest.approx(-0.02 * STRUCK)
+
+
+def test_an_outage_that_begins_while_the_model_is_scored_is_level_up_to_the_score() -> None:
+    """What comes after it is told by the scores that follow: a curve never goes back."""
+
+    def lost(began: float, serving: float) -> FaultTimes:
+        return FaultTimes(0, "kill", "server-0", 1, began, shard=0, serving=serving)
+
+    scores = [
+        Evaluated(0.0, 0, 1.0, 0.1),
+        Evaluated(6.0, 60, 1.0, 0.4),
+        Evaluated(9.0, 90, 1.0, 0.5),
+    ]
+    record = Record((TrainingStarted(0.0, 1, 1, 10), EvaluationMissed(3.0, "down"), *scores))
+    found = accuracy_points(record, [lost(2.0, 4.0), lost(5.9, 8.0)])
+    assert found == [(0.0, 0.1), (6.0, 0.1), (6.0, 0.4), (6.0, 0.4), (9.0, 0.5)]
 
 
 def test_the_span_ends_where_the_shorter_training_does() -> None:

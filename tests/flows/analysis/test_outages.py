@@ -51,6 +51,12 @@ def test_a_fault_on_a_shard_that_is_down_prolongs_its_outage() -> None:
     )
 
 
+def test_a_fault_on_a_shard_that_serves_again_makes_another_outage() -> None:
+    """Also if no update has been applied since the one before."""
+    found = outages([lost(10.0, 14.0, applied=20.0), lost(16.0, 18.0, applied=20.0)])
+    assert found == (Outage(0, 10.0, 14.0, 20.0), Outage(0, 16.0, 18.0, 20.0))
+
+
 def test_downtime_is_the_union_and_beside_it_the_sum_over_shards() -> None:
     faults = [lost(10.0, 14.0), lost(12.0, 17.0, shard=1), lost(20.0, 21.0), lost(5.0, None, None)]
     found = downtime(training(), faults)
@@ -67,6 +73,12 @@ def test_an_outage_that_was_not_over_lasts_to_the_end_and_is_longer_than_any() -
     assert downtime(training(), faults[2:]).recovery_median is None
 
 
+def test_downtime_is_that_of_the_training() -> None:
+    faults = [lost(-2.0, 3.0), lost(39.0, 45.0, shard=1), lost(41.0, 42.0, shard=2)]
+    found = downtime(training(), faults)
+    assert (found.seconds, found.shard_seconds) == (4.0, 4.0)
+
+
 def test_without_a_fault_there_is_no_outage() -> None:
     found = downtime(training(), [])
     assert (found.outages, found.seconds, found.recovery_median) == (0, 0.0, None)
@@ -74,6 +86,7 @@ def test_without_a_fault_there_is_no_outage() -> None:
 
 def test_spans_that_overlap_or_touch_are_one() -> None:
     assert union([(3.0, 4.0), (0.0, 2.0), (1.0, 3.0), (6.0, 7.0)]) == [(0.0, 4.0), (6.0, 7.0)]
+    assert union([(0.0, 9.0), (1.0, 2.0), (3.0, math.inf), (4.0, 5.0)]) == [(0.0, math.inf)]
 
 
 def over(*events: Event) -> float:

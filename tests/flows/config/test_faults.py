@@ -188,12 +188,12 @@ def test_processes_by_gradients_and_like_published_systems(config: Path) -> None
     sections = [
         EverySection.model_validate({"like": "llama3", **scale}),
         EverySection.model_validate({"like": "llama3", **scale, "failures_per_year": 100}),
-        EverySection.model_validate({"like": "lanl", **scale}),
+        EverySection.model_validate({"like": "lanl", **scale, "hours_per_second": 4}),
     ]
     llama3, smaller, lanl = (section.build() for section in sections)
     assert llama3.mtbf == pytest.approx(54 * 24 / 419)  # hours, of which one is a second here
     assert smaller.mtbf == pytest.approx(365.25 * 24 / 100)
-    assert lanl == Process(365.25 * 24 / 1000, 60, "weibull", 0.7)
+    assert lanl == Process(365.25 * 24 / 1000 / 4, 60, "weibull", 0.7)  # of which four are one
     assert plan(config, {**kill, "every": {"like": "lanl", "hours_per_second": 5, "until": 60}})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flows.analysis.finished import Finished
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial, digest
 from flows.execution.trial import run_trial
+from flows.execution.workers import endless_shares
 from flows.records.record import EVENTS_FILE, Record, read_record
 from tests.support.virtual_trials import BASE, virtual_trial
 
@@ -121,10 +123,25 @@ def test_workers_that_are_lost_for_good_leave_the_rest_to_the_others(tmp_path: P
     assert min(applied(done)) >= UPDATES
 
 
+def test_who_has_not_seen_the_end_is_asked_to_leave_whatever_is_lost_after_it(
+    tmp_path: Path,
+) -> None:
+    """All is lost while the slow one is at its last gradient: it does not begin from the start."""
+    kill = {"kind": "kill", "target": "server-0", "at_updates": UPDATES, "back_after": 0.1}
+    done = trained(tmp_path / "trial", "together", recovery="none", faults=[kill])
+    assert min(applied(done)) < UPDATES, "it was lost after the end"
+    assert alone_at_the_end(done) <= 1
+
+
 def test_workers_that_come_and_go_stop_together_anyway(tmp_path: Path) -> None:
     change = {"at_updates": 40, "workers": 2}
     done = trained(tmp_path / "trial", "together", elastic=[change])
     assert min(applied(done)) >= UPDATES
+
+
+def test_who_goes_on_begins_after_what_it_has_computed_before() -> None:
+    shares = endless_shares(2, {"worker-1": 7})
+    assert shares == {"worker-0": range(sys.maxsize), "worker-1": range(7, sys.maxsize)}
 
 
 # -- on processes ------------------------------------------------------------------------------

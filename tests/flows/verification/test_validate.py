@@ -21,13 +21,14 @@ from flows.analysis.comparison import Compared, Reading, Uneven
 from flows.analysis.finished import read_finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import load_prices
-from flows.analysis.statistics import paired
+from flows.analysis.statistics import Difference, paired
 from flows.config.experiment import find_document
 from flows.config.trials import load_trials
 from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE
 from flows.verification.validate import (
     Agreement,
+    Pair,
     ReadTwice,
     Relation,
     agreement,
@@ -147,6 +148,19 @@ def test_errors_are_those_of_the_means_and_what_one_side_lacks_is_named(
     assert "Readings: 0 of " in said
     assert "cannot be compared" in said
     assert "on real nodes, no reading on virtual time" in said
+
+
+def test_errors_of_times_do_not_cancel_out() -> None:
+    apart = Difference(0.0, 1.0, 3)
+    pairs = tuple(
+        Pair("training_seconds", "kill", "none", 10.0, virtual, 9.0, 11.0, apart)
+        for virtual in (7.0, 8.0, 12.0, 13.0)
+    )
+    found = Agreement(pairs, (), (), (), (0, 0))
+    assert found.errors_of_times == pytest.approx([0.3, 0.2, 0.2, 0.3])
+    [said] = [line for line in verdict(found) if line.startswith("Times")]
+    assert "median error 25.0% over 4 figures, the largest 30%" in said
+    assert said.endswith("missed)")
 
 
 def test_means_are_over_the_seeds_that_both_have(config: str, outcomes: Outcomes) -> None:

@@ -11,8 +11,11 @@ import pytest
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.outage import Continue
+from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.events import RolledBack, WorkerLeft
+from dps.protocol.client.encoder import Encoder, basis
+from dps.protocol.client.read_point import ReadPoint, ShardRead
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
@@ -70,6 +73,24 @@ def test_workers_that_leave_in_order_have_sent_everything(
         recovery=Recovery(durability),
         filters=FEW,
     )
+
+
+@pytest.mark.parametrize("filters", [{}, FEW], ids=["plain", "filtered"])
+def test_each_shard_is_told_what_was_read_of_it(filters: dict[str, Any]) -> None:
+    """Also with an update that has no gradient there, but rows of tables, say."""
+    seen = [(3, 10.0), (7, 20.0)]
+    point = ReadPoint(tuple(ShardRead(seen=each) for each in seen))
+    update = Operation("gradient", UpdateId("a", 1, 1))
+
+    async def scenario(s: Setting) -> None:
+        group, of = s.world.group, gradients(np.random.default_rng(0))
+        parts = {shard: group.layout.gather(shard, of) for shard in range(2)}
+        made = await Encoder(group).operations(update, parts, point)
+        for shard, read in enumerate(point.shards):
+            for op in (made(shard), basis(group, read, shard)(update)):
+                assert (op.based_on, op.based_at) == seen[shard]
+
+    in_world(scenario, params=PARAMS, filters=filters)
 
 
 async def given_up(s: Setting, process: Process) -> None:

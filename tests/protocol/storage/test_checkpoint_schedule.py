@@ -328,6 +328,20 @@ async def slow_write(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def test_the_ack_of_an_update_that_makes_a_write_due_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "in_thread", slow_write)
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        for number in range(1, 11):
+            await client.push(ONES)
+            assert events(s, CheckpointWritten)[-1].version == number - number % 5
+
+    in_world(scenario, recovery=saved(every=5, mode="sync"))
+
+
 async def keep_pushing(s: Setting, workers: int) -> Callable[[], None]:
     """Have workers push every 20 ms; return what ends that."""
     pushing = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -15,10 +16,11 @@ from dps.core.shard import Progress, ShardState, apply, initial_state
 from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
-from dps.errors import CheckpointCorrupt, StaleEpoch
+from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.part_choice import parts_until_all
 from dps.protocol.storage.partial_files import PartialFiles
+from dps.protocol.storage.parts import distance
 
 SHARE = 0.25
 PARAMS = {"w": np.zeros(400), "b": np.zeros(64, "float32")}
@@ -121,6 +123,21 @@ def test_another_epoch_begins_with_the_whole_state(path: str) -> None:
     assert np.array_equal(newest(path).values, history[6].values), "also with the same server"
 
 
+def test_nothing_is_expected_in_a_part_whose_write_failed(tmp_path: Path) -> None:
+    writer, history = files(f"{tmp_path}/files"), states(12)
+    writer.write(1, history[0])
+    (tmp_path / "files").rename(tmp_path / "away")
+    (tmp_path / "files").touch()  # where no folder can be made
+    for state in history[1:3]:
+        with pytest.raises(StoreUnavailable):
+            writer.write(1, state)
+    (tmp_path / "files").unlink()
+    (tmp_path / "away").rename(tmp_path / "files")
+    for state in history[3:]:
+        writer.write(1, state)
+        assert newest(f"{tmp_path}/files").version == state.version
+
+
 def test_a_damaged_part_is_noticed_by_all_that_need_it_and_those_before_it_are_whole(
     path: str,
 ) -> None:
@@ -157,6 +174,14 @@ def test_no_more_is_kept_than_is_needed(path: str) -> None:
     kept = fs.ls(f"{path}/shard-0", detail=False)
     assert len(kept) == 2 * (2 * parts_until_all(SHARE) + 1), "a manifest and data each"
     assert writer.read(writer.found()[parts_until_all(SHARE)]).version == 51
+
+
+def test_rows_without_a_saved_copy_are_as_far_from_it_as_from_zeros() -> None:
+    saved = {"keys": np.array([2, 5]), "values": np.array([[1.0, 1.0], [2.0, 2.0]])}
+    rows = np.array([[7.0, 0.0], [1.0, 4.0], [2.0, 2.0], [0.0, 8.0]])
+    unit = {"keys": np.array([1, 2, 5, 9]), "values": rows}
+    assert distance(unit, saved) == 7.0**2 + 3.0**2 + 8.0**2
+    assert distance(unit, unit) == 0.0
 
 
 def test_rows_of_tables_are_saved_by_pages_with_their_optimizer_state(path: str) -> None:
