@@ -370,9 +370,12 @@ class Replica:
 
     async def _room_for(self, op: Operation, until: float) -> bool:
         """Wait until an operation may be applied; False: it may not by the loop's time `until`."""
-        found = await self._until(lambda: self._has_room(op), until, self._crowd)
-        if not found:
-            self._notify()  # it may have been woken just then
+        found = False
+        try:
+            found = await self._until(lambda: self._has_room(op), until, self._crowd)
+        finally:
+            if not found:
+                self._notify()  # it may have been woken just then: the next one's turn has come
         return found
 
     def _has_room(self, op: Operation) -> bool:
