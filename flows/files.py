@@ -18,15 +18,17 @@ from typing import BinaryIO
 from dps.errors import StoreUnavailable
 
 
-def write_whole(path: Path, text: str, what: str) -> None:
+def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     """Write a file, and make its folder; an older file is replaced as a whole.
 
     Whenever the process is killed, the file is there whole or as it was before.
 
     Parameters
     ----------
+    contents
+        Text is written as UTF-8.
     what
-        What the text is, for the message, such as "the report".
+        What it is, for the message, such as "the report".
 
     Raises
     ------
@@ -36,7 +38,7 @@ def write_whole(path: Path, text: str, what: str) -> None:
     unfinished = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_bytes(contents.encode() if isinstance(contents, str) else contents)
         unfinished.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -80,6 +80,14 @@ class Format(StrEnum):
     json = "json"
 
 
+class Widths(StrEnum):
+    """How wide `dps report` makes the files of figures."""
+
+    each = "each"
+    single = "single"
+    double = "double"
+
+
 def _format(text: str) -> Format:
     try:
         return Format(text)
@@ -491,13 +499,48 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write the HTML file.")
     ] = None,
+    figures: Annotated[
+        Widths,
+        typer.Option(
+            help="How wide the files of figures are: one column of a page (3.3 inches), two (7), "
+            "or for each what suits it."
+        ),
+    ] = Widths.each,
+    latex: Annotated[
+        Path | None,
+        typer.Option(help="Also write the comparison tables as LaTeX, into this folder."),
+    ] = None,
 ) -> None:
-    """Write the report of an experiment, and each figure as SVG, PNG and CSV, from its records."""
-    from flows.analysis.finished import REPORT, experiment_folder
+    """Write the report, and each figure as SVG, PDF, PNG and CSV, from an experiment's records."""
+    from flows.analysis.comparison import read_comparison
+    from flows.analysis.finished import REPORT, experiment_folder, read_experiment
+    from flows.analysis.prices import load_prices
+    from flows.analysis.statistics.claims import read_claims
+    from flows.report.figures.figure import Width
     from flows.report.html import FIGURES, write_report
+    from flows.report.latex import write_latex
 
-    folder = experiment_folder(experiment, Path.cwd())
-    path = write_report(folder, output or folder / REPORT, figures=folder / FIGURES, warn=_warn)
+    widths: dict[Widths, Width | None] = {
+        Widths.each: None,
+        Widths.single: "single",
+        Widths.double: "double",
+    }
+    folder, damaged = experiment_folder(experiment, Path.cwd()), list[str]()
+    recorded = read_experiment(folder, load_prices(), damaged.append)
+    path = write_report(
+        folder,
+        output or folder / REPORT,
+        figures=folder / FIGURES,
+        warn=_warn,
+        recorded=recorded,
+        left_out=damaged,
+        width=widths[figures],
+    )
+    if latex is not None:
+        begun = [each.outcome for each in recorded if each.record.started]
+        claims = read_claims(folder)
+        for table in write_latex(begun, read_comparison(folder), claims, latex):
+            print(table)
     print(path)
 
 

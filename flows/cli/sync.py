@@ -23,6 +23,7 @@ from flows.monitor.estimate import trials_told
 from flows.records.record import grid_of
 from flows.records.settings import trial_from
 from flows.replication.ttf.emulation.settings import is_emulated
+from flows.report.figures.figure import SCREEN
 from flows.report.html import FIGURES, write_report
 from flows.tracking.store import Refused
 from flows.tracking.tracker import Tracker
@@ -99,7 +100,13 @@ def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
             return refused
         figures = folder / FIGURES
         report = write_report(
-            folder, folder / REPORT, prices, figures, recorded=recorded, left_out=left_out
+            folder,
+            folder / REPORT,
+            prices,
+            figures,
+            recorded=recorded,
+            left_out=left_out,
+            kinds=SCREEN,
         )
         try:
             trials_found = [(each.record, each.outcome) for each in found]

@@ -35,6 +35,7 @@ from flows.execution.plan import recorded_in
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
 from flows.records.record import EVENTS_FILE, write_grid
+from flows.report.figures.figure import SCREEN
 from flows.report.html import FIGURES, write_report
 from flows.tracking.delivery import Delivery
 from flows.tracking.tracker import Tracker
@@ -205,7 +206,10 @@ class _Books:
         done = with_effects([self._entered[trial.name] for trial in self._trials], self._prices)
         page, figures = self._folder / REPORT, self._folder / FIGURES
         recorded = sorted(done, key=lambda each: each.events_file)
-        report = write_report(self._folder, page, self._prices, figures, recorded=recorded)
+        # Files for print take seconds; who wants them runs `dps report`.
+        report = write_report(
+            self._folder, page, self._prices, figures, recorded=recorded, kinds=SCREEN
+        )
         trials = [(each.record, each.outcome) for each in done]
         tracked = self._delivery.experiment(trials, report, figures)
         refused = tuple(self._delivery.refused)

@@ -33,7 +33,7 @@ from flows.report import sentences as words
 from flows.report import tables
 from flows.report.drawn_faults import drawn_faults
 from flows.report.figures.dataset import Trial, whole
-from flows.report.figures.figure import Chapter, Drawing, write_files
+from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, write_files
 from flows.report.figures.gallery import chapters, drawings
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.report.reproduce import experiment_yaml, versions
@@ -118,6 +118,8 @@ def write_report(
     warn: Callable[[str], None] = lambda _: None,
     recorded: Sequence[Finished] | None = None,
     left_out: Sequence[str] = (),
+    kinds: Sequence[str] = (*SCREEN, *PRINT),
+    width: Width | None = None,
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
@@ -130,7 +132,8 @@ def write_report(
     prices
         The price table; None: the one that comes with the package.
     figures
-        Gets every figure as SVG, PNG and CSV; None: they are on the page only.
+        Gets every figure, as files of these `kinds`, in this `width` (None: each in its own);
+        None: they are on the page only.
     warn
         Is told of each record that cannot be used, as the page tells it.
     recorded, left_out
@@ -160,7 +163,7 @@ def write_report(
     claims = read_claims(folder)
     page = render(found, prices, read_comparison(folder), drawn, unusable, going, claims)
     if figures is not None:
-        write_files(drawings(drawn), figures)
+        write_files(drawings(drawn), figures, kinds, width)
     write_whole(output, page, "the report")
     return output
 

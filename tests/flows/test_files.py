@@ -65,13 +65,13 @@ def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) ->
 def test_an_older_file_stays_until_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], None]
 ) -> None:
-    def torn(path: Path, text: str, encoding: str) -> int:
-        with path.open("w", encoding=encoding) as file:
-            file.write(text[:5])
+    def torn(path: Path, contents: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(contents[:5])
         raise OSError(28, "No space left on device")
 
     (tmp_path / name).write_text("older")
-    monkeypatch.setattr(Path, "write_text", torn)
+    monkeypatch.setattr(Path, "write_bytes", torn)
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         write(tmp_path)
     assert (tmp_path / name).read_text() == "older"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import fmean
@@ -13,6 +13,7 @@ from flows.replication.claims import Measurement, mean_of, told
 from flows.replication.findings import Table
 from flows.replication.ftps.hash_ring import dps_balance, hashes, lose_first, ring_balance
 from flows.replication.ftps.measures import Measured
+from flows.report.figures.style import count_told
 
 VIRTUAL_NODES = (1, 5, 10, 50, 100)
 PARAMETERS = (785, 7_850, 78_500)
@@ -127,6 +128,7 @@ def _ring_chart(
         "virtual nodes per server",
         "largest load / mean load",
         {**lines, **ours},
+        f"n = {NAMINGS} namings; line: mean, band: 95% interval of the mean",
         dashed=frozenset(ours),
         logarithmic=True,
     )
@@ -209,6 +211,8 @@ def _scaling_chart(rates: Mapping[Cell, BySeed]) -> Chart:
         "workers in all",
         "relative speed of an iteration",
         {**here, **published},
+        f"{_seeds_told(rates.values())}; line: mean, band: 95% interval of the mean; published "
+        "without any",
         dashed=frozenset(published),
         logarithmic=True,
     )
@@ -363,6 +367,9 @@ def _failure_chart(found: Losses) -> Chart:
         "iteration",
         "test accuracy",
         {name: _accuracy_line(list(trials.values())) for name, trials in shown.items()},
+        f"{_seeds_told(shown.values())}; line: mean, band: 95% interval of the mean",
+        share=True,
+        width="double",
     )
 
 
@@ -384,6 +391,10 @@ def _accuracy_line(trials: Sequence[Measured], last: int = 120) -> list[Dot]:
 def _dot(x: float, values: Sequence[float]) -> Dot:
     found = mean_of(values)
     return Dot(x, found.mean, found.low, found.high)
+
+
+def _seeds_told(found: Iterable[Mapping[int, object]]) -> str:
+    return count_told([len(by_seed) for by_seed in found if by_seed] or [0])
 
 
 def _ratio(values: BySeed, others: BySeed) -> BySeed:

@@ -1,8 +1,8 @@
-"""The paper's three kinds of figures, drawn from records, and its own curves beside them.
+"""The paper's three kinds of figures, drawn from records, and what was published beside them.
 
-Accuracy against time for one and for two kills, means over seeds with dashed lines at kill and
+Accuracy against time for one and for two kills, means over seeds with upright lines at kill and
 recovery; CPU, memory and gradients processed against time. The published curves come from a CSV
-that the user points to.
+that the user points to; without it the published numbers are drawn.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from dps.errors import ConfigurationError
 from dps.events import ResourceSampled
 from flows.analysis.faults import fault_times
 from flows.analysis.finished import Finished
-from flows.analysis.learning import evaluations
 from flows.config.limits import MOST_CURVE_BYTES
 from flows.files import read_bytes
 from flows.replication.ttf.measures import delivered, strategy_of
-from flows.report.figures import bands
+from flows.report.figures import bands, style
+from flows.report.figures.curves import accuracy_points
 from flows.report.figures.dataset import end, start
-from flows.report.figures.style import looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +44,11 @@ PUBLISHED_LABELS = {
 RECORDING = "kill30_recover20"
 COLUMNS = ("recording", "configuration", "kills", "seconds_since_first_evaluation", "accuracy")
 MEGABYTE = 1e6
-_STYLE: Any = {"axes.spines.right": False, "axes.spines.top": False}
+_MOMENTS: Mapping[str, Mapping[str, Any]] = {
+    "kill": {"linestyle": "-"},
+    "recovery": {"linestyle": (0, (4, 2))},
+}
+ASYNC = (0, (1.2, 1))  # dashes
 
 Curve = tuple[list[float], list[float]]
 Shown = tuple[Finished, str]  # with its label
@@ -53,11 +56,15 @@ Shown = tuple[Finished, str]  # with its label
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of accuracy against time: curves by label, and moments for dashed lines."""
+    """One panel of accuracy against time: curves by label, and moments for upright lines.
+
+    With `ticks` the horizontal axis is not time, but has these at 0, 1, …
+    """
 
     title: str
     curves: Sequence[tuple[str, Curve]]
-    moments: Sequence[float] = ()
+    moments: Sequence[tuple[str, float]] = ()
+    ticks: Sequence[str] = ()
 
 
 # -- the published curves ----------------------------------------------------------------------
@@ -120,7 +127,28 @@ def _take(curves: dict[tuple[str, int], Curve], row: Mapping[str, str], place: s
 def published_panel(curves: Mapping[tuple[str, int], Curve], kills: int) -> Panel:
     """Return the published curves for so many kills; lines stand where the protocol kills first."""
     chosen = [(label, curve) for (label, k), curve in curves.items() if k == kills]
-    return Panel("published", chosen, (30.0, 50.0))
+    return Panel("published", chosen, (("kill", 30.0), ("recovery", 50.0)))
+
+
+def recorded_panel(recorded: Mapping[tuple[str, int], tuple[str, str]], kills: int) -> Panel | None:
+    """Return what the paper's authors recorded for so many kills, where there are no curves.
+
+    Parameters
+    ----------
+    recorded
+        By configuration and number of kills: accuracy before and after each kill, as in
+        ".370→.108; .445→.475", and at the end.
+    """
+    curves: list[tuple[str, Curve]] = []
+    for (label, k), (changes, last) in recorded.items():
+        if k == kills:
+            pairs = [pair.split("→") for pair in changes.split("; ")]
+            values = [*(float(value) for pair in pairs for value in pair), float(last)]
+            curves.append((label, (list(map(float, range(len(values)))), values)))
+    if not curves:
+        return None
+    ticks = [f"{when} kill {n + 1}" for n in range(kills) for when in ("before", "after")]
+    return Panel("published", curves, ticks=(*ticks, "165–175 s"))
 
 
 # -- ours --------------------------------------------------------------------------------------
@@ -129,34 +157,63 @@ def published_panel(curves: Mapping[tuple[str, int], Curve], kills: int) -> Pane
 def accuracy_panel(title: str, shown: Iterable[Shown]) -> Panel:
     """Return accuracy against seconds since the training started, a curve for each trial.
 
-    The moments are the medians over the trials of each kill, and of each recovery.
+    Curves have a gap where a shard was down. The moments are the medians over the trials of each
+    kill, and of each recovery.
     """
     curves, moments = [], defaultdict[tuple[int, str], list[float]](list)
     for done, label in shown:
         began = start(done.record)
-        scores = evaluations(done.record)
-        curves.append((label, ([s.t - began for s in scores], [s.accuracy for s in scores])))
+        points = accuracy_points((done.record, done.outcome), began)
+        curves.append((label, ([x for x, _ in points], [y for _, y in points])))
         for number, fault in enumerate(fault_times(done.record)):
             moments[number, "kill"].append(fault.began - began)
             if fault.serving is not None:
                 moments[number, "recovery"].append(fault.serving - began)
-    return Panel(title, curves, [median(values) for values in moments.values()])
+    medians = [(what, median(values)) for (_, what), values in moments.items()]
+    return Panel(title, curves, medians)
 
 
 def accuracy_figure(panels: Sequence[Panel]) -> Figure:
     """Draw panels side by side: thin each trial, thick the mean of each label with its band."""
-    figure, axes = _figure(1, len(panels))
-    for panel, place in zip(panels, axes[0], strict=True):
-        for moment in panel.moments:
-            place.axvline(moment, color="#8793a1", linewidth=0.8, linestyle="--", zorder=0)
+    labels = sorted({label for panel in panels for label, _ in panel.curves})
+    figure, (axes,) = style.panels(1, len(panels), style.HEIGHT + 0.3, style.DOUBLE, sharey=True)
+    for panel, place in zip(panels, axes, strict=True):
+        for what, moment in panel.moments:
+            place.axvline(moment, color=style.MUTED, linewidth=0.8, zorder=0, **_MOMENTS[what])
         for label in dict.fromkeys(label for label, _ in panel.curves):
-            _mean(place, label, [curve for name, curve in panel.curves if name == label])
-        place.set_title(panel.title, fontsize=10)
-        place.set_xlabel("seconds")
-        place.set_ylim(0, 1)
-    axes[0][0].set_ylabel("test accuracy")
-    _legend(figure, [label for panel in panels for label, _ in panel.curves])
+            found = [curve for name, curve in panel.curves if name == label]
+            _mean(place, label, found, labels.index(label))
+        place.set_title(panel.title, fontsize=style.TYPE)
+        if panel.ticks:
+            place.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=90)
+        else:
+            place.set_xlabel("seconds")
+    style.value_axis(axes[0], [0.0, 1.0], highest=1.0)
+    style.percent_ticks(axes[0])
+    axes[0].set_ylabel("test accuracy")
+    keys = [style.line_key(label, *_look(label)) for label in labels]
+    seen = {what for panel in panels for what, _ in panel.moments}
+    keys += [
+        style.line_key(f"{what}, median", style.MUTED, "", dashes["linestyle"])
+        for what, dashes in _MOMENTS.items()
+        if what in seen
+    ]
+    style.legend_above(figure, keys)
+    style.footnote(figure, _told(panels))
     return figure
+
+
+def _told(panels: Sequence[Panel]) -> str:
+    """Say of each panel how many trials there are of each label, and what bands are."""
+    counts = [
+        sorted({len([c for name, c in panel.curves if name == label]) for label, _ in panel.curves})
+        for panel in panels
+    ]
+    said = "; ".join(
+        f"{panel.title}: {style.count_told(each, 'trial')}"
+        for panel, each in zip(panels, counts, strict=True)
+    )
+    return f"{said}. Line: mean, band: 95% t interval of the mean (of two: range)."
 
 
 def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
@@ -166,34 +223,38 @@ def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
         ("peak memory, MB", _memory),
         ("gradients processed", _gradients),
     )
-    figure, axes = _figure(len(rows), len(columns))
+    height = 0.5 + 1.3 * len(rows)
+    figure, axes = style.panels(len(rows), len(columns), height, style.DOUBLE)
+    labels = sorted({label for _, shown in columns for _, label in shown})
     for across, (title, shown) in enumerate(columns):
-        axes[0][across].set_title(title, fontsize=10)
+        axes[0][across].set_title(title, fontsize=style.TYPE)
         axes[-1][across].set_xlabel("seconds")
         for down, (_, curve) in enumerate(rows):
             for done, label in shown:
-                times, values = curve(done)
-                axes[down][across].plot(times, values, **_line(label))
+                look = style.Look(*_look(label))
+                style.draw_line(axes[down][across], *curve(done), look, labels.index(label), 1.0)
+            axes[down][across].set_ylim(bottom=0)
     for down, (name, _) in enumerate(rows):
         axes[down][0].set_ylabel(name)
-    _legend(figure, [label for _, shown in columns for _, label in shown])
+    style.legend_above(figure, [style.line_key(label, *_look(label)) for label in labels])
+    style.footnote(figure, "n = 1 seed: no interval")
     return figure
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _mean(place: Axes, label: str, curves: Sequence[Curve]) -> None:
-    line = _line(label)
+def _mean(place: Axes, label: str, curves: Sequence[Curve], order: int) -> None:
+    look = style.Look(*_look(label))
     if len(curves) == 1:
-        place.plot(*curves[0], **line)
+        style.draw_line(place, *curves[0], look, order, 1.0)
         return
     for times, values in curves:
-        place.plot(times, values, **{**line, "linewidth": 0.5, "alpha": 0.3})
+        style.draw_seed(place, times, values, look.colour)
     seeds = [bands.Curve(label, None, np.asarray(x), np.asarray(y)) for x, y in curves]
-    if (found := bands.band(seeds)) is not None:
-        place.plot(found.x, found.mean, **{**line, "linewidth": 1.8})
-        place.fill_between(found.x, found.low, found.high, color=line["color"], alpha=0.15, lw=0)
+    if (found := bands.band(seeds, 0.0, 1.0)) is not None:
+        style.draw_line(place, found.x, found.mean, look, order)
+        place.fill_between(found.x, found.low, found.high, color=look.colour, alpha=0.15, lw=0)
 
 
 def _gradients(done: Finished) -> Curve:
@@ -230,29 +291,8 @@ def _samples(done: Finished) -> dict[int, list[ResourceSampled]]:
     return {pid: sorted(mine, key=lambda s: s.t) for pid, mine in found.items()}
 
 
-def _line(label: str) -> dict[str, Any]:
+def _look(label: str) -> tuple[str, str, Any]:
+    """Colour, marker and dashes of a strategy; asynchronous ones of two have dots."""
     strategy = strategy_of(label)
-    return {
-        "color": looks([strategy])[strategy].colour,
-        "linestyle": ":" if label.startswith("async ") else "-",
-        "linewidth": 1.0,
-        "alpha": 0.85,
-    }
-
-
-def _legend(figure: Figure, labels: Iterable[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    names = sorted(set(labels))
-    handles = [Line2D([], [], **_line(name)) for name in names]
-    figure.legend(handles, names, loc="outside upper center", ncols=6, fontsize=9, frameon=False)
-
-
-def _figure(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.2 * columns, 0.6 + 2.6 * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, axes.tolist()
+    look = style.looks([strategy])[strategy]
+    return look.colour, look.marker, ASYNC if label.startswith("async ") else look.dashes

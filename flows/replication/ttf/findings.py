@@ -19,14 +19,17 @@ from flows.files import write_whole
 from flows.replication.claims import markdown_table
 from flows.replication.ttf.claims import CLAIMS, judge
 from flows.replication.ttf.figures import (
+    Curve,
+    Panel,
     accuracy_figure,
     accuracy_panel,
     published_panel,
     read_published,
+    recorded_panel,
     use_figure,
 )
 from flows.replication.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
-from flows.report.figures.style import to_svg
+from flows.report.figures.figure import Drawing, Table, write_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -259,30 +262,40 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
     curves = read_published(csv) if csv is not None else {}
     parts = []
     for kills in (1, 2):
-        published = any(k == kills for _, k in curves)
-        panels = [published_panel(curves, kills)] if published else []
+        drawn = any(k == kills for _, k in curves)
+        panels = _published(curves, kills)
         for title, each in studies.items():
             if shown := _shown(each, kills):
                 panels.append(accuracy_panel(title, shown))
-        if not panels:
+        if not drawn and not any(_shown(each, kills) for each in studies.values()):
             continue
-        _save(accuracy_figure(panels), folder / f"accuracy-{kills}.svg")
+        _save(accuracy_figure(panels), folder, f"accuracy-{kills}")
         parts.append(
             f"![Test accuracy against time, k={kills}; thin each trial, thick the mean over seeds "
-            "with its 95% interval (range, of two), dashed lines at the median kill and recovery]"
+            "with its 95% interval (range, of two), upright lines at the median kill and recovery]"
             f"(accuracy-{kills}.svg)"
         )
     shown_once = {title: _shown(each, 1, one_seed=True) for title, each in studies.items()}
     columns = [(title, shown) for title, shown in shown_once.items() if shown]
     if not columns:
         return parts
-    _save(use_figure(columns), folder / "use.svg")
+    _save(use_figure(columns), folder, "use")
     parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
     return parts
 
 
-def _save(figure: Figure, path: Path) -> None:
-    write_whole(path, to_svg(figure, path.stem), "a figure")
+def _published(curves: Mapping[tuple[str, int], Curve], kills: int) -> list[Panel]:
+    """The published curves for so many kills; without them, the published numbers."""
+    if any(k == kills for _, k in curves):
+        return [published_panel(curves, kills)]
+    found = recorded_panel(PUBLISHED, kills)
+    return [found] if found else []
+
+
+def _save(figure: Figure, folder: Path, name: str) -> None:
+    """Write a figure as SVG, PDF and PNG; what it shows is in the records."""
+    drawing = Drawing(name, name, "", figure, Table((), ()), width="double")
+    write_files([drawing], folder, ("svg", "pdf", "png"))
 
 
 def _shown(each: Study, kills: int, one_seed: bool = False) -> list[tuple[Finished, str]]:

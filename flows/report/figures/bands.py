@@ -6,12 +6,14 @@ nothing for one. It is given only where every seed has a value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flows.analysis.statistics import FEWEST_SEEDS, student_reach
+from flows.report.figures.style import count_told
 
 POINTS = 61
 NOTE = (
@@ -20,6 +22,17 @@ NOTE = (
 )
 
 Floats = np.ndarray
+
+
+def told_of(counts: Sequence[int]) -> str:
+    """Say of how many seeds each curve is, and what its band is."""
+    if max(counts) == 1:
+        return "n = 1 seed: no interval"
+    said = count_told(counts)
+    if max(counts) < FEWEST_SEEDS:
+        return f"{said}; line: mean, band: range"
+    rest = " (of two seeds: range)" if 2 in counts else ""
+    return f"{said}; line: mean, band: 95% t interval of the mean{rest}"
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,13 @@ class Band:
     high: Floats
 
 
-def band(curves: Sequence[Curve]) -> Band | None:
-    """Return the band of curves of one strategy; None where they have nothing in common."""
+def band(
+    curves: Sequence[Curve], lowest: float = -math.inf, highest: float = math.inf
+) -> Band | None:
+    """Return the band of curves of one strategy; None where they have nothing in common.
+
+    Its bounds are cut at `lowest` and `highest`, beyond which no value can be.
+    """
     drawn = [curve for curve in curves if len(curve.x)]
     if not drawn:
         return None
@@ -67,7 +85,7 @@ def band(curves: Sequence[Curve]) -> Band | None:
     values = np.vstack([curve.at(x) for curve in drawn])
     mean = values.mean(axis=0)
     low, high = bounds(values, mean)
-    return Band(x, mean, low, high)
+    return Band(x, mean, np.maximum(low, lowest), np.minimum(high, highest))
 
 
 def bounds(values: Floats, mean: Floats) -> tuple[Floats, Floats]:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from flows.analysis.groups import Group
 from flows.metrics.metric import LINKS
 from flows.report.figures.dataset import Subject, mean_of, row_names, titled
 from flows.report.figures.figure import Drawing, Table
-from flows.report.figures.style import INK, PART_COLOURS, legend_above, panel, patch_key, row_axis
+from flows.report.figures.style import (
+    INK,
+    PART_COLOURS,
+    SMALL,
+    count_told,
+    footnote,
+    legend_above,
+    panel,
+    patch_key,
+    row_axis,
+)
 
 SERVING_ROLES = ("server", "replica", "spare", "store")
 Parts = Callable[[Group], Sequence[float]]
@@ -87,17 +98,20 @@ def _stacked(
 ) -> Drawing:
     """Draw a bar for each group; `totals` names the figure whose values are dots on it."""
     label, names, parts_of, digits = shown
-    figure, axes = panel(height=0.95 + 0.36 * max(2, len(groups)))
+    figure, axes = panel(height=0.62 + 0.24 * max(2, len(groups)))
     rows: list[tuple[str, str, str, float]] = []
     for place, group in enumerate(groups):
         left = 0.0
         for name, part, colour in zip(names, parts_of(group), PART_COLOURS, strict=True):
-            axes.barh(place, part, left=left, color=colour, height=0.6, linewidth=0)
+            axes.barh(
+                place, part, left=left, color=colour, height=0.6, linewidth=0.4, edgecolor="white"
+            )
             rows.append((group.strategy, group.condition, name, part))
             left += part
         each = [float(v) for o in group.trials if totals and (v := o.row()[totals]) is not None]
         colour = subject.looks[group.strategy].colour
-        axes.plot(each, [place] * len(each), "o", color=colour, markersize=3.5, alpha=0.8)
+        dot: dict[str, Any] = {"markersize": 3, "markeredgecolor": "white", "markeredgewidth": 0.4}
+        axes.plot(each, [place] * len(each), "o", color=colour, **dot)
         rows += [(group.strategy, group.condition, "total of a trial", value) for value in each]
         axes.annotate(
             f"{left:.{digits}f}",
@@ -106,11 +120,11 @@ def _stacked(
             textcoords="offset points",
             va="center",
             color=INK,
-            fontsize=9,
+            fontsize=SMALL,
         )
     row_axis(axes, row_names(groups), [subject.looks[group.strategy].colour for group in groups])
     axes.set_xlabel(label)
-    axes.margins(x=0.14)
+    axes.margins(x=0.16)
     axes.set_xlim(left=0)
     occurring = {part for _, _, part, size in rows if size > 0}
     keys = [
@@ -118,8 +132,10 @@ def _stacked(
         for name, colour in zip(names, PART_COLOURS, strict=True)
         if name in occurring
     ]
-    legend_above(axes, keys)
+    legend_above(figure, keys)
+    counts = count_told([len(group.trials) for group in groups], "trial")
+    dots = "; dots: each trial's total" if totals else ""
+    footnote(figure, f"{counts} per bar; mean, no interval{dots}")
     name, title = called
-    return Drawing(
-        name, title, note, figure, Table(("strategy", "condition", "part", label), tuple(rows))
-    )
+    table = Table(("strategy", "condition", "part", label), tuple(rows))
+    return Drawing(name, title, note, figure, table, rows=True)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.resources import busiest, cores_used
 from flows.metrics import BY_KEY
-from flows.report.figures.bands import bounds
+from flows.report.figures.bands import bounds, told_of
 from flows.report.figures.dataset import Subject, Trial
 from flows.report.figures.figure import Drawing, Table
-from flows.report.figures.numeric_axis import NumericAxis
+from flows.report.figures.numeric_axis import BETWEEN, NumericAxis
 from flows.report.figures.style import (
     REFERENCE,
     Look,
+    footnote,
     legend_above,
     line_key,
+    look,
     looks,
     panel,
+    percent_ticks,
     strategy_keys,
+    value_axis,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +58,9 @@ class Measure:
     value
         A trial's; None where it has none.
     percent
-        Whether values are shares.
+        Whether values are shares, and written in per cent.
+    highest
+        What no value can exceed. None is below 0.
     """
 
     name: str
@@ -61,6 +69,7 @@ class Measure:
     y: str
     value: Callable[[Trial], float | None]
     percent: bool = False
+    highest: float = math.inf
 
 
 def against(subject: Subject, axis: NumericAxis) -> Iterator[Drawing | None]:
@@ -135,20 +144,22 @@ def _drawing(
     if not any(value for seeds in points.values() for value in seeds.values()):
         return None
     figure, axes = panel()
-    lines = list(dict.fromkeys(line for line, _ in points))
-    by_line = looks(lines)
+    lines = sorted(dict.fromkeys(line for line, _ in points), key=_place)
+    by_line = _looks(lines)
     keys = strategy_keys(lines, by_line) if len(lines) > 1 else []
     rows: list[Row] = []
     if linear:
         places = [axis.places[label] for label in linear]
-        axes.plot(places, list(linear.values()), "--", color=REFERENCE, linewidth=1.2)
+        axes.plot(places, list(linear.values()), "--", color=REFERENCE, linewidth=1)
         keys.append(line_key("linear", REFERENCE, dashes="--"))
         rows += [("linear", axis.tick(label), None, y, None, None) for label, y in linear.items()]
     for line in lines:
-        rows += _draw_line(axes, axis, by_line[line], line, points)
-    _scales(axes, axis, measure)
+        rows += _draw_line(axes, axis, by_line[line], line, points, measure.highest)
+    shown = [value for row in rows for value in row[3:] if value is not None]
+    _scales(axes, axis, measure, shown)
     if keys:
-        legend_above(axes, keys)
+        legend_above(figure, keys)
+    footnote(figure, told_of([len(seeds) for seeds in points.values()]))
     return Drawing(
         f"{measure.name}-against-{axis.key.replace('.', '-')}",
         f"{measure.title} against {axis.name}",
@@ -158,8 +169,31 @@ def _drawing(
     )
 
 
+def _place(line: str) -> int:
+    """The presets come in their order, then the others."""
+    first = line.partition(BETWEEN)[0]
+    known = list(PRESETS)
+    return known.index(first) if first in known else len(known)
+
+
+def _looks(lines: Sequence[str]) -> dict[str, Look]:
+    """Return a look per line; of lines with several labels, the first has the colour.
+
+    The others have marker and dashes.
+    """
+    parts = {line: line.partition(BETWEEN) for line in lines}
+    firsts = looks(list(dict.fromkeys(first for first, _, _ in parts.values())))
+    others = list(dict.fromkeys(rest for _, _, rest in parts.values()))
+    if len(others) < 2:
+        return looks(lines)
+    return {
+        line: replace(look(others.index(rest)), colour=firsts[first].colour)
+        for line, (first, _, rest) in parts.items()
+    }
+
+
 def _draw_line(
-    axes: Axes, axis: NumericAxis, look: Look, line: str, points: Points
+    axes: Axes, axis: NumericAxis, own: Look, line: str, points: Points, highest: float
 ) -> Iterator[Row]:
     """Draw the dots, means and bands of one line; yield the numbers that are drawn."""
     x: list[float] = []
@@ -167,48 +201,57 @@ def _draw_line(
     for label, place in axis.places.items():
         seeds, tick = points.get((line, label), {}), axis.tick(label)
         known = {seed: value for seed, value in seeds.items() if value is not None}
-        axes.plot(
-            [place] * len(known), list(known.values()), look.marker, **_DOT, color=look.colour
-        )
+        axes.plot([place] * len(known), list(known.values()), own.marker, **_DOT, color=own.colour)
         yield from ((line, tick, seed, value, None, None) for seed, value in known.items())
         if seeds:
             x.append(place)
-            means.append(_mean(list(seeds.values())))
+            means.append(_mean(list(seeds.values()), highest))
             yield (line, tick, "mean", *means[-1])
     mean, low, high = np.array(means).T
-    axes.plot(x, mean, look.marker, linestyle=look.dashes, color=look.colour, linewidth=1.6)
-    axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
+    axes.plot(
+        x,
+        mean,
+        own.marker,
+        linestyle=own.dashes,
+        color=own.colour,
+        linewidth=1.3,
+        markersize=4,
+        markeredgewidth=0.4,
+        markeredgecolor="white",
+    )
+    axes.fill_between(x, low, high, color=own.colour, alpha=0.16, linewidth=0)
 
 
-_DOT: dict[str, Any] = {"markersize": 3, "alpha": 0.5}
+_DOT: dict[str, Any] = {"markersize": 2.4, "alpha": 0.45, "markeredgewidth": 0}
 
 
-def _mean(values: Sequence[float | None]) -> tuple[float, float, float]:
-    """Mean and bounds; NaN where a trial has no value: those that have one are the good ones."""
+def _mean(values: Sequence[float | None], highest: float) -> tuple[float, float, float]:
+    """Mean and bounds; NaN where a trial has no value: those that have one are the good ones.
+
+    Bounds are cut at 0 and `highest`, beyond which no value can be.
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return (float("nan"),) * 3
     column = np.array(known)[:, None]
     mean = column.mean(axis=0)
     low, high = bounds(column, mean)
-    return float(mean[0]), float(low[0]), float(high[0])
+    return float(mean[0]), max(0.0, float(low[0])), min(highest, float(high[0]))
 
 
-def _scales(axes: Axes, axis: NumericAxis, measure: Measure) -> None:
+def _scales(axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[float]) -> None:
     axes.set_xticks(list(axis.places.values()), [axis.tick(label) for label in axis.places])
     axes.set_xlabel(axis.name)
     axes.set_ylabel(measure.y)
-    axes.set_ylim(bottom=0)
+    value_axis(axes, values, highest=measure.highest, near=measure is ACCURACY)
     if measure.percent:
-        from matplotlib.ticker import PercentFormatter
-
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        percent_ticks(axes)
 
 
 # -- what is measured --------------------------------------------------------------------------
 
 
-def _column(key: str, title: str, y: str) -> Measure:
+def _column(key: str, title: str, y: str, highest: float = math.inf) -> Measure:
     column = BY_KEY[key]
 
     def value(trial: Trial) -> float | None:
@@ -216,7 +259,7 @@ def _column(key: str, title: str, y: str) -> Measure:
         return None if found is None else float(found)
 
     name = key.replace("_", "-")
-    return Measure(name, title, column.definition, y, value, percent=column.unit == "%")
+    return Measure(name, title, column.definition, y, value, column.unit == "%", highest)
 
 
 RATE = _column("gradients_together", "Pace", "gradients per second")
@@ -229,10 +272,10 @@ EFFICIENCY = Measure(
     RATE.value,
     percent=True,
 )
-ACCURACY = _column("accuracy_final", "Final accuracy", "test accuracy")
+ACCURACY = _column("accuracy_final", "Final accuracy", "test accuracy", 1.0)
 MEASURES = (
     RATE,
-    _column("idle_share", "Idle workers", "share of the workers' time"),
+    _column("idle_share", "Idle workers", "share of the workers' time", 1.0),
     _column("target_seconds", "Time to target", "seconds to the target"),
     _column("target_gradients", "Gradients to target", "gradients to the target"),
     _column("staleness_median", "Staleness, median", "staleness in versions, median"),

@@ -1,8 +1,10 @@
-"""Cost against accuracy: every trial, each strategy's mean, and the front of the best."""
+"""Money against accuracy: every trial, each strategy's mean with both intervals, the frontier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,45 +14,115 @@ from flows.analysis.statistics import FEWEST_SEEDS, interval
 from flows.metrics import BY_KEY
 from flows.report.figures.dataset import Subject, titled
 from flows.report.figures.figure import Drawing, Table
-from flows.report.figures.style import INK, REFERENCE, legend_above, line_key, panel
+from flows.report.figures.style import (
+    INK,
+    MUTED,
+    REFERENCE,
+    Look,
+    count_told,
+    footnote,
+    legend_above,
+    line_key,
+    panel,
+    percent_ticks,
+    value_axis,
+)
 
 COST, ACCURACY = "cost_usd", "accuracy_final"
+Points = Mapping[int | None, tuple[float, float]]  # money in USD and what came of it, by seed
+Limits = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What money is set against: the name and title of the figure, and its vertical axis.
+
+    No value is outside of `limits`.
+    """
+
+    name: str
+    title: str
+    note: str
+    y: str
+    limits: Limits
+
+
+FINAL = Measure(
+    "cost-accuracy", "Cost against accuracy", "", "final test accuracy", limits=(0.0, 1.0)
+)
+EFFECT = Measure(
+    "cost-effect",
+    "Cost against what the faults did",
+    " The effect is the final accuracy less that of the same strategy and seed without the faults.",
+    "effect on accuracy, points",
+    limits=(-math.inf, math.inf),
+)
 
 
 def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     """Draw money against final accuracy under one condition; None where either is missing."""
-    groups = [g for g in subject.groups_under(condition) if g.spread(COST) and g.spread(ACCURACY)]
-    if not groups:
+    groups = subject.groups_under(condition)
+    return _drawing(subject, condition, FINAL, {group.strategy: _pairs(group) for group in groups})
+
+
+def cost_effect(subject: Subject, condition: str) -> Drawing | None:
+    """Draw money against what the faults did to the final accuracy; None without their controls."""
+    quiet = [name for name in subject.conditions if not subject.faulty(name)]
+    if len(quiet) != 1 or not subject.faulty(condition):
+        return None
+    without = {group.strategy: _pairs(group) for group in subject.groups_under(quiet[0])}
+    effects = {
+        group.strategy: _less(_pairs(group), without.get(group.strategy, {}))
+        for group in subject.groups_under(condition)
+    }
+    return _drawing(subject, condition, EFFECT, effects)
+
+
+def _drawing(
+    subject: Subject, condition: str, measure: Measure, found: Mapping[str, Points]
+) -> Drawing | None:
+    points = {strategy: each for strategy, each in found.items() if each}
+    if not points:
         return None
     figure, axes = panel()
-    scale = _scale([value for group in groups for value, _ in _pairs(group)])
-    means = {group.strategy: _means(group) for group in groups}
+    scale = _scale([cost for each in points.values() for cost, _ in each.values()])
+    means = {strategy: _mean(each) for strategy, each in points.items()}
     best = front(list(means.values()))
     if len(best) > 1:
-        # A staircase: more accuracy is had only at the next one's cost.
-        x, y = [scale * cost for cost, _ in best], [accuracy for _, accuracy in best]
-        axes.plot(x, y, color=REFERENCE, linewidth=1.4, drawstyle="steps-post")
-    for group in groups:
-        _draw(axes, group, scale, subject)
+        # A staircase: more is had only at the next one's cost.
+        x, y = [scale * cost for cost, _ in best], [value for _, value in best]
+        axes.plot(x, y, color=REFERENCE, linewidth=1.2, drawstyle="steps-post", zorder=1)
+    reached = [
+        value
+        for strategy, each in points.items()
+        for value in _draw(axes, each, scale, subject.looks[strategy], measure.limits)
+    ]
     axes.set_xlabel(f"money for the training, {_unit(scale)}")
-    axes.set_ylabel("final test accuracy")
-    axes.margins(0.12)
-    from matplotlib.ticker import PercentFormatter
-
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-    own = ((group.strategy, subject.looks[group.strategy]) for group in groups)
+    axes.set_ylabel(measure.y)
+    axes.margins(x=0.1)
+    if measure is FINAL:
+        value_axis(axes, reached, *measure.limits, near=True)
+        percent_ticks(axes)
+    else:
+        axes.axhline(0, color=MUTED, linewidth=0.6, zorder=0)
+        axes.margins(y=0.12)
+    own = ((strategy, subject.looks[strategy]) for strategy in points)
     keys = [line_key(name, look.colour, look.marker, "none") for name, look in own]
     if len(best) > 1:
-        keys.append(line_key("not beaten in both", REFERENCE))
-    legend_above(axes, keys)
+        keys.append(line_key("frontier", REFERENCE))
+    legend_above(figure, keys)
+    told = _interval_told([len(each) for each in points.values()])
+    footnote(figure, told)
+    note = (
+        f"Large: mean over trials; small: each trial ({told}). Left and up is better; the grey "
+        f"line, the frontier, joins the strategies that no other beats in both.{measure.note}"
+    )
     return Drawing(
-        subject.name("cost-accuracy", condition),
-        titled("Cost against accuracy", condition),
-        f"Large: mean over trials{_interval_told(groups)}; small: each trial. Left and up is "
-        "better; the grey line joins the strategies that no other beats in both. Mind the scale: "
-        "it does not start at 0.",
+        subject.name(measure.name, condition),
+        titled(measure.title, condition),
+        note,
         figure,
-        _table(groups, best),
+        _table(points, best, measure),
     )
 
 
@@ -63,57 +135,71 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return kept
 
 
-def _draw(axes: Any, group: Group, scale: float, subject: Subject) -> None:
-    look = subject.looks[group.strategy]
-    pairs = _pairs(group)
-    x, y = [scale * cost for cost, _ in pairs], [accuracy for _, accuracy in pairs]
-    axes.plot(x, y, look.marker, color=look.colour, markersize=3.5, alpha=0.5)
-    cost, accuracy = _means(group)
+def _draw(axes: Any, points: Points, scale: float, look: Look, limits: Limits) -> list[float]:
+    """Draw trials, mean and intervals of one strategy; return the heights that these reach."""
+    x = [scale * cost for cost, _ in points.values()]
+    y = [value for _, value in points.values()]
+    axes.plot(x, y, look.marker, color=look.colour, markersize=2.6, alpha=0.5, markeredgewidth=0)
+    cost, value = _mean(points)
+    up_down = _reach(y, limits)
     axes.errorbar(
         scale * cost,
-        accuracy,
-        xerr=_reach(x),
-        yerr=_reach(y),
+        value,
+        xerr=_reach(x, (0.0, math.inf)),
+        yerr=up_down,
         fmt=look.marker,
         color=look.colour,
-        markersize=8,
-        elinewidth=1.2,
-        markeredgecolor=INK,
+        markersize=6,
+        elinewidth=1,
+        capsize=2,
+        markeredgecolor="white",
         markeredgewidth=0.6,
+        ecolor=INK,
     )
+    ends = [] if up_down is None else [value - up_down[0][0], value + up_down[1][0]]
+    return [*y, *ends]
 
 
-def _pairs(group: Group) -> list[tuple[float, float]]:
-    rows = [trial.row() for trial in group.trials]
-    return [
-        (float(row[COST]), float(row[ACCURACY]))
-        for row in rows
+def _pairs(group: Group) -> Points:
+    rows = {trial.identity.seed: trial.row() for trial in group.trials}
+    return {
+        seed: (float(row[COST]), float(row[ACCURACY]))
+        for seed, row in rows.items()
         if row[COST] is not None and row[ACCURACY] is not None
-    ]
+    }
 
 
-def _means(group: Group) -> tuple[float, float]:
-    pairs = _pairs(group)
+def _less(points: Points, without: Points) -> Points:
+    """The money of each trial, and its accuracy less that of its control, in points."""
+    return {
+        seed: (cost, 100 * (accuracy - without[seed][1]))
+        for seed, (cost, accuracy) in points.items()
+        if seed in without
+    }
+
+
+def _mean(points: Points) -> tuple[float, float]:
+    pairs = points.values()
     return sum(x for x, _ in pairs) / len(pairs), sum(y for _, y in pairs) / len(pairs)
 
 
-def _reach(values: Sequence[float]) -> list[list[float]] | None:
+def _reach(values: Sequence[float], limits: Limits) -> list[list[float]] | None:
     """How far the 95% interval of a mean goes down and up; None where it would say little."""
     if len(values) < FEWEST_SEEDS:
         return None
     found = interval(values, np.random.default_rng(0))
     if found.low is None or found.high is None:  # the same in all of a few seeds
         return None
-    return [[max(0.0, found.mean - found.low)], [max(0.0, found.high - found.mean)]]
+    low, high = max(limits[0], found.low), min(limits[1], found.high)
+    return [[max(0.0, found.mean - low)], [max(0.0, high - found.mean)]]
 
 
-def _interval_told(groups: Sequence[Group]) -> str:
+def _interval_told(counts: Sequence[int]) -> str:
     """What is said of the intervals: some are drawn, or the trials are too few for any."""
-    counts = [len(_pairs(group)) for group in groups]
     if max(counts) < FEWEST_SEEDS:
-        return f" (its 95% interval would take {FEWEST_SEEDS} seeds at least)"
+        return f"{count_told(counts)}; a 95% interval would take {FEWEST_SEEDS} seeds at least"
     few = f", where there are {FEWEST_SEEDS} seeds" if min(counts) < FEWEST_SEEDS else ""
-    return f", with its 95% interval{few}"
+    return f"{count_told(counts)}; mean with its 95% interval on both axes{few}"
 
 
 def _scale(costs: Sequence[float]) -> float:
@@ -126,13 +212,15 @@ def _unit(scale: float) -> str:
     return {1.0: "USD", 100.0: "US cents", 1e6: "millionths of a USD"}[scale]
 
 
-def _table(groups: Sequence[Group], best: Sequence[tuple[float, float]]) -> Table:
+def _table(
+    points: Mapping[str, Points], best: Sequence[tuple[float, float]], measure: Measure
+) -> Table:
     rows: list[tuple[Any, ...]] = []
-    for group in groups:
-        mean = _means(group)
-        rows.append((group.strategy, "mean", *mean, "yes" if mean in best else "no"))
-        for trial in group.trials:
-            row = trial.row()
-            rows.append((group.strategy, row["seed"], row[COST], row[ACCURACY], None))
-    costs, accuracy = (BY_KEY[key].label for key in (COST, ACCURACY))
-    return Table(("strategy", "seed", f"{costs}, USD", accuracy, "on the front"), tuple(rows))
+    for strategy, each in points.items():
+        mean = _mean(each)
+        rows.append((strategy, "mean", *mean, "yes" if mean in best else "no"))
+        rows += [(strategy, seed, *pair, None) for seed, pair in each.items()]
+    label = BY_KEY[ACCURACY].label if measure is FINAL else measure.y
+    return Table(
+        ("strategy", "seed", f"{BY_KEY[COST].label}, USD", label, "on the front"), tuple(rows)
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +18,26 @@ from flows.analysis.learning import evaluations
 from flows.analysis.ledger import applied_rows
 from flows.analysis.series import WINDOW_SECONDS, series
 from flows.analysis.steps import Steps
-from flows.records.record import Record
-from flows.report.figures.bands import Band, Curve, band
+from flows.report.figures.bands import Band, Curve, band, told_of
 from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
-from flows.report.figures.style import MUTED, legend_above, panel, percent_axis, strategy_keys
+from flows.report.figures.style import (
+    MUTED,
+    REFERENCE,
+    SMALL,
+    Key,
+    Look,
+    draw_line,
+    draw_seed,
+    footnote,
+    legend_above,
+    line_key,
+    panel,
+    patch_key,
+    percent_ticks,
+    strategy_keys,
+    value_axis,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +45,7 @@ if TYPE_CHECKING:
 Points = list[tuple[float, float]]
 
 RATE_SECONDS = 0.5
+CHANGES_HEIGHT = 0.55  # inches above the axes, in which changes are named
 MOST_WINDOWS = 100_000  # of half a second: a training of 14 hours; of a longer one they are longer
 SECONDS = "seconds since training started"
 GRADIENTS = "gradients pushed"
@@ -44,8 +63,8 @@ class Measure:
         What the axes show.
     points
         Returns a trial's values, in order of x; NaN where there is a gap.
-    percent
-        Whether the values are shares.
+    highest
+        What no value can exceed: 1 for shares, which are written in per cent. None is below 0.
     timed
         Whether x is time: then a trial that was resumed is left out, and the note says so.
     """
@@ -55,8 +74,8 @@ class Measure:
     note: str
     x: str
     y: str
-    points: Callable[[Record], Points]
-    percent: bool = False
+    points: Callable[[Trial], Points]
+    highest: float = inf
     timed: bool = True
 
 
@@ -69,21 +88,23 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
         return None
     figure, axes = panel()
     names = [name for name in subject.strategies if any(c.strategy == name for c in drawn)]
-    joined = {name: band([c for c in drawn if c.strategy == name]) for name in names}
-    for name in names:
-        _draw(axes, subject, [c for c in drawn if c.strategy == name], joined[name])
-    if measure.percent:
-        percent_axis(axes, measure.y)
-    else:
-        axes.set_ylabel(measure.y)
-        axes.set_ylim(bottom=0)
-    if measure.name == ACCURACY_BY_TIME.name:
-        outage_bars(axes, subject, shown)
-    if measure.timed:
-        change_marks(axes, shown)
+    by_name = {name: [c for c in drawn if c.strategy == name] for name in names}
+    joined = {name: band(by_name[name], 0.0, measure.highest) for name in names}
+    for place, name in enumerate(names):
+        _draw(axes, subject.looks[name], by_name[name], joined[name], place)
+    axes.set_ylabel(measure.y)
+    value_axis(axes, _shown(drawn, joined), highest=measure.highest, near=measure.highest == 1.0)
+    if measure.highest == 1.0:
+        percent_ticks(axes)
     axes.set_xlabel(measure.x)
     axes.set_xlim(left=0)
-    legend_above(axes, strategy_keys(names, subject.looks))
+    keys = strategy_keys(names, subject.looks)
+    if measure.name == ACCURACY_BY_TIME.name:
+        keys += outage_strip(axes, subject, shown)
+    if measure.timed:
+        keys += change_marks(axes, shown)
+    legend_above(figure, keys)
+    footnote(figure, told_of([len(each) for each in by_name.values()]))
     return Drawing(
         name=subject.name(measure.name, condition),
         title=titled(measure.title, condition),
@@ -94,67 +115,107 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
 
 
 def _curve(trial: Trial, measure: Measure) -> Curve:
-    record, outcome = trial
-    points = measure.points(record)
+    outcome = trial[1]
+    points = measure.points(trial)
     x = np.array([x for x, _ in points], float)
     y = np.array([y for _, y in points], float)
     return Curve(outcome.identity.strategy, outcome.identity.seed, x, y).thinned()
 
 
-def _draw(axes: Axes, subject: Subject, each: Sequence[Curve], joined: Band | None) -> None:
-    look = subject.looks[each[0].strategy]
-    alone = len(each) == 1
+def _draw(axes: Axes, look: Look, each: Sequence[Curve], joined: Band | None, place: int) -> None:
+    if len(each) == 1:
+        draw_line(axes, each[0].x, each[0].y, look, place)
+        return
     for curve in each:
-        width, alpha = (1.6, 1.0) if alone else (0.7, 0.55)
-        axes.plot(
-            curve.x, curve.y, color=look.colour, linewidth=width, alpha=alpha, linestyle=look.dashes
-        )
-        axes.plot(curve.x[-1:], curve.y[-1:], look.marker, color=look.colour, markersize=4.5)
-    if joined is not None and not alone:
+        draw_seed(axes, curve.x, curve.y, look.colour)
+    if joined is not None:
         axes.fill_between(
             joined.x, joined.low, joined.high, color=look.colour, alpha=0.16, linewidth=0
         )
-        axes.plot(joined.x, joined.mean, color=look.colour, linewidth=1.8, linestyle=look.dashes)
+        draw_line(axes, joined.x, joined.mean, look, place)
 
 
-def outage_bars(axes: Axes, subject: Subject, shown: Sequence[Trial]) -> None:
-    """Draw a bar at the foot for each trial with a fault, for as long as the shard was down."""
-    hit = [trial for trial in shown if trial[1].faults]
-    hit.sort(key=lambda trial: subject.strategies.index(trial[1].identity.strategy), reverse=True)
-    step = min(0.024, 0.3 / max(1, len(hit)))
-    for row, (record, outcome) in enumerate(hit):
-        colour = subject.looks[outcome.identity.strategy].colour
-        for fault in outcome.faults:
-            if fault.shard is None:
-                continue
-            until = fault.serving if fault.serving is not None else end(record)
-            span = [fault.began - start(record), until - start(record)]
-            height = [0.03 + step * row] * 2
-            axes.plot(span, height, color=colour, linewidth=120 * step, solid_capstyle="butt")
-            # So that an outage of milliseconds can be seen as well.
-            axes.plot(span[0], height[0], "|", color=colour, markersize=170 * step)
+def _shown(drawn: Sequence[Curve], joined: Mapping[str, Band | None]) -> Iterator[float]:
+    """Every value that has to be on the axis."""
+    for curve in drawn:
+        yield from map(float, curve.y)
+    for found in joined.values():
+        if found is not None:
+            yield from map(float, (*found.low, *found.high))
 
 
-def change_marks(axes: Axes, shown: Sequence[Trial]) -> None:
-    """Mark when other numbers of servers and workers were wanted; say which, of one trial."""
-    changing = [record for record, _ in shown if record.of(Rescaled)]
-    for number, record in enumerate(changing):
-        for change in record.of(Rescaled):
-            at = change.t - start(record)
-            axes.axvline(at, color=MUTED, linewidth=0.6, linestyle=":")
-            wanted = ((change.servers, "server"), (change.workers, "worker"))
-            told = ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in wanted if n is not None)
-            if number == 0:
-                axes.annotate(
-                    told,
-                    (at, 0.02),
-                    xycoords=("data", "axes fraction"),
-                    xytext=(2, 0),
-                    textcoords="offset points",
-                    rotation=90,
-                    fontsize=8,
-                    color=MUTED,
-                )
+def outage_strip(axes: Axes, subject: Subject, shown: Sequence[Trial]) -> list[Key]:
+    """Draw above the axes when shards were down: a row for each strategy, its trials laid over.
+
+    Returns what the legend says of it.
+    """
+    names = [
+        name
+        for name in subject.strategies
+        if any(outages(trial) for trial in shown if trial[1].identity.strategy == name)
+    ]
+    for row, name in enumerate(reversed(names)):
+        colour = subject.looks[name].colour
+        mine = [trial for trial in shown if trial[1].identity.strategy == name]
+        height = 1.03 + 0.045 * row
+        for record, outcome in mine:
+            for began, until in outages((record, outcome)):
+                span = [began - start(record), until - start(record)]
+                strip: dict[str, Any] = {
+                    "color": colour,
+                    "transform": axes.get_xaxis_transform(),
+                    "clip_on": False,
+                    "alpha": max(0.3, 1 / len(mine)),
+                }
+                axes.plot(span, [height] * 2, linewidth=2.6, solid_capstyle="butt", **strip)
+                # So that an outage of milliseconds can be seen as well.
+                axes.plot(span[0], height, "|", markersize=3.4, markeredgewidth=0.8, **strip)
+    if not names:
+        return []
+    key = line_key("above: a shard is down", MUTED)
+    key.handle.set(linewidth=2.6)
+    return [key]
+
+
+def outages(trial: Trial) -> list[tuple[float, float]]:
+    """Return from when to when shards were not served because of each fault of a trial."""
+    record, outcome = trial
+    return [
+        (fault.began, fault.serving if fault.serving is not None else end(record))
+        for fault in outcome.faults
+        if fault.shard is not None
+    ]
+
+
+def change_marks(axes: Axes, shown: Sequence[Trial]) -> list[Key]:
+    """Mark when other numbers of servers and workers were wanted: the median, and the range.
+
+    Each change is marked once, and says what was wanted. Returns what the legend says of it.
+    """
+    changes: defaultdict[tuple[int, int | None, int | None], list[float]] = defaultdict(list)
+    for record, _ in shown:
+        for number, change in enumerate(record.of(Rescaled)):
+            changes[number, change.servers, change.workers].append(change.t - start(record))
+    for (_, servers, workers), times in changes.items():
+        axes.axvspan(min(times), max(times), facecolor=REFERENCE, alpha=0.3, linewidth=0, zorder=0)
+        axes.axvline(median(times), color=MUTED, linewidth=0.6, linestyle=":", zorder=0)
+        wanted = ((servers, "server"), (workers, "worker"))
+        axes.annotate(
+            ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in wanted if n is not None),
+            (median(times), 1.02),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
+            rotation=90,
+            fontsize=SMALL,
+            color=MUTED,
+        )
+    if not changes:
+        return []
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_figheight(figure.get_figheight() + CHANGES_HEIGHT)
+    return [patch_key("change wanted, all trials", REFERENCE, 0.5)]
 
 
 def is_rescaled(subject: Subject, condition: str) -> bool:
@@ -165,9 +226,15 @@ def is_rescaled(subject: Subject, condition: str) -> bool:
 def _note(subject: Subject, measure: Measure, condition: str, resumed: int) -> str:
     note = measure.note
     if measure.name == ACCURACY_BY_TIME.name and subject.faulty(condition):
-        note += " Bars at the foot, one per trial: from a fault until the shard served again."
+        note += (
+            " Bars above: from a fault until the shard served again, the trials of a strategy laid "
+            "over one another. Lines have a gap there."
+        )
     if measure.timed and is_rescaled(subject, condition):
-        note += " Dotted: from then on other numbers of servers or workers were wanted."
+        note += (
+            " Dotted: the median over trials of when other numbers of servers or workers were "
+            "wanted, and which; shaded: from the first trial to the last."
+        )
     if resumed:
         verb = "was" if resumed == 1 else "were"
         note += (
@@ -195,28 +262,42 @@ def _table(measure: Measure, drawn: Sequence[Curve], joined: dict[str, Band | No
 # -- what is measured --------------------------------------------------------------------------
 
 
-def accuracy_points(record: Record, origin: float) -> Points:
-    """Return times and accuracies, with a gap where an evaluation found a shard down."""
-    points = [(event.t - origin, event.accuracy) for event in evaluations(record)]
-    gaps = [(event.t - origin, float("nan")) for event in record.of(EvaluationMissed)]
-    return sorted([*points, *gaps], key=lambda point: point[0])
+def accuracy_points(trial: Trial, origin: float) -> Points:
+    """Return times and accuracies, with a gap where a shard was down.
+
+    There is a gap wherever an evaluation found a shard down, and between any two evaluations with
+    an outage between them, so that no line is drawn where nothing can be known.
+    """
+    record, _ = trial
+    scores = [(event.t - origin, event.accuracy) for event in evaluations(record)]
+    missed = [event.t - origin for event in record.of(EvaluationMissed)]
+    down = [(began - origin, until - origin) for began, until in outages(trial)]
+    times = sorted(t for t, _ in scores)
+    for began, until in down:
+        if bisect_right(times, began) == bisect_left(times, until):
+            missed.append((began + until) / 2)
+    gaps = [(t, float("nan")) for t in missed]
+    return sorted([*scores, *gaps], key=lambda point: point[0])
 
 
-def _accuracy_by_time(record: Record) -> Points:
-    return [(t, value) for t, value in accuracy_points(record, start(record)) if t >= 0]
+def _accuracy_by_time(trial: Trial) -> Points:
+    return [(t, value) for t, value in accuracy_points(trial, start(trial[0])) if t >= 0]
 
 
-def _accuracy_by_gradients(record: Record) -> Points:
+def _accuracy_by_gradients(trial: Trial) -> Points:
+    record, _ = trial
     steps = Steps(record)
     return [(steps.at(event.t), event.accuracy) for event in evaluations(record)]
 
 
-def _loss_by_gradients(record: Record) -> Points:
+def _loss_by_gradients(trial: Trial) -> Points:
+    record, _ = trial
     steps = Steps(record)
     return [(steps.at(event.t), event.loss) for event in evaluations(record)]
 
 
-def _gradients(record: Record) -> Points:
+def _gradients(trial: Trial) -> Points:
+    record, _ = trial
     started = record.of(TrainingStarted)
     shards = started[0].shards if started else 1
     origin = start(record)
@@ -224,8 +305,8 @@ def _gradients(record: Record) -> Points:
     return [(0.0, 0.0), *((t, number / shards) for number, t in enumerate(times, 1))]
 
 
-def _rates(record: Record) -> Points:
-    times, counts = np.array(_gradients(record)).T
+def _rates(trial: Trial) -> Points:
+    times, counts = np.array(_gradients(trial)).T
     seconds = max(RATE_SECONDS, times[-1] / MOST_WINDOWS)
     edges = np.arange(0.0, times[-1], seconds)
     passed = np.interp(edges, times, counts)
@@ -233,7 +314,8 @@ def _rates(record: Record) -> Points:
     return list(zip(map(float, edges[1:]), map(float, rates), strict=True))
 
 
-def _staleness(record: Record) -> Points:
+def _staleness(trial: Trial) -> Points:
+    record, _ = trial
     origin = start(record)
     points: Points = []
     for point in series(record):
@@ -245,10 +327,9 @@ def _staleness(record: Record) -> Points:
     return points
 
 
-def _totals(
-    value: Callable[[ResourceSampled], float], record: Record, gone: bool = False
-) -> Points:
+def _totals(value: Callable[[ResourceSampled], float], trial: Trial, gone: bool = False) -> Points:
     """Sum samples up over all processes; `gone`: killed ones count no more."""
+    record, _ = trial
     origin, points = start(record), list[tuple[float, float]]()
     killed = {event.pid: event.t for event in record.of(Killed)} if gone else {}
     latest: defaultdict[tuple[str, int], float] = defaultdict(float)
@@ -263,7 +344,7 @@ def _totals(
 
 
 ACCURACY_BY_TIME = Measure(
-    "accuracy-time", "Accuracy over time", "", SECONDS, "test accuracy", _accuracy_by_time, True
+    "accuracy-time", "Accuracy over time", "", SECONDS, "test accuracy", _accuracy_by_time, 1.0
 )
 ACCURACY_BY_GRADIENTS = Measure(
     "accuracy-gradients",
@@ -273,7 +354,7 @@ ACCURACY_BY_GRADIENTS = Measure(
     GRADIENTS,
     "test accuracy",
     _accuracy_by_gradients,
-    percent=True,
+    highest=1.0,
     timed=False,
 )
 LOSS_BY_GRADIENTS = Measure(

@@ -9,13 +9,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dps.errors import StoreUnavailable
-from flows.report.figures.style import to_png, to_svg
+from flows.files import write_whole
+from flows.report.figures.style import (
+    DOUBLE,
+    SINGLE,
+    fit,
+    height_of,
+    to_pdf,
+    to_png,
+    to_svg,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Width = Literal["single", "double"]
+WIDTHS: dict[Width, float] = {"single": SINGLE, "double": DOUBLE}
+# Of what is not in rows, when it is two columns wide instead of one.
+GROWTH = 1.3
+# What pages and programs need, and what goes to print, which takes a second for every few figures.
+SCREEN, PRINT = ("svg", "csv"), ("pdf", "png")
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,10 @@ class Drawing:
         The numbers that are drawn.
     strategy
         The one strategy that it is about; None if it is about several.
+    width
+        Of its files, unless another is asked for; on a page it is one column wide.
+    rows
+        Whether it is as high as its rows need, whatever its width.
     """
 
     name: str
@@ -56,11 +76,32 @@ class Drawing:
     figure: Figure
     table: Table
     strategy: str | None = None
+    width: Width = "single"
+    rows: bool = False
 
     @cached_property
     def svg(self) -> str:
-        """The figure as an SVG file."""
-        return to_svg(self.figure, self.name)
+        """The figure as an SVG file, one column wide."""
+        return self.file("svg", "single").decode()
+
+    def file(self, kind: str, width: Width) -> bytes:
+        """Return the figure as a file of a kind: "svg", "pdf", "png", or "csv" for its table."""
+        if kind == "csv":
+            return self.csv.encode()
+        if kind == "svg" and width == "single" and "svg" in vars(self):
+            return self.svg.encode()
+        fit(self.figure, WIDTHS[width], self._height * (1.0 if self._same(width) else GROWTH))
+        if kind == "svg":
+            return to_svg(self.figure, self.name).encode()
+        return {"pdf": to_pdf, "png": to_png}[kind](self.figure)
+
+    def _same(self, width: Width) -> bool:
+        return self.rows or width == "single"
+
+    @cached_property
+    def _height(self) -> float:
+        """In inches, besides legend and footnote: as it was drawn, one column wide."""
+        return height_of(self.figure)
 
     @cached_property
     def csv(self) -> str:
@@ -78,24 +119,34 @@ class Chapter:
     drawings: tuple[Drawing, ...]
 
 
-def write_files(drawings: Iterable[Drawing], folder: Path) -> None:
-    """Write every drawing as SVG, PNG and CSV into `folder`.
+def write_files(
+    drawings: Iterable[Drawing],
+    folder: Path,
+    kinds: Sequence[str] = (*SCREEN, *PRINT),
+    width: Width | None = None,
+) -> None:
+    """Write every drawing into `folder`.
+
+    Parameters
+    ----------
+    kinds
+        Which files: "svg", "pdf", "png" and "csv". Those of other kinds that an earlier call has
+        left are removed, for they show what was recorded then.
+    width
+        Of all of them; None: each has the width that suits it.
 
     Raises
     ------
     StoreUnavailable
         The folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for drawing in drawings:
-            (folder / f"{drawing.name}.svg").write_text(drawing.svg, encoding="utf-8")
-            (folder / f"{drawing.name}.csv").write_text(drawing.csv, encoding="utf-8")
-            (folder / f"{drawing.name}.png").write_bytes(to_png(drawing.figure))
-    except OSError as error:
-        raise StoreUnavailable(
-            f"the figures cannot be written to {folder}: {error.strerror or error}"
-        ) from error
+    for drawing in drawings:
+        for kind in (*SCREEN, *PRINT):
+            path = folder / f"{drawing.name}.{kind}"
+            if kind in kinds:
+                write_whole(path, drawing.file(kind, width or drawing.width), "a figure")
+            else:
+                path.unlink(missing_ok=True)
 
 
 def slugs(names: Sequence[str]) -> dict[str, str]:

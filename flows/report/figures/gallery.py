@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from flows.report.figures import bands, bars, curves, staleness
+from flows.report.figures import bands, bars, break_even, curves, distribution, staleness
 from flows.report.figures import by_axis as against
 from flows.report.figures import cost as tradeoff
 from flows.report.figures import recovery as through
@@ -27,7 +27,10 @@ def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
 
 
 def _chapters(subject: Subject) -> Iterator[Chapter]:
-    for axis in numeric_axes([outcome.identity.labels for _, outcome in subject.trials]):
+    axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
+    maps = break_even.maps(subject, axes)
+    yield _chapter("break-even", "Who wins where", break_even.NOTE, maps)
+    for axis in axes:
         name, title = f"against-{axis.key.replace('.', '-')}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))
     yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
@@ -47,8 +50,7 @@ def _chapters(subject: Subject) -> Iterator[Chapter]:
     yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
     yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
     yield _chapter("resources", "Resources by role and link", "", _by_part(subject))
-    money = (tradeoff.cost_accuracy(subject, condition) for condition in _faulty_first(subject))
-    yield _chapter("money", "Cost against accuracy", "", money)
+    yield _chapter("money", "Cost against accuracy", "", _money(subject))
 
 
 def _chapter(name: str, title: str, note: str, found: Iterable[Drawing | None]) -> Chapter:
@@ -73,6 +75,8 @@ def _through(subject: Subject) -> Iterator[Drawing | None]:
 def _recovery(subject: Subject) -> Iterator[Drawing | None]:
     yield bars.recovery_time(subject)
     for condition in _faulty_first(subject):
+        yield distribution.recovery_times(subject, condition)
+    for condition in _faulty_first(subject):
         yield staleness.distributions(subject, condition)
 
 
@@ -88,6 +92,12 @@ def _over_time(subject: Subject) -> Iterator[Drawing | None]:
             curves.BYTES_BY_TIME,
         ):
             yield curves.curves(subject, measure, condition)
+
+
+def _money(subject: Subject) -> Iterator[Drawing | None]:
+    for condition in _faulty_first(subject):
+        yield tradeoff.cost_accuracy(subject, condition)
+        yield tradeoff.cost_effect(subject, condition)
 
 
 def _by_part(subject: Subject) -> Iterator[Drawing | None]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from flows.analysis.groups import besides, numbers
 
 FEWEST_VALUES = 3
+BETWEEN = " · "  # labels of several axes
 # Values whose distances differ by more than this would crowd at one end of an axis to scale.
 MOST_UNEVEN = 50.0
 
@@ -53,7 +54,7 @@ class NumericAxis:
 
     def line(self, labels: Labels) -> str:
         """Return the name of the line that a trial with these labels is on."""
-        return " · ".join(labels[axis] for axis in self.others)
+        return BETWEEN.join(labels[axis] for axis in self.others)
 
     def tick(self, label: str) -> str:
         """Return what is written at a label's place."""

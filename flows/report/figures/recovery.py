@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group
@@ -12,19 +16,25 @@ from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome
 from flows.records.record import Record
 from flows.report import sentences as words
-from flows.report.figures.curves import SECONDS, accuracy_points
+from flows.report.figures.bands import Curve, band, told_of
+from flows.report.figures.curves import SECONDS, accuracy_points, outages
 from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import (
     INK,
     REFERENCE,
+    Key,
     Look,
+    draw_line,
+    draw_seed,
+    footnote,
     legend_above,
     line_key,
     looks,
     panel,
     patch_key,
     percent_axis,
+    strategy_keys,
 )
 
 if TYPE_CHECKING:
@@ -32,21 +42,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SINCE = "seconds since the fault"
+WITHOUT = "without fault"
+DETECTED, SERVING = (0, (1, 1.5)), (0, (4, 2))  # dashes
+SHADE = 0.18
+TRIAL_DOTS = 200  # per inch, of a trial's picture
+Origin = Callable[[Trial], float]
 
 
 def trial_figure(record: Record, outcome: Outcome) -> Figure:
     """Draw one trial."""
     figure, axes = panel()
-    strategy = outcome.identity.strategy
-    look = looks([strategy])[strategy]
-    points = accuracy_points(record, start(record))
-    axes.plot(*_columns(points), color=look.colour)
-    for fault in outcome.faults:
-        mark_fault(axes, fault, look, start(record))
+    trial, strategy = (record, outcome), outcome.identity.strategy
+    by_name = looks([strategy])
+    draw_line(axes, *_columns(accuracy_points(trial, start(record))), by_name[strategy])
+    marked = mark_faults(axes, [trial], by_name[strategy], lambda each: start(each[0]))
     percent_axis(axes, "test accuracy")
     axes.set_xlabel(SECONDS)
-    keys = [line_key("accuracy", look.colour), *(fault_keys(look) if outcome.faults else [])]
-    legend_above(axes, keys)
+    legend_above(figure, [*strategy_keys([strategy], by_name), *marked])
+    footnote(figure, told_of([1]))
+    figure.set_dpi(TRIAL_DOTS)
+    figure.set_facecolor("white")
     return figure
 
 
@@ -59,27 +74,31 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
     hit = _hit(subject.under(group.condition, group.strategy))
     if not hit:
         return None
-    figure, axes = panel(height=2.8)
+    figure, axes = panel()
     look = subject.looks[group.strategy]
-    struck = sum(_origin(o) - start(r) for r, o in hit) / len(hit)
-    rows: list[tuple[Any, ...]] = []
-    for record, outcome in subject.under(reference, group.strategy):
-        if whole(record):
-            points = accuracy_points(record, start(record) + struck)
-            axes.plot(*_columns(points), color=REFERENCE, linewidth=1.1)
-            rows += [(reference, outcome.identity.seed, *point) for point in points]
-    for record, outcome in hit:
-        origin = _origin(outcome)
-        points = accuracy_points(record, origin)
-        axes.plot(*_columns(points), ".-", color=look.colour, linewidth=1.2, markersize=4)
-        rows += [(group.condition, outcome.identity.seed, *point) for point in points]
-        for fault in outcome.faults:
-            mark_fault(axes, fault, look, origin)
-    first, last = _span(subject, group.condition)
-    percent_axis(axes, "test accuracy", _lowest(subject, group.condition, first, last))
+    span = _span(subject, group.condition)
+    struck = sum(_since(trial) - start(trial[0]) for trial in hit) / len(hit)
+    quiet = [trial for trial in subject.under(reference, group.strategy) if whole(trial[0])]
+    without = [(trial, accuracy_points(trial, start(trial[0]) + struck)) for trial in quiet]
+    through = [(trial, accuracy_points(trial, _since(trial))) for trial in hit]
+    _draw(axes, without, Look(REFERENCE, ""), span)
+    _draw(axes, through, look, span)
+    marked = mark_faults(axes, hit, look, _since)
+    percent_axis(axes, "test accuracy", _lowest(subject, group.condition, *span))
     axes.set_xlabel(SINCE)
-    axes.set_xlim(first, last)
-    legend_above(axes, _keys(look, reference is not None))
+    axes.set_xlim(*span)
+    keys = strategy_keys([group.strategy], subject.looks)
+    if without:
+        keys.append(line_key(WITHOUT, REFERENCE))
+    legend_above(figure, [*keys, *marked])
+    lines = "; upright lines: medians" if len(hit) > 1 else ""
+    footnote(figure, told_of([len(hit), *([len(without)] if without else [])]) + lines)
+    rows = [
+        (condition, trial[1].identity.seed, *point)
+        for condition, each in ((reference, without), (group.condition, through))
+        for trial, points in each
+        for point in points
+    ]
     return Drawing(
         name=subject.name("through-fault", group.condition, group.strategy),
         title=titled(group.strategy, group.condition),
@@ -90,42 +109,81 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
     )
 
 
-def mark_fault(axes: Axes, fault: FaultTimes, look: Look, origin: float) -> None:
-    """Shade the outage; mark fault (solid), detection (dotted) and return of service (dashed)."""
-    if fault.serving is not None:
-        span = fault.began - origin, fault.serving - origin
-        axes.axvspan(*span, facecolor=look.colour, alpha=0.10, linewidth=0)
-    for moment, colour, dashes in (
-        (fault.began, INK, "-"),
-        (fault.detected, INK, (0, (1, 1.5))),
-        (fault.serving, look.colour, (0, (4, 2))),
+def _draw(
+    axes: Axes,
+    trials: Sequence[tuple[Trial, Sequence[tuple[float, float]]]],
+    look: Look,
+    span: tuple[float, float],
+) -> None:
+    """Draw each trial; of several also their mean with its band, as far as it can be seen."""
+    if len(trials) == 1:
+        draw_line(axes, *_columns(trials[0][1]), look)
+        return
+    seen = []
+    for trial, points in trials:
+        x, y = _columns(points)
+        draw_seed(axes, x, y, look.colour)
+        # What is just beyond the edges belongs to what is seen.
+        inside = slice(max(0, bisect_left(x, span[0]) - 1), bisect_right(x, span[1]) + 1)
+        seen.append(Curve("", trial[1].identity.seed, np.array(x)[inside], np.array(y)[inside]))
+    if (joined := band(seen, 0.0, 1.0)) is not None:
+        axes.fill_between(
+            joined.x, joined.low, joined.high, color=look.colour, alpha=0.16, linewidth=0
+        )
+        draw_line(axes, joined.x, joined.mean, look)
+
+
+def mark_faults(axes: Axes, trials: Sequence[Trial], look: Look, origin: Origin) -> list[Key]:
+    """Shade every outage; mark the fault of each trial that times count from, and its recovery.
+
+    Lines stand at the medians over trials: few lines, however many trials and faults there are.
+    Other faults are marked above the axes. Returns what the legend says of it.
+    """
+    firsts = [(_first(trial[1]), origin(trial)) for trial in trials if trial[1].faults]
+    if not firsts:
+        return []
+    down = [(a - origin(t), b - origin(t)) for t in trials for a, b in outages(t)]
+    for span in down:
+        alpha = 1 - (1 - SHADE) ** (1 / len(trials))  # of all together where all are down
+        axes.axvspan(*span, facecolor=look.colour, alpha=alpha, linewidth=0, zorder=0)
+    keys = []
+    for name, moments, colour, dashes in (
+        ("fault", [fault.began for fault, _ in firsts], INK, "-"),
+        ("detected", [fault.detected for fault, _ in firsts], INK, DETECTED),
+        ("serving again", [fault.serving for fault, _ in firsts], look.colour, SERVING),
     ):
-        if moment is not None:
-            axes.axvline(moment - origin, color=colour, linewidth=1.1, linestyle=dashes)
-
-
-def fault_keys(look: Look) -> list[Any]:
-    """Return the legend's entries for what `mark_fault` draws."""
-    return [
-        line_key("fault", INK),
-        line_key("detected", INK, dashes=(0, (1, 1.5))),
-        line_key("serving again", look.colour, dashes=(0, (4, 2))),
-        patch_key("shard down", look.colour, 0.15),
+        zeros = [zero for _, zero in firsts]
+        times = [at - zero for at, zero in zip(moments, zeros, strict=True) if at is not None]
+        if times:
+            axes.axvline(median(times), color=colour, linewidth=0.9, linestyle=dashes, zorder=1)
+            keys.append(line_key(name, colour, dashes=dashes))
+    if down:
+        keys.append(patch_key("down", look.colour, 0.25))
+    others = [
+        fault.began - origin(trial)
+        for trial in trials
+        for fault in trial[1].faults
+        if fault is not _first(trial[1])
     ]
-
-
-def _keys(look: Look, referred: bool) -> list[Any]:
-    keys = [*fault_keys(look), line_key("accuracy", look.colour, ".")]
-    return [*keys, line_key("without the fault", REFERENCE)] if referred else keys
+    if others:
+        above: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(others, [1.03] * len(others), "|", color=INK, markersize=4, **above)
+        keys.append(line_key("other faults", INK, "|", "none"))
+    return keys
 
 
 def _hit(trials: Sequence[Trial]) -> list[Trial]:
     return [(record, outcome) for record, outcome in trials if outcome.faults]
 
 
-def _origin(outcome: Outcome) -> float:
-    """When the fault began that times count from: the first that a shard felt, else the first."""
-    return (outcome.first_loss or outcome.faults[0]).began
+def _first(outcome: Outcome) -> FaultTimes:
+    """The fault that times count from: the first that a shard felt, else the first."""
+    return outcome.first_loss or outcome.faults[0]
+
+
+def _since(trial: Trial) -> float:
+    """When the fault began that times count from."""
+    return _first(trial[1]).began
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -135,14 +193,14 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 def _span(subject: Subject, condition: str) -> tuple[float, float]:
     """Return the span, in seconds since the fault, that the panels of all strategies share."""
     hit = _hit(subject.under(condition))
-    before = max(_origin(o) - start(r) for r, o in hit)
-    after = max(end(r) - _origin(o) for r, o in hit)
+    before = max(_since(trial) - start(trial[0]) for trial in hit)
+    after = max(end(trial[0]) - _since(trial) for trial in hit)
     marks = [
-        m
-        for _, o in hit
-        for m in ((o.first_loss or o.faults[0]).rto_seconds, o.accuracy.regain_seconds)
+        mark
+        for _, outcome in hit
+        for mark in (_first(outcome).rto_seconds, outcome.accuracy.regain_seconds)
     ]
-    marks += [o.faults[-1].began - _origin(o) for _, o in hit]
+    marks += [trial[1].faults[-1].began - _since(trial) for trial in hit]
     longest = max((mark for mark in marks if mark is not None), default=after)
     return -min(before, 0.25 * longest + 0.75), min(after, 1.2 * longest + 0.5)
 
@@ -151,8 +209,8 @@ def _lowest(subject: Subject, condition: str, first: float, last: float) -> floa
     """Return where the accuracy axis starts, in steps of 10%, for all panels alike."""
     seen = [
         score.accuracy
-        for record, outcome in _hit(subject.under(condition))
-        for score in evaluations(record)
-        if first <= score.t - _origin(outcome) <= last
+        for trial in _hit(subject.under(condition))
+        for score in evaluations(trial[0])
+        if first <= score.t - _since(trial) <= last
     ]
     return max(0.0, math.floor(10 * min(seen, default=0.0) - 0.3) / 10)

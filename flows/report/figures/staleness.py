@@ -12,7 +12,16 @@ from flows.analysis.ledger import applied_rows
 from flows.analysis.staleness import PERIODS, by_period
 from flows.report.figures.dataset import Subject, Trial, titled
 from flows.report.figures.figure import Drawing, Table
-from flows.report.figures.style import MUTED, hollow_key, legend_above, line_key, panel, row_axis
+from flows.report.figures.style import (
+    MUTED,
+    count_told,
+    footnote,
+    hollow_key,
+    legend_above,
+    line_key,
+    panel,
+    row_axis,
+)
 
 SHARES = {"5%": 5, "25%": 25, "median": 50, "75%": 75, "99%": 99, "maximum": 100}
 _TICKS = (0, 2, 4, 6, 8, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
@@ -29,7 +38,7 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
     ]
     if not rows:
         return None
-    figure, axes = panel(height=0.95 + 0.23 * max(4, len(rows)))
+    figure, axes = panel(height=0.62 + 0.15 * max(4, len(rows)))
     shown = [
         np.percentile(values, list(SHARES.values()), method="inverted_cdf") for *_, values in rows
     ]
@@ -42,12 +51,12 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
             [first, third],
             [place] * 2,
             color=colour,
-            linewidth=5,
+            linewidth=4,
             solid_capstyle="butt",
             alpha=0.45,
         )
-        axes.plot(median, place, "|", color=colour, markersize=10, markeredgewidth=2)
-        axes.plot(most, place, "o", color=colour, markersize=4.5, fillstyle="none")
+        axes.plot(median, place, "|", color=colour, markersize=7, markeredgewidth=1.6)
+        axes.plot(most, place, "o", color=colour, markersize=3.5, fillstyle="none")
     colours = [subject.looks[name].colour for name, _, _ in rows]
     row_axis(axes, [f"{name} {period}".strip() for name, period, _ in rows], colours)
     _scale(axes, max(values[-1] for values in shown))
@@ -57,15 +66,19 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
         line_key("5% to 99%", MUTED),
         hollow_key("maximum", MUTED, "o"),
     ]
-    keys[0].handle.set(markersize=10, markeredgewidth=2)
-    keys[1].handle.set(linewidth=5, alpha=0.45)
-    legend_above(axes, keys)
+    keys[0].handle.set(markersize=7, markeredgewidth=1.6)
+    keys[1].handle.set(linewidth=4, alpha=0.45)
+    legend_above(figure, keys)
+    trials_each = [len(subject.under(condition, name)) for name in subject.among(trials)]
+    updates = count_told([len(values) for *_, values in rows], "update")
+    footnote(figure, f"{count_told(trials_each, 'trial')}, {updates[4:]} per row; no interval")
     return Drawing(
         subject.name("staleness", condition),
         titled("Staleness of applied gradients", condition),
         _note(subject.faulty(condition)),
         figure,
         Table(("strategy", "period", "updates", *SHARES), tuple(_table(rows, shown))),
+        rows=True,
     )
 
 

@@ -32,6 +32,7 @@ from flows.report.figures.style import (
     PART_COLOURS,
     REFERENCE,
     Key,
+    footnote,
     legend_above,
     line_key,
     panel,
@@ -47,10 +48,10 @@ AFFECTED, AWAY = "while it lasts", "not given up"
 CHECKPOINT, REPLAYED, REPLICA = "checkpoint", "replay", "replica added"
 MOST_TOLD = 4
 _MARKERS = {
-    STRUCK: ("X", BAD, 7),
-    CHECKPOINT: ("|", MUTED, 6),
-    REPLAYED: ("^", INK, 5),
-    REPLICA: ("o", INK, 4),
+    STRUCK: ("X", BAD, 5.5),
+    CHECKPOINT: ("|", MUTED, 4.5),
+    REPLAYED: ("^", INK, 4),
+    REPLICA: ("o", INK, 3),
 }
 _COLOURS = {
     UP: GRID,
@@ -79,13 +80,14 @@ def story(subject: Subject, group: Group) -> Drawing | None:
     record, outcome = min(told, key=lambda trial: trial[1].identity.seed or 0)
     stretches = list(_stretches((record, outcome)))
     lanes = list(dict.fromkeys(stretch.lane for stretch in stretches))
-    figure, axes = panel(height=1.1 + 0.22 * len(lanes))
+    figure, axes = panel(height=0.62 + 0.15 * len(lanes))
     for stretch in stretches:
         _draw(axes, stretch, lanes.index(stretch.lane), subject.looks[group.strategy].colour)
     row_axis(axes, lanes, [INK if lane.startswith("shard ") else MUTED for lane in lanes])
     axes.set_xlabel(SECONDS)
     axes.set_xlim(0, 1.01 * (end(record) - start(record)))
-    legend_above(axes, _keys(stretches, subject.looks[group.strategy].colour))
+    legend_above(figure, _keys(stretches, subject.looks[group.strategy].colour))
+    footnote(figure, "n = 1 trial: no interval")
     return Drawing(
         name=subject.name("timeline", group.condition, group.strategy),
         title=titled(group.strategy, group.condition),
@@ -96,6 +98,8 @@ def story(subject: Subject, group: Group) -> Drawing | None:
             tuple((s.lane, s.what, s.begin, s.end, s.detail) for s in stretches),
         ),
         strategy=group.strategy,
+        width="double",
+        rows=True,
     )
 
 

@@ -317,8 +317,13 @@ def test_report_is_written_where_asked(dps: Command, tmp_path: Path) -> None:
     ended = dps("report", "demo", "--output", "mine.html")
     assert ended.code == 0
     assert "<html" in (tmp_path / "mine.html").read_text()
-    dps("report", "demo")
+    ended = dps("report", "demo", "--figures", "single", "--latex", "paper")
+    assert "paper/kill-accuracy.tex" in ended.out
+    assert (tmp_path / "paper" / "kill-accuracy.tex").exists()
     assert (tmp_path / "results" / "demo" / "report.html").exists()
+    figures = tmp_path / "results" / "demo" / "figures"
+    assert {path.suffix for path in figures.iterdir()} == {".svg", ".pdf", ".png", ".csv"}
+    assert 'width="237.6pt"' in (figures / "timeline-kill-chain.svg").read_text()
 
 
 @pytest.mark.slow

@@ -236,7 +236,9 @@ def test_the_report_has_them(tmp_path: Path, trials: list[Trial]) -> None:
 def test_they_are_written_as_files(tmp_path: Path, drawn: dict[str, Drawing]) -> None:
     write_files([drawn["efficiency"]], tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"efficiency-against-training-workers.{e}" for e in ("svg", "png", "csv")}
+    assert names == {
+        f"efficiency-against-training-workers.{e}" for e in ("svg", "pdf", "png", "csv")
+    }
 
 
 # -- how busy processes are --------------------------------------------------------------------

@@ -318,7 +318,7 @@ def test_every_figure_is_a_file_of_each_kind_and_its_table_holds_what_is_drawn(
     ]
     drawn = list(drawings(found))
     write_files(drawn[:2], tmp_path)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png", ".csv"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".pdf", ".png", ".csv"}
     assert (tmp_path / f"{drawn[0].name}.png").read_bytes().startswith(b"\x89PNG")
     names = {drawing.name for drawing in drawn}
     assert len(names) == len(drawn)
@@ -403,11 +403,9 @@ def test_words_and_legends_speak_only_of_what_is_drawn(folder: Path) -> None:
     ]
     drawn = {d.name: d for d in drawings(chapters(trials))}
     [tradeoff, *_] = [d for name, d in drawn.items() if name.startswith("cost-accuracy")]
-    assert "(its 95% interval would take 3 seeds at least)" in tradeoff.note
+    assert "(n = 2 seeds; a 95% interval would take 3 seeds at least)" in tradeoff.note
     [roles, *_] = [d for name, d in drawn.items() if name.startswith("cpu-roles")]
-    [axes] = roles.figure.axes
-    legend = axes.get_legend()
-    assert legend is not None
+    [legend] = roles.figure.legends
     named = {text.get_text() for text in legend.get_texts()}
     assert "server" in named
     assert named == {row[2] for row in roles.table.rows if row[3] > 0}

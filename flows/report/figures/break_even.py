@@ -1,0 +1,369 @@
+"""Who wins where: maps over two numeric axes of what the choice between strategies changes.
+
+A cell is what two numbers have in common, such as an outage of 2 s with 8 workers. One map shows
+the best strategy of each cell, another the difference of two strategies, with a line where it
+changes sign. A cell is hatched where the seeds do not resolve it: the 95% interval of the
+difference, seed by seed, contains 0, or there are too few seeds for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from flows.analysis.statistics import FEWEST_SEEDS, ROUNDING, student_reach
+from flows.metrics import BY_KEY
+from flows.report.figures.dataset import Subject
+from flows.report.figures.figure import Drawing, Table, slugs
+from flows.report.figures.numeric_axis import NumericAxis
+from flows.report.figures.style import (
+    INK,
+    REFERENCE,
+    SMALL,
+    count_told,
+    footnote,
+    legend_above,
+    line_key,
+    looks,
+    panel,
+    patch_key,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NOTE = (
+    "Means over seeds. Hatched: not resolved, for the 95% interval of the difference, seed by seed "
+    "and not corrected for the number of cells, contains 0, or there are fewer than "
+    f"{FEWEST_SEEDS} seeds. Cells are at equal distances, not to scale."
+)
+# Of more strategies every one is compared with the first alone.
+MOST_PAIRED = 3
+# With more columns than these, numbers do not fit into the cells.
+MOST_WRITTEN = 7
+HATCH = "/////"
+EVEN = "equal"
+BAR = 0.3  # inches that the bar of colours takes
+# From dark to light, so that in grey the sign can be told as well; these stay on a dark page.
+DIFFERENCE_COLOURS = ("#112e66", "#6f8dbf", "#b4b6ba", "#e3c98f", "#fff0b8")
+DARK, LIGHT = "#16181c", "#fdfdfd"
+
+Place = tuple[str, str]  # labels on the first and on the second axis
+Seeds = Mapping[int | None, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What strategies are compared in, and how a difference is shown: times `factor`, in a unit."""
+
+    key: str
+    title: str
+    unit: Callable[[float], tuple[float, str]]
+
+    @property
+    def higher_wins(self) -> bool:
+        """Whether more of it is better."""
+        return BY_KEY[self.key].better == "higher"
+
+
+def _points(_: float) -> tuple[float, str]:
+    return 100.0, "points"
+
+
+def _seconds(_: float) -> tuple[float, str]:
+    return 1.0, "s"
+
+
+def _money(most: float) -> tuple[float, str]:
+    return (1.0, "USD") if most >= 0.1 else (1e3, "10⁻³ USD") if most >= 1e-4 else (1e6, "10⁻⁶ USD")
+
+
+MEASURES = (
+    Measure("accuracy_final", "final accuracy", _points),
+    Measure("target_seconds", "time to the target", _seconds),
+    Measure("cost_usd", "money", _money),
+)
+
+
+@dataclass(frozen=True)
+class Map:
+    """What a measure is over two axes, by strategy; `others` are the labels of all further axes."""
+
+    x: NumericAxis
+    y: NumericAxis
+    measure: Measure
+    others: tuple[str, ...]
+    values: Mapping[str, Mapping[Place, Seeds]]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The labels on the first axis."""
+        return tuple(self.x.values)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The labels on the second axis, from below."""
+        return tuple(self.y.values)
+
+    @property
+    def name(self) -> str:
+        """A part of names of files."""
+        places = [f"{axis.key.replace('.', '-')}" for axis in (self.x, self.y)]
+        return "-".join([self.measure.key.replace("_", "-"), *places, *slugs(self.others).values()])
+
+    @property
+    def where(self) -> str:
+        """What is the same in all of it, as it follows a title."""
+        return "".join(f", {label}" for label in self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two strategies in a cell: the mean over the `n` seeds that both have; is it resolved?"""
+
+    mean: float
+    n: int
+    resolved: bool
+
+
+def maps(subject: Subject, axes: Sequence[NumericAxis]) -> Iterator[Drawing]:
+    """Draw who wins where for every two axes that vary by themselves."""
+    for x, y in combinations(axes, 2):
+        if y.key in x.others and x.key in y.others:
+            for found in _maps(subject, x, y):
+                if len(found.values) > 2:
+                    yield _winners(found)
+                names = list(found.values)
+                pairs = list(combinations(names, 2))
+                for base, other in pairs if len(names) <= MOST_PAIRED else pairs[: len(names) - 1]:
+                    yield _difference(found, base, other)
+
+
+def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
+    """The maps over two axes: for each measure, and each combination of what else varies."""
+    rest = [axis for axis in x.others if axis in y.others and axis not in (x.key, y.key)]
+    if not rest:
+        return
+    by = "recovery" if "recovery" in rest else rest[0]
+    rest.remove(by)
+    for measure in MEASURES:
+        values: dict[tuple[str, ...], dict[str, dict[Place, dict[int | None, float]]]] = {}
+        for _, outcome in subject.trials:
+            labels, value = outcome.identity.labels, outcome.row()[measure.key]
+            if value is None:
+                continue
+            cells = values.setdefault(tuple(labels[axis] for axis in rest), {})
+            cell = cells.setdefault(labels[by], defaultdict(dict))[labels[x.key], labels[y.key]]
+            cell[outcome.identity.seed] = float(value)
+        for others, found in values.items():
+            known = {name: found[name] for name in subject.strategies if name in found} or found
+            if len(known) > 1:
+                yield Map(x, y, measure, others, known)
+
+
+def difference(one: Seeds, other: Seeds) -> Difference | None:
+    """Return one minus the other over the seeds that both have; None without any."""
+    both = [seed for seed in one if seed in other]
+    if not both:
+        return None
+    values = np.array([one[seed] - other[seed] for seed in both])
+    if np.abs(values).max() <= ROUNDING * max(abs(one[seed]) for seed in both):
+        return Difference(0.0, len(both), False)
+    mean = float(values.mean())
+    if len(both) < FEWEST_SEEDS:
+        return Difference(mean, len(both), False)
+    return Difference(mean, len(both), abs(mean) > float(student_reach(values[:, None])[0]))
+
+
+# -- drawing -----------------------------------------------------------------------------------
+
+
+def _difference(found: Map, base: str, other: str) -> Drawing:
+    """Draw the other strategy minus the base, so that the lighter half is where the other wins."""
+    cells = {
+        (column, line): difference(
+            found.values[other].get((column, line), {}), found.values[base].get((column, line), {})
+        )
+        for column in found.columns
+        for line in found.lines
+    }
+    known = {place: each for place, each in cells.items() if each is not None}
+    most = max((abs(each.mean) for each in known.values()), default=0.0)
+    factor, unit = found.measure.unit(most)
+    grid = _grid(found, {place: factor * each.mean for place, each in known.items()})
+    figure, axes = _panel(found, BAR)
+    sign = 1 if found.measure.higher_wins else -1
+    reach = factor * most or 1.0
+    mesh = axes.pcolormesh(sign * grid, cmap=_colours(), vmin=-reach, vmax=reach)
+    _hatch(axes, found, [place for place, each in known.items() if not each.resolved])
+    if len(found.columns) <= MOST_WRITTEN:
+        for (column, line), each in known.items():
+            text = _signed(factor * each.mean, reach)
+            dark = sign * each.mean * factor < -0.25 * reach
+            _write(axes, found, (column, line), text, LIGHT if dark else DARK)
+    for side in _sides(grid):
+        axes.plot(*side, color=DARK, linewidth=1.8, solid_capstyle="projecting")
+    bar = figure.colorbar(mesh, ax=axes, location="top", pad=0.02, aspect=30)
+    bar.set_ticks([-reach, 0, reach], labels=[f"{base} wins", "even", f"{other} wins"])
+    bar.ax.tick_params(labelsize=SMALL, length=0, pad=1)
+    sides: tuple[Literal["left", "center", "right"], ...] = ("left", "center", "right")
+    for label, at in zip(bar.ax.get_xticklabels(), sides, strict=True):
+        label.set_horizontalalignment(at)
+    bar.outline.set_visible(False)
+    footnote(
+        figure,
+        f"{found.measure.title}, {other} minus {base}, {unit}; "
+        f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
+        "95% t interval contains 0; line: break-even",
+    )
+    names = slugs([base, other])
+    rows = [
+        (found.x.tick(column), found.y.tick(line), each.mean, each.n, _yes(each.resolved))
+        for (column, line), each in known.items()
+    ]
+    return Drawing(
+        f"break-even-{found.name}-{names[other]}-{names[base]}",
+        f"{found.measure.title.capitalize()}: {other} against {base}{found.where}",
+        f"{other} minus {base}: {BY_KEY[found.measure.key].definition}",
+        figure,
+        Table((found.x.name, found.y.name, f"difference, {unit}", "seeds", "resolved"), (*rows,)),
+        rows=True,
+    )
+
+
+def _winners(found: Map) -> Drawing:
+    """Draw the best strategy of each cell; hatched where the second best may be as good."""
+    strategies = list(found.values)
+    by_name = looks(strategies)
+    figure, axes = _panel(found)
+    rows, unresolved, counts = list[tuple[Any, ...]](), list[Place](), list[int]()
+    for column in found.columns:
+        for line in found.lines:
+            place = column, line
+            ranked = _ranked(found, place)
+            if not ranked:
+                continue
+            best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+            seeds = found.values[best][place]
+            lead = difference(seeds, found.values[second][place]) if second else None
+            counts.append(len(seeds))
+            if lead is None or not lead.resolved:
+                unresolved.append(place)
+            own = None if lead is not None and lead.mean == 0 else by_name[best]
+            at = found.columns.index(column), found.lines.index(line)
+            axes.add_patch(_cell(at, facecolor=own.colour if own else REFERENCE, alpha=0.85))
+            if own:
+                axes.plot(at[0] + 0.5, at[1] + 0.5, own.marker, color=LIGHT, markersize=5)
+            told = best if own else EVEN
+            rows.append((found.x.tick(column), found.y.tick(line), told, second, _mean(seeds)))
+    _hatch(axes, found, unresolved, LIGHT)
+    won = [name for name in strategies if any(row[2] == name for row in rows)]
+    looked = ((name, by_name[name]) for name in won)
+    keys = [line_key(name, look.colour, look.marker, "none") for name, look in looked]
+    if any(row[2] == EVEN for row in rows):
+        keys.append(patch_key(EVEN, REFERENCE, 0.85))
+    legend_above(figure, keys)
+    footnote(
+        figure,
+        f"best {found.measure.title}; {count_told(counts)} per cell; hatched: 95% t interval of "
+        "its lead over the second contains 0",
+    )
+    return Drawing(
+        f"winners-{found.name}",
+        f"Best {found.measure.title}{found.where}",
+        f"The best of {len(strategies)} strategies by {BY_KEY[found.measure.key].label}.",
+        figure,
+        Table(
+            (found.x.name, found.y.name, "best", "second", BY_KEY[found.measure.key].label),
+            tuple(rows),
+        ),
+        rows=True,
+    )
+
+
+def _ranked(found: Map, place: Place) -> list[str]:
+    """The strategies that have a value in a cell, the best first."""
+    known = [name for name, cells in found.values.items() if cells.get(place)]
+    sign = -1 if found.measure.higher_wins else 1
+    return sorted(known, key=lambda name: sign * _mean(found.values[name][place]))
+
+
+def _mean(seeds: Seeds) -> float:
+    return math.fsum(seeds.values()) / len(seeds)
+
+
+def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
+    figure, axes = panel(height=0.65 + 0.27 * max(3, len(found.lines)) + more)
+    axes.set_xticks(
+        [i + 0.5 for i in range(len(found.columns))], [found.x.tick(c) for c in found.columns]
+    )
+    axes.set_yticks(
+        [i + 0.5 for i in range(len(found.lines))], [found.y.tick(c) for c in found.lines]
+    )
+    axes.set_xlim(0, len(found.columns))
+    axes.set_ylim(0, len(found.lines))
+    axes.set_xlabel(found.x.name)
+    axes.set_ylabel(found.y.name)
+    axes.grid(visible=False)
+    return figure, axes
+
+
+def _grid(found: Map, cells: Mapping[Place, float]) -> np.ndarray:
+    rows = [[cells.get((c, line), math.nan) for c in found.columns] for line in found.lines]
+    return np.array(rows, float)
+
+
+def _colours() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("difference", DIFFERENCE_COLOURS)
+
+
+def _cell(at: tuple[int, int], **style: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(at, 1, 1, linewidth=0, **style)
+
+
+def _hatch(axes: Axes, found: Map, places: Sequence[Place], colour: str = INK) -> None:
+    for column, line in places:
+        at = found.columns.index(column), found.lines.index(line)
+        axes.add_patch(_cell(at, fill=False, hatch=HATCH, edgecolor=colour, alpha=0.55))
+
+
+def _write(axes: Axes, found: Map, place: Place, text: str, colour: str) -> None:
+    from matplotlib.patheffects import withStroke
+
+    at = found.columns.index(place[0]) + 0.5, found.lines.index(place[1]) + 0.5
+    around = withStroke(linewidth=1.8, foreground=DARK if colour == LIGHT else LIGHT, alpha=0.5)
+    axes.annotate(
+        text, at, ha="center", va="center", fontsize=SMALL, color=colour, path_effects=[around]
+    )
+
+
+def _signed(value: float, reach: float) -> str:
+    digits = 0 if reach >= 100 else 1 if reach >= 10 else 2
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if text.strip("+-0.") else text.lstrip("+-")
+
+
+def _sides(grid: np.ndarray) -> Iterator[tuple[list[int], list[int]]]:
+    """The sides between cells of different sign, as lists of x and y."""
+    sign = np.sign(grid)
+    for line, column in np.ndindex(grid.shape):
+        here = sign[line, column]
+        if column + 1 < grid.shape[1] and here * sign[line, column + 1] < 0:
+            yield [column + 1, column + 1], [line, line + 1]
+        if line + 1 < grid.shape[0] and here * sign[line + 1, column] < 0:
+            yield [column, column + 1], [line + 1, line + 1]
+
+
+def _yes(resolved: bool) -> str:
+    return "yes" if resolved else "no"

@@ -1,0 +1,125 @@
+"""Maps of who wins where: planted differences, what is hatched, and when there is a map at all."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from flows.report.figures import break_even
+from flows.report.figures.break_even import difference, maps
+from flows.report.figures.dataset import Subject, Trial
+from flows.report.figures.figure import Drawing
+from flows.report.figures.numeric_axis import numeric_axes
+from tests.flows.report.figures.support import labelled, trials
+
+WORKERS, OUTAGES, SEEDS = (1, 2, 4), (0, 1, 2), (0, 1, 2)
+NOISE = {0: -0.001, 1: 0.0, 2: 0.001}
+
+
+def planted(strategy: str, workers: int, outage: int, seed: int) -> float:
+    """Chain is a point per worker better, less 2 points for each unit of outage."""
+    if strategy == "chain":
+        noise = 0.2 * (seed - 1) if (workers, outage) == (2, 0) else NOISE[seed]
+        return 0.8 + 0.01 * workers - 0.02 * outage + noise
+    return 0.8 if strategy == "checkpoint" else 0.75
+
+
+def grid(strategies: tuple[str, ...] = ("checkpoint", "chain")) -> list[Trial]:
+    [toy] = trials(("chain",), ("no fault",), (0,))
+    return [
+        labelled(
+            toy,
+            {
+                "recovery": strategy,
+                "training.workers": f"{workers} workers",
+                "faults": f"outage {outage}",
+            },
+            seed,
+            final=planted(strategy, workers, outage, seed),
+        )
+        for strategy, workers, outage, seed in product(strategies, WORKERS, OUTAGES, SEEDS)
+    ]
+
+
+def drawn(found: list[Trial]) -> dict[str, Drawing]:
+    subject = Subject.of(found)
+    axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
+    return {drawing.name: drawing for drawing in maps(subject, axes)}
+
+
+def hatched(drawing: Drawing) -> set[tuple[int, int]]:
+    patches = drawing.figure.axes[0].patches
+    return {
+        (int(patch.get_x()), int(patch.get_y()))
+        for patch in patches
+        if isinstance(patch, Rectangle) and patch.get_hatch()
+    }
+
+
+@pytest.fixture(scope="module")
+def two() -> dict[str, Drawing]:
+    return drawn(grid())
+
+
+NAME = "break-even-accuracy-final-training-workers-faults-chain-checkpoint"
+
+
+def test_the_map_has_the_planted_differences(two: dict[str, Drawing]) -> None:
+    cells = {row[:2]: row[2:] for row in two[NAME].table.rows}
+    assert len(cells) == 9
+    for (workers, outage), (mean, n, resolved) in cells.items():
+        assert mean == pytest.approx(0.01 * int(workers) - 0.02 * int(outage), abs=1e-9)
+        assert n == 3
+        unresolved = (workers, outage) == ("2", "0") or abs(mean) < 1e-9
+        assert (resolved == "no") == unresolved
+    assert two[NAME].table.columns[2] == "difference, points"
+
+
+def test_cells_that_are_not_resolved_are_hatched(two: dict[str, Drawing]) -> None:
+    # By column and row: 2 workers without an outage; and where both effects are equal.
+    assert hatched(two[NAME]) == {(1, 0), (1, 1), (2, 2)}
+
+
+def test_the_line_of_break_even_lies_where_the_sign_changes() -> None:
+    values = np.array([[1.0, 2.0], [-1.0, 3.0]])
+    sides = {tuple(map(tuple, side)) for side in break_even._sides(values)}
+    assert sides == {((0, 1), (1, 1)), ((1, 1), (1, 2))}
+    assert list(break_even._sides(np.array([[1.0, np.nan], [0.0, 2.0]]))) == []
+
+
+def test_the_first_numbers_are_told_with_their_sign(two: dict[str, Drawing]) -> None:
+    texts = {text.get_text() for text in two[NAME].figure.axes[0].texts}
+    assert {"+4.00", "−3.00", "0.00"} <= texts
+    assert "n = 3 seeds per cell" in " ".join(two[NAME].figure.get_supxlabel().split())
+
+
+def test_of_three_strategies_the_best_of_each_cell_is_shown() -> None:
+    found = drawn(grid(("none", "checkpoint", "chain")))
+    winners = found["winners-accuracy-final-training-workers-faults"]
+    best = {row[:2]: row[2] for row in winners.table.rows}
+    assert best["4", "0"] == "chain"
+    assert best["1", "2"] == "checkpoint"
+    assert sum(name.startswith("break-even-accuracy-final") for name in found) == 3
+
+
+def test_a_map_takes_two_numeric_axes_and_two_strategies() -> None:
+    [toy] = trials(("chain",), ("no fault",), (0,))
+    one_axis = [
+        labelled(toy, {"recovery": s, "training.workers": str(w)}, 0, final=0.5)
+        for s, w in product(("none", "chain"), WORKERS)
+    ]
+    assert drawn(one_axis) == {}
+    assert drawn(grid(("chain",))) == {}
+
+
+def test_too_few_seeds_resolve_nothing_and_equal_values_are_equal() -> None:
+    found = difference({0: 1.0, 1: 2.0, 9: 5.0}, {0: 0.5, 1: 1.0})
+    assert found is not None
+    assert (found.mean, found.n, found.resolved) == (0.75, 2, False)
+    assert difference({0: 1.0}, {1: 1.0}) is None
+    same = difference({0: 0.1 + 0.2, 1: 1.0, 2: 2.0}, {0: 0.3, 1: 1.0, 2: 2.0})
+    assert same is not None
+    assert (same.mean, same.resolved) == (0.0, False)
