@@ -40,6 +40,7 @@ from dps.errors import (
 )
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
@@ -84,6 +85,7 @@ __all__ = [
     "Normal",
     "ParameterServer",
     "Part",
+    "PartialCheckpoint",
     "Penalty",
     "Pipeline",
     "Proximal",

@@ -350,6 +350,41 @@ class CheckpointWritten(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class IntervalChosen(Event):
+    """A server has chosen another interval for the checkpoints of a shard (`every="auto"`).
+
+    At most `every` acked updates are at risk from now on. A write costs `cost` seconds of training,
+    `rate` updates a second are applied while none is under way, and a shard is taken to be lost
+    every `mtbf` seconds.
+    """
+
+    shard: int
+    epoch: int
+    every: int
+    cost: float
+    rate: float
+    mtbf: float
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class PartsRestored(Event):
+    """A shard's state of this `version` was put together from partial checkpoints.
+
+    Of its `units`, blocks and pages of rows, `older` are of earlier versions, the oldest of version
+    `oldest`: updates after that one may be lost to some of them.
+    """
+
+    shard: int
+    epoch: int
+    version: int
+    oldest: int
+    older: int
+    units: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class CutTaken(Event):
     """Every shard has a checkpoint that holds the same updates; `seconds` is the time it took."""
 

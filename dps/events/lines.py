@@ -21,7 +21,9 @@ logging.getLogger(ROOT).addHandler(logging.NullHandler())  # or Python would sho
 
 # By the names of their classes, for those are what this is about.
 _NO_LINE = frozenset({"Applied", "Acked", "Reported", "Filtered", "ResourceSampled"})
-_OFTEN = frozenset({"CheckpointWritten", "CutTaken", "Evaluated", "EvaluationMissed"})
+_OFTEN = frozenset(
+    {"CheckpointWritten", "CutTaken", "Evaluated", "EvaluationMissed", "IntervalChosen"}
+)
 _BAD = frozenset(
     {
         *("CheckpointFailed", "CheckpointRefused", "Detected", "FaultMissed", "LossReported"),

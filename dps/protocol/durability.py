@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+from dps.core.blocks import ShardLayout
+from dps.core.checkpoint_interval import FailureHistory
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
@@ -127,7 +129,9 @@ class NoPersistence:
 class ServerContext:
     """What a `Persistence` is made of: its shard, and what the server that has it works with.
 
-    `store` returns the node that keeps states, and raises `NotServing` if there is none.
+    `store` returns the node that keeps states, and raises `NotServing` if there is none; `history`
+    what the group had seen of failures when this host was last told of them. `layout` says what
+    lies where in the shard's buffer; it is given by every server.
     """
 
     shard: int
@@ -138,6 +142,8 @@ class ServerContext:
     clock: Clock
     emit: Sink
     store: Callable[[], Endpoint]
+    history: Callable[[], FailureHistory] = FailureHistory
+    layout: ShardLayout | None = None
 
 
 class RoutingTable(Protocol):
@@ -248,6 +254,9 @@ class Durability:
         Whether all shards go back when one is lost.
     needs_store
         Whether a node for the state store is needed.
+    restores_in_parts
+        Whether blocks of a restored shard may be of different versions: updates may be lost to some
+        of them, and are not applied again.
     """
 
     __slots__ = ()
@@ -261,6 +270,7 @@ class Durability:
     keep: int = 1
     seconds: float | None = None
     needs_store: ClassVar[bool] = False
+    restores_in_parts: ClassVar[bool] = False
 
     @property
     def restores_together(self) -> bool:

@@ -27,7 +27,7 @@ from pydantic import (
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.outage import Outage
-from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY
+from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY, LEAST, MOST
 from dps.protocol.durability import Durability
 from dps.protocol.transport import TransportChoice
 from flows.config.errors import refuse, refusing, suggest
@@ -222,34 +222,59 @@ class NoDurabilitySection(Built[Durability]):
     kind: Literal["none"] = "none"
 
 
+def _seen_by_all_nodes(path: str | None) -> str | None:
+    from dps.cluster.driver.setup import shared_path
+
+    with refusing():
+        if path is not None:
+            shared_path(path)
+    return path
+
+
 class CheckpointSection(Built[Durability]):
-    """Shard state survives in files, written in an interval of updates, of seconds, or of both."""
+    """Shard state survives in files, written in an interval of updates, of seconds, or of both.
+
+    With `every: auto` the interval follows from what writes cost and how often shards are lost; it
+    is from `least` to `most` updates, and begins by the `mtbf` that is given, if one is.
+    """
 
     makes = dps.Checkpoint
     kind: Literal["checkpoint"]
-    every: PositiveInt | None = None
+    every: PositiveInt | Literal["auto"] | None = None
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: PositiveInt = 2
     seconds: PositiveFloat | None = None
     scope: Literal["shard", "all"] = "shard"
+    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
+    least: PositiveInt = Field(default=LEAST, exclude_if=lambda least: least == LEAST)
+    most: PositiveInt = Field(default=MOST, exclude_if=lambda most: most == MOST)
+    mtbf: PositiveFloat | None = Field(default=None, exclude_if=lambda mtbf: mtbf is None)
 
-    @field_validator("path")
-    @classmethod
-    def _all_nodes_see_it(cls, path: str | None) -> str | None:
-        from dps.cluster.driver.setup import shared_path
-
-        with refusing():
-            if path is not None:
-                shared_path(path)
-        return path
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
     @model_validator(mode="after")
     def _some_interval(self) -> CheckpointSection:
         if self.every is None and self.seconds is None:
             # Not as if it had been written: an axis over `seconds` must be able to replace it.
             self.__dict__["every"] = CHECKPOINT_EVERY
+        with refusing():
+            self.build()
         return self
+
+
+class PartialCheckpointSection(Built[Durability]):
+    """Shard state survives in files, of which each holds what has changed most."""
+
+    makes = dps.PartialCheckpoint
+    kind: Literal["partial_checkpoint"]
+    every: PositiveInt = CHECKPOINT_EVERY
+    share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    mode: Literal["sync", "async"] = "async"
+    path: str | None = None
+    keep: PositiveInt = 1
+
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
 
 class ChainSection(Built[Durability]):
@@ -298,6 +323,7 @@ DURABILITIES = Group(
 DurabilitySection = Annotated[
     NoDurabilitySection
     | CheckpointSection
+    | PartialCheckpointSection
     | ChainSection
     | SharedStoreSection
     | WorkerCacheSection,

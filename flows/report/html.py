@@ -206,8 +206,10 @@ def render(
     # Drawn anew with the same seed, so that the same records always make the same page.
     judged = judge(outcomes, claims, np.random.default_rng(0))
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
+    opening, sections = _sections(drawn)
     return page(
         TEMPLATE,
+        opening=opening,
         unusable=unusable,
         going=going,
         experiment=outcomes[0].identity.experiment or "experiment",
@@ -225,7 +227,7 @@ def render(
         looks=looks(names),
         colours={colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
         statistics=tables.statistics(rows),
-        chapters=_sections(drawn),
+        chapters=sections,
         comparisons=[
             tables.figure_table(groups, c)
             for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
@@ -332,14 +334,18 @@ def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
 # -- figures ----------------------------------------------------------------------------------
 
 
-def _sections(drawn: Sequence[Chapter]) -> list[Section]:
+def _sections(drawn: Sequence[Chapter]) -> tuple[Picture | None, list[Section]]:
+    """The first figure, which the page opens with, and the others by chapter."""
     every = list(drawings(drawn))
     carried = sum(len(drawing.svg) + len(drawing.csv) for drawing in every) <= DOWNLOAD_BYTES
+    pictures = {drawing.name: _picture(drawing, carried) for drawing in every}
     sections = []
     for chapter in drawn:
-        pictures = tuple(_picture(drawing, carried) for drawing in chapter.drawings)
-        sections.append(Section(chapter, pictures[:SHOWN_AT_ONCE], pictures[SHOWN_AT_ONCE:]))
-    return sections
+        own = [pictures[drawing.name] for drawing in chapter.drawings if drawing is not every[0]]
+        if own:
+            first, more = tuple(own[:SHOWN_AT_ONCE]), tuple(own[SHOWN_AT_ONCE:])
+            sections.append(Section(chapter, first, more))
+    return pictures[every[0].name] if every else None, sections
 
 
 def _picture(drawing: Drawing, carried: bool) -> Picture:

@@ -11,6 +11,7 @@ from dps.core.outage import Continue
 from dps.events import Applied
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
@@ -44,8 +45,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates of a shard one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint(every=every) if every is not None:
-                return every
+            case Checkpoint(at_risk=int(at_risk)) | PartialCheckpoint(at_risk=int(at_risk)):
+                return at_risk
             case Chain():
                 return 0
             case SharedStore():

@@ -10,6 +10,7 @@ import pytest
 
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
@@ -22,6 +23,10 @@ def files(**choices: Any) -> Checkpoint:
     return Checkpoint(path=f"memory://durabilities-{next(_numbers)}", **choices)
 
 
+def parts(**choices: Any) -> PartialCheckpoint:
+    return PartialCheckpoint(path=f"memory://durabilities-{next(_numbers)}", **choices)
+
+
 # How each is made, how many acked updates a loss may cost it, and what a shard comes back from.
 DURABILITIES: dict[str, tuple[Callable[[], Durability], float, str | None]] = {
     "none": (NoDurability, float("inf"), "initial"),
@@ -29,6 +34,8 @@ DURABILITIES: dict[str, tuple[Callable[[], Durability], float, str | None]] = {
     "checkpoint, sync": (lambda: files(every=5, mode="sync"), 5, "checkpoint"),
     "checkpoint, seconds": (lambda: files(seconds=0.1), float("inf"), "checkpoint"),
     "checkpoint, all": (lambda: files(every=5, scope="all"), 5, "checkpoint"),
+    "checkpoint, auto": (lambda: files(every="auto", least=2, most=5), 5, "checkpoint"),
+    "partial_checkpoint": (lambda: parts(every=20, share=0.25), 5, "checkpoint"),
     "chain": (lambda: Chain(2), 0, None),
     "shared_store": (lambda: SharedStore(4), 0, "store"),
     "worker_cache": (WorkerCache, float("inf"), "worker"),

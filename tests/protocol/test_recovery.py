@@ -10,6 +10,7 @@ from dps.core.outage import Continue, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.presets import PRESETS, preset
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durability import Durability, Feature, NoDurability
@@ -72,8 +73,33 @@ def test_a_strategy_unlike_any_other_gets_the_names_there_are() -> None:
             lambda: Recovery(Checkpoint(scope="all"), Continue()),
             "checkpoint with scope='all' does not go with outage=continue: gradients buffered for",
         ),
+        (
+            lambda: Checkpoint(every="often"),  # type: ignore[arg-type]
+            "checkpoint: every='often', expected a number of updates, or 'auto'",
+        ),
+        (
+            lambda: Checkpoint(every="auto", least=5, most=4),
+            "checkpoint: most=4, expected no less than least=5",
+        ),
+        (
+            lambda: Checkpoint(every="auto", mtbf=float("inf")),
+            "checkpoint: mtbf=inf, expected more than 0 s",
+        ),
+        (
+            lambda: Checkpoint(every=5, mtbf=60.0),
+            "checkpoint: least, most and mtbf go with every='auto' alone",
+        ),
         (lambda: Checkpoint(keep=0), "checkpoint: keep=0, expected at least 1"),
         (lambda: Checkpoint(mode="often"), "checkpoint: mode='often' is unknown"),  # type: ignore[arg-type]
+        (
+            lambda: PartialCheckpoint(share=0),
+            "partial_checkpoint: share=0, expected more than 0, at most 1",
+        ),
+        (lambda: PartialCheckpoint(every=0), "partial_checkpoint: every=0, expected at least 1"),
+        (
+            lambda: PartialCheckpoint(mode="often"),  # type: ignore[arg-type]
+            "partial_checkpoint: mode='often' is unknown",
+        ),
         (lambda: Chain(replicas=0), "chain: replicas=0, expected at least 1"),
         (lambda: SharedStore(every=0), "shared_store: every=0, expected at least 1 update"),
         (lambda: Continue(limit=0), "continue: limit=0, expected at least 1 gradient"),
@@ -92,6 +118,7 @@ def test_a_choice_that_cannot_work_is_refused(make: Callable[[], object], messag
 def test_the_interval_of_checkpoints_is_in_updates_or_seconds_or_both() -> None:
     assert (Checkpoint().every, Checkpoint().seconds) == (100, None)
     assert (Checkpoint(seconds=2).every, Checkpoint(seconds=2).seconds) == (None, 2)
+    assert (Checkpoint(every="auto").at_risk, Checkpoint(every=7).at_risk) == (10_000, 7)
     both = Checkpoint(every=5, seconds=2)
     assert (both.every, both.seconds) == (5, 2)
 

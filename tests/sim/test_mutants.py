@@ -10,6 +10,7 @@ from dps.sim.schedules.draw import named
 BUDGET = 120
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.
 KNOWN = {
+    "epoch not checked again": "checkpoint + mailbox:2",
     "first store used for ever": "stateless, BSP:5:wide",
     "lease counted from the reply": "none, BSP:65",
     "lease not checked again": "none, elastic:11:wide",
@@ -40,6 +41,9 @@ KNOWN = {
     "a second start for the same request": "chain(2):6:wide",
     "slots left out of checkpoints": "checkpoint:1:wide",
     "steps go on with empty slots": "worker cache:1:wide",
+    "older numbers than the newest part's": "partial checkpoint:1:wide",
+    "slots left out of parts": "partial checkpoint:3:wide",
+    "what changes least is never saved": "partial checkpoint:81:wide",
 }
 
 

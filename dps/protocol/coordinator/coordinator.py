@@ -27,6 +27,7 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from dps.protocol.coordinator.failure_count import FailureCount
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.rebalancer import Rebalancer
@@ -124,6 +125,7 @@ class Coordinator:
             else None
         )
         self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
+        self._failures = FailureCount(clock)
         self._stops = 0
         self._departed = asyncio.Condition()
         self._version = 0
@@ -198,7 +200,8 @@ class Coordinator:
         return Done()
 
     async def _renew_lease(self, m: RenewLease) -> Renewed:
-        return Renewed(await self.members.renew(m.host, m.life))
+        granted = await self.members.renew(m.host, m.life)
+        return Renewed(granted, history=self._failures.history)
 
     async def _renew_worker(self, m: RenewWorker) -> Renewed:
         await self._tell_of(self.losses.stated(m.worker, m.incarnation, m.statement))
@@ -306,6 +309,7 @@ class Coordinator:
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
         self.scaling.look()
+        self._failures.look(sum(view.serving for view in self._views()))
         async with self._published:
             self._version += 1
             self._published.notify_all()
@@ -327,6 +331,7 @@ class Coordinator:
             after=self._version,
             active=active,
         )
+        self._failures.restored()
         self._report(found)
 
     def _report(self, losses: Sequence[Loss]) -> None:

@@ -13,6 +13,10 @@ from dps.protocol.wire import message
 
 CHECKPOINT_EVERY = 100
 
+# Between these an interval is chosen that is not given.
+LEAST = 10
+MOST = 10_000
+
 # Why what would change one shard alone does not go with shards that go back together.
 _REFUSALS: dict[Feature, str] = {
     "buffered gradients": (
@@ -40,7 +44,9 @@ class Checkpoint(Durability):
     ----------
     every
         The promise, in updates: no more than `every` acked updates are ever at risk. If neither
-        this nor `seconds` is given, it is 100.
+        this nor `seconds` is given, it is 100. "auto" chooses the interval again after each write,
+        by what writes have cost, and how often shards were lost
+        (`dps.core.checkpoint_interval`); the promise is that of `most`.
     mode
         "sync" has the acks wait for every write that is due. "async" starts a write when half of
         the interval is over and acks go on meanwhile; they wait only if the promise would be
@@ -57,23 +63,37 @@ class Checkpoint(Durability):
         What goes back when a shard is lost: "shard", that one alone, or "all" of them, to the
         newest consistent cut, in which all shards hold the same updates. The promise then counts
         from that cut.
+    least, most
+        With `every="auto"`, the shortest and the longest interval that is chosen, in updates.
+    mtbf
+        With `every="auto"`, for how long a shard goes without a failure on the average, in seconds,
+        as far as it is known beforehand: it counts as much as one failure that is seen. None: it
+        is not known.
     """
 
-    every: int | None = None
+    every: int | Literal["auto"] | None = None
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: int = 2
     seconds: float | None = None
     scope: Literal["shard", "all"] = "shard"
+    least: int = LEAST
+    most: int = MOST
+    mtbf: float | None = None
     writes_checkpoints: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.every is None and self.seconds is None:
             object.__setattr__(self, "every", CHECKPOINT_EVERY)
-        require(
-            self.every is None or self.every >= 1,
-            f"checkpoint: every={self.every}, expected at least 1 update",
-        )
+        if isinstance(self.every, str):
+            self._check_auto()
+        else:
+            require(
+                self.every is None or self.every >= 1,
+                f"checkpoint: every={self.every}, expected at least 1 update",
+            )
+            given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
+            require(not given, "checkpoint: least, most and mtbf go with every='auto' alone")
         require(
             self.seconds is None or 0 < self.seconds < math.inf,
             f"checkpoint: seconds={self.seconds}, expected more than 0",
@@ -81,6 +101,26 @@ class Checkpoint(Durability):
         require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
         require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
         require(self.scope in ("shard", "all"), f"checkpoint: scope={self.scope!r} is unknown")
+
+    def _check_auto(self) -> None:
+        require(
+            self.every == "auto",
+            f"checkpoint: every={self.every!r}, expected a number of updates, or 'auto'",
+        )
+        require(self.least >= 1, f"checkpoint: least={self.least}, expected at least 1 update")
+        require(
+            self.most >= self.least,
+            f"checkpoint: most={self.most}, expected no less than least={self.least}",
+        )
+        require(
+            self.mtbf is None or 0 < self.mtbf < math.inf,
+            f"checkpoint: mtbf={self.mtbf}, expected more than 0 s",
+        )
+
+    @property
+    def at_risk(self) -> int | None:
+        """How many acked updates are ever at risk at most; None: any number."""
+        return self.most if isinstance(self.every, str) else self.every
 
     @property
     def restores_together(self) -> bool:

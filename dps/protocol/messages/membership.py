@@ -5,11 +5,14 @@ The last of them are the driver's, which scales a group and ends a training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dps.core.checkpoint_interval import FailureHistory
 from dps.protocol.messages.losses import Brought, Statement
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
+
+message(FailureHistory)
 
 STOPPED = "the training was stopped by ParameterServer.stop()"
 
@@ -68,10 +71,14 @@ class RenewWorker:
 @message
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Whether the lease goes on, or whoever asked was given up; a worker may be asked to leave."""
+    """Whether the lease goes on, or whoever asked was given up; a worker may be asked to leave.
+
+    Hosts are told what the group has seen of failures.
+    """
 
     granted: bool
     leaving: bool = False
+    history: FailureHistory = field(default_factory=FailureHistory)
 
 
 @message

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dps.core.checkpoint_interval import FailureHistory
 from dps.core.shard import Each, ShardState, in_turn
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
@@ -119,6 +120,7 @@ class ShardServer:
         self._left: dict[int, int] = {}
         self._lease = Lease(group.timings, clock)
         self._life = 0
+        self._history = FailureHistory()
         self._renewing: asyncio.Task[None] | None = None
         self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: self._push,
@@ -210,6 +212,8 @@ class ShardServer:
         life = self._life
         request = RenewLease(self._me, life)
         reply = await self._transport.call(self._group.coordinator, request, deadline)
+        if reply.history.exposure > self._history.exposure:  # replies may overtake one another
+            self._history = reply.history
         if not reply.granted and life == self._life:
             await self._start_over()
         return bool(reply.granted) and life == self._life
@@ -385,7 +389,14 @@ class ShardServer:
         of_group = shard, group.name, group.coordinator, group.timings
         tools = self._transport, self._clock, self._emit
         store = partial(self._store_of, shard)
-        return group.recovery.durability.persistence(ServerContext(*of_group, *tools, store))
+        context = ServerContext(
+            *of_group,
+            *tools,
+            store,
+            history=lambda: self._history,
+            layout=group.layout.shards[shard],
+        )
+        return group.recovery.durability.persistence(context)
 
     def _note_keepers(self, m: Install | Restore | Configure) -> None:
         """Keep who keeps states and mail, as it is in the newest epoch that was heard of."""

@@ -37,10 +37,12 @@ from dps.errors import (
     StaleEpoch,
     StoreUnavailable,
 )
+from dps.protocol.storage.parts import put_together
 
 FORMAT = 1
+PARTIAL = 2  # of a part, with the names of others
 
-_NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?\.(json|safetensors)(\.\w+\.tmp)?")
+_NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?(?:-[0-9a-f]{8})?\.(json|safetensors)(\.\w+\.tmp)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,19 @@ class Found:
     epoch: int
     index: int
     cut: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How far a partial checkpoint's units are behind its `version`: `older` of so many `units`.
+
+    `oldest` is the version of the oldest of them.
+    """
+
+    version: int
+    oldest: int
+    older: int
+    units: int
 
 
 class CheckpointFiles:
@@ -87,20 +102,26 @@ class CheckpointFiles:
         """
         name = f"e{epoch:06d}-i{state.index:012d}" + ("" if cut is None else f"-c{cut:06d}")
         data = save(_arrays(state))
-        manifest = json.dumps(_sealed(_manifest(name, epoch, state, data), data), indent=1).encode()
+        return self._put(epoch, name, data, _manifest(name, epoch, state, data), cut is None)
+
+    def _put(
+        self, epoch: int, name: str, data: bytes, manifest: dict[str, Any], prune: bool = True
+    ) -> int:
+        """Publish the data of a checkpoint, then its manifest; return how many bytes they are."""
+        sealed = json.dumps(_sealed(manifest, data), indent=1).encode()
         try:
             make_folder(self._fs, self._folder)
             self._refuse_if_replaced(epoch)
-            self._publish(f"{name}.safetensors", data)
-            self._publish(f"{name}.json", manifest)
-            if cut is None:
+            self._publish(manifest["file"], data)
+            self._publish(f"{name}.json", sealed)
+            if prune:
                 self._prune(epoch)
         except DpsError:
             raise
         except Exception as error:
-            self._discard(name)
+            self._discard(name, manifest["file"])
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
-        return len(data) + len(manifest)
+        return len(data) + len(sealed)
 
     def prune_cuts(self, epoch: int, oldest: int) -> None:
         """Remove what belongs to cuts before `oldest`; what cannot be removed now stays."""
@@ -139,12 +160,14 @@ class CheckpointFiles:
         try:
             manifest = json.loads(self._fs.cat_file(found.manifest))
             # No other is asked for, whatever it says: that may be none, or a folder.
-            named = posixpath.basename(found.manifest).replace(".json", ".safetensors")
-            if not isinstance(manifest, dict) or manifest.get("file") != named:
+            named = manifest.get("file") if isinstance(manifest, dict) else None
+            if not isinstance(named, str) or not _is_data_of(found.manifest, named):
                 raise CheckpointCorrupt(f"{found.manifest}: it does not name its data")
             data = self._fs.cat_file(posixpath.join(self._folder, named))
-            if _sealed(manifest, data) != manifest or manifest["format"] != FORMAT:
+            if _sealed(manifest, data) != manifest or manifest["format"] not in (FORMAT, PARTIAL):
                 raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
+            if manifest["format"] == PARTIAL:
+                return self._put_together(manifest, data)
             return _state(manifest, load(data))
         except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
             raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
@@ -158,6 +181,41 @@ class CheckpointFiles:
             raise
         except Exception as error:
             raise StoreUnavailable(f"{found.manifest}: {error}") from error
+
+    def _put_together(self, manifest: dict[str, Any], data: bytes) -> ShardState:
+        """Return the state that a part makes with those that its manifest names."""
+        arrays: dict[str, dict[str, np.ndarray]] = {}
+        for file, digest in manifest["sources"].items():
+            of_file = data
+            if file != manifest["file"]:
+                of_file = self._fs.cat_file(posixpath.join(self._folder, file))
+            if hashlib.sha256(of_file).hexdigest() != digest:
+                raise CheckpointCorrupt(f"{file}: the data do not match the checksum of the part")
+            arrays[file] = load(of_file)
+        units = {at: _named(f"{at}/", arrays[file]) for at, file in manifest["units"].items()}
+        values, slots, tables = put_together(manifest, units)
+        results = _named("result/", arrays.get(manifest["file"]) or load(data))
+        workers = _workers(manifest)
+        numbers = manifest["index"], manifest["version"], manifest["steps"]
+        return ShardState(*numbers, values, slots, workers, tables, results)
+
+    def behind(self, found: Found) -> Behind | None:
+        """How far the units of a partial checkpoint, which was read, are behind it; else None.
+
+        Raises
+        ------
+        StoreUnavailable
+            It is not there any more.
+        """
+        try:
+            manifest = json.loads(self._fs.cat_file(found.manifest))
+        except Exception as error:
+            raise StoreUnavailable(f"{found.manifest}: {error}") from error
+        if manifest["format"] != PARTIAL:
+            return None
+        version, versions = manifest["version"], list(manifest["versions"].values())
+        older = sum(of_unit < version for of_unit in versions)
+        return Behind(version, min(versions, default=version), older, len(versions))
 
     def _files(self) -> dict[str, tuple[int, int, int | None]]:
         """Every file of a checkpoint, whole or not, with the epoch, index and cut in its name."""
@@ -181,12 +239,11 @@ class CheckpointFiles:
     def _publish(self, name: str, data: bytes) -> None:
         publish(self._fs, self._folder, name, data)
 
-    def _discard(self, name: str) -> None:
+    def _discard(self, name: str, file: str) -> None:
         """Remove the data of a checkpoint that was not published."""
-        stem = posixpath.join(self._folder, name)
         with suppress(Exception):  # the failure itself is what is told of
-            if not self._fs.exists(f"{stem}.json"):
-                self._fs.rm(f"{stem}.safetensors")
+            if not self._fs.exists(posixpath.join(self._folder, f"{name}.json")):
+                self._fs.rm(posixpath.join(self._folder, file))
 
     def _prune(self, epoch: int) -> None:
         """Remove what is older than the last `keep`, also what a writer that died left there.
@@ -348,8 +405,19 @@ def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     return {**said, "sha256": digest.hexdigest()}
 
 
+def _is_data_of(manifest: str, named: str) -> bool:
+    """Whether a name is that of a manifest's own data file."""
+    stem = posixpath.basename(manifest).removesuffix(".json")
+    pattern = rf"{re.escape(stem)}(-[0-9a-f]{{8}})?\.safetensors"
+    return re.fullmatch(pattern, named) is not None
+
+
+def _workers(manifest: dict[str, Any]) -> dict[str, Progress]:
+    return {name: Progress(**fields) for name, fields in manifest["workers"].items()}
+
+
 def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardState:
-    workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
+    workers = _workers(manifest)
     return ShardState(
         manifest["index"],
         manifest["version"],

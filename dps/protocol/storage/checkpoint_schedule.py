@@ -2,7 +2,8 @@
 
 The promise is an interval, in updates or in seconds: whatever is acked beyond the last complete
 checkpoint stays within it. A write starts early enough to be done in time, with a reference to the
-state, so that updates go on meanwhile; when it is not done in time, acks wait for it.
+state, so that updates go on meanwhile; when it is not done in time, acks wait for it. An interval
+that is not given is chosen anew after each write (`dps.core.checkpoint_interval`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, Protocol, TypeVar
 
+from dps.core.checkpoint_interval import AutoInterval, WriteCosts
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
-from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten
+from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, IntervalChosen
 from dps.protocol.durability import CutPersistence, ServerContext
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoint_files import CheckpointFiles, Found
 
 T = TypeVar("T")
 
@@ -29,8 +31,8 @@ class CheckpointSettings(Protocol):
     """What a checkpointing durability is asked for."""
 
     @property
-    def every(self) -> int | None:
-        """At most how many acked updates are at risk; None: any number."""
+    def every(self) -> int | Literal["auto"] | None:
+        """At most how many acked updates are at risk; None: any number; "auto": as is best."""
         ...
 
     @property
@@ -53,6 +55,21 @@ class CheckpointSettings(Protocol):
         """Within how many seconds an acked update is saved; None: any time."""
         ...
 
+    @property
+    def least(self) -> int:
+        """The shortest interval that is chosen, in updates."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """The longest one."""
+        ...
+
+    @property
+    def mtbf(self) -> float | None:
+        """The mean time between failures of a shard in seconds, as far as it is known."""
+        ...
+
 
 class Checkpoints:
     """A shard's durability in files (see `dps.protocol.durabilities.checkpoint.Checkpoint`)."""
@@ -71,8 +88,7 @@ class Checkpoints:
         self._clock = context.clock
         self._emit = context.emit
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        path = f"{wanted.path.rstrip('/')}/{context.group}"
-        self._files = CheckpointFiles(path, context.shard, wanted.keep)
+        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.group}", context)
         self._complete = 0
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -82,15 +98,21 @@ class Checkpoints:
         self._since = 0.0  # whatever is acked and not saved was acked after this moment
         self._failure = ""  # why the last write failed
         self._refused = 0  # up to this epoch, the files belong to a server that came later
-        sync = wanted.mode == "sync"
-        # Half the interval is for the updates that come while a write is under way.
+        self._sync = sync = wanted.mode == "sync"
         self._due, self._allowed = math.inf, math.inf
-        if wanted.every is not None:
-            self._due = wanted.every if sync else max(1, wanted.every // 2)
-            self._allowed = wanted.every - 1 if sync else wanted.every
+        self._costs = WriteCosts()
+        self._history = context.history
+        self._auto: AutoInterval | None = None
+        if isinstance(wanted.every, str):
+            self._auto = AutoInterval(wanted.least, wanted.most, wanted.mtbf, not sync)
+        self._every = wanted.least if isinstance(wanted.every, str) else wanted.every
+        self._promise(self._every)
         seconds = math.inf if wanted.seconds is None else wanted.seconds
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if sync else seconds
+
+    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
+        return CheckpointFiles(path, context.shard, self._wanted.keep)
 
     @property
     def saved(self) -> int:
@@ -116,6 +138,8 @@ class Checkpoints:
         """Start a write when one is due; wait for it only where the promise asks for it."""
         self._must_not_be_refused(epoch)
         self._note(epoch, state)
+        if self._costs.came(self._clock.monotonic(), state.version):
+            self._choose(epoch)
         if self._timer is None and self._wanted.seconds is not None:
             self._timer = asyncio.create_task(self._write_in_time())
         if state.version - self._complete >= self._due:
@@ -152,12 +176,17 @@ class Checkpoints:
         """Return the newest checkpoint that is whole, recording those that are not."""
         for found in await in_thread(self._files.found):
             try:
-                return await in_thread(partial(self._files.read, found))
+                state = await in_thread(partial(self._files.read, found))
+                await self._tell_of(epoch, found)
+                return state
             except CheckpointCorrupt as error:
                 self._emit(
                     CheckpointRefused(self._clock.now(), self._shard, found.manifest, str(error))
                 )
         raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
+
+    async def _tell_of(self, epoch: int, found: Found) -> None:
+        """Record what is to be known of a checkpoint that was read, besides its version."""
 
     async def close(self) -> None:
         """Start no further write."""
@@ -167,6 +196,25 @@ class Checkpoints:
     def _must_not_be_refused(self, epoch: int) -> None:
         if epoch <= self._refused:
             raise StaleEpoch(f"shard {self._shard}: epoch {epoch} is over")
+
+    def _promise(self, every: int | None) -> None:
+        """Have no more than `every` updates at risk from now on."""
+        if every is not None:
+            # Half the interval is for the updates that come while a write is under way.
+            self._due = every if self._sync else max(1, every // 2)
+            self._allowed = every - 1 if self._sync else every
+
+    def _choose(self, epoch: int) -> None:
+        """Choose the interval by what is known now, if it is not given."""
+        known = self._costs.estimate
+        if self._auto is None or known is None:
+            return
+        chosen = self._auto.choose(known, self._history())
+        if chosen.every != self._every:
+            self._every = chosen.every
+            self._promise(chosen.every)
+            by = chosen.cost, chosen.rate, chosen.mtbf
+            self._emit(IntervalChosen(self._clock.now(), self._shard, epoch, chosen.every, *by))
 
     def _note(self, epoch: int, state: ShardState) -> None:
         """Take note of a state that is about to be acked."""
@@ -200,9 +248,19 @@ class Checkpoints:
 
     def _start_writing(self, epoch: int, state: ShardState) -> asyncio.Task[None]:
         if self._writing is None or self._writing.done():
-            work = self._try_to_publish(epoch, state, self._clock.monotonic())
-            self._writing = asyncio.create_task(work)
+            noted = self._clock.monotonic()
+            self._costs.begins(noted)
+            self._writing = asyncio.create_task(self._measured(epoch, state, noted))
         return self._writing
+
+    async def _measured(self, epoch: int, state: ShardState, noted: float) -> None:
+        """Try to write a state, and take note of when that has ended."""
+        before = self._complete
+        await self._try_to_publish(epoch, state, noted)
+        if self._complete > before:
+            self._costs.ends(self._clock.monotonic())
+        else:
+            self._costs.fails()
 
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         try:

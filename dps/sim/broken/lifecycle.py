@@ -6,10 +6,13 @@ Like `dps.sim.broken.protocol`: each says what it leaves out in its docstring.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState
@@ -34,8 +37,12 @@ from dps.protocol.server.batching import Batching, evicted, is_evicted
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage import manifest as runs
+from dps.protocol.storage import partial_files
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.manifest import Saved
+from dps.protocol.storage.part_choice import NEVER, choose
+from dps.protocol.storage.parts import units_of
 from dps.protocol.transport import Clock, Endpoint
 from dps.sim.broken import variant as broken
 from dps.sim.broken.variant import (
@@ -46,6 +53,7 @@ from dps.sim.broken.variant import (
     cuts,
     gated,
     held_back,
+    in_parts,
     rounds,
     spread,
     stores,
@@ -254,6 +262,38 @@ def _newest_of_each(run: Any, refused: list[Any]) -> tuple[ShardState, ...] | No
     return tuple(states)
 
 
+# -- partial checkpoints ---------------------------------------------------------------------------
+
+
+@instead_of(CheckpointFiles, "_put_together", "older numbers than the newest part's", in_parts)
+def _put_together_with_older_numbers(
+    self: CheckpointFiles, manifest: dict[str, Any], data: bytes
+) -> ShardState:
+    """Take the newest blocks for no newer than the part before them, and its dedupe table."""
+    state = _put_together(self, manifest, data)
+    this = manifest["epoch"], manifest["index"]
+    before = [f for f in self.found() if (f.epoch, f.index) < this and f.epoch == this[0]]
+    if not before:
+        return state
+    older = json.loads(self._fs.cat_file(before[0].manifest))
+    numbers = {name: older[name] for name in ("index", "version", "steps")}
+    return replace(state, **numbers, workers=files._workers(older))
+
+
+@instead_of(partial_files, "units_of", "slots left out of parts", in_parts)
+def _units_of_empty_slots(layout: Any, state: ShardState) -> Any:
+    """Write blocks with slots as they are at the start."""
+    return _units_of(layout, replace(state, slots={k: v * 0 for k, v in state.slots.items()}))
+
+
+@instead_of(partial_files, "choose", "what changes least is never saved", in_parts)
+def _choose_by_distance(nbytes: Any, saved_in: Any, distances: Any, share: float) -> Any:
+    """Write what differs most from its saved copy, and nothing for its age."""
+    if (saved_in == NEVER).any():
+        return _choose(nbytes, saved_in, distances, share)
+    return np.argsort(-distances, kind="stable")[:1]
+
+
 # -- optimizer state -------------------------------------------------------------------------------
 
 
@@ -274,3 +314,4 @@ _lease, _leases = Lease.__init__, Leases.__init__
 _renew, _saved, _pull, _keep = Membership.renew, Checkpoints._saved, Replica.pull, Router._keep
 _enter_worker, _replay, _best = Coordinator._enter_worker, Replica.replay, ReplicaPlacement.best
 _rebuilt, _arrays = worker_cache.rebuilt, files._arrays
+_put_together, _units_of, _choose = CheckpointFiles._put_together, units_of, choose

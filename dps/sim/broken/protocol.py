@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dps.core import consistency, replay
 from dps.core import shard as core_shard
+from dps.core.checkpoint_interval import AutoInterval, Chosen
 from dps.core.consistency import Consistency
 from dps.core.shard import ShardState, Step
 from dps.core.updates import Operation, UpdateId
@@ -50,6 +52,7 @@ from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.transport import Endpoint
 from dps.sim.broken.variant import (
+    adaptive,
     alone,
     any_case,
     buffers,
@@ -351,6 +354,19 @@ async def _commit_regardless(self: Checkpoints, epoch: int, state: ShardState) -
         self._start_writing(epoch, state)
 
 
+@instead_of(AutoInterval, "choose", "chosen interval beyond its bound", adaptive)
+def _choose_any(self: AutoInterval, *seen: Any) -> Chosen:
+    """Choose the interval by costs and failures alone, whatever was promised."""
+    return _choose(replace(self, most=1 << 30), *seen)
+
+
+@instead_of(Checkpoints, "_promise", "chosen interval promises nothing", adaptive)
+def _promise_nothing(self: Checkpoints, every: int | None) -> None:
+    """Begin writes in the interval that was chosen, and never wait for one."""
+    _promise(self, every)
+    self._allowed = math.inf
+
+
 @instead_of(files, "_sealed", "torn checkpoint accepted", checkpoints)
 def _sealed_by_nothing(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     """Take any bytes for a checkpoint."""
@@ -413,6 +429,7 @@ def _wait_for_the_dead(self: Losses, worker: str, incarnation: int) -> list[Loss
 
 _install, _configure, _apply = ShardServer._install, Replica.configure, Replica._apply
 _restore, _found, _pass_on = Checkpoints.restore, CheckpointFiles.found, CommitLog.pass_on
+_choose, _promise = AutoInterval.choose, Checkpoints._promise
 _must_hold_lease, _unsettle, _get = (
     ShardServer._must_hold_lease,
     ShardController.unsettle,

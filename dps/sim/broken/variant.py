@@ -140,6 +140,16 @@ def caches(case: Case) -> bool:
     return isinstance(case.recovery.durability, WorkerCache)
 
 
+def adaptive(case: Case) -> bool:
+    """Where the interval of checkpoints is chosen by what is seen."""
+    return getattr(case.recovery.durability, "every", None) == "auto"
+
+
+def in_parts(case: Case) -> bool:
+    """Where checkpoints hold a part of a shard."""
+    return case.recovery.durability.restores_in_parts
+
+
 def timed(case: Case) -> bool:
     """Where checkpoints are promised in seconds."""
     return case.recovery.durability.seconds is not None

@@ -33,6 +33,7 @@ from dps.events import (
 )
 from dps.protocol import wire
 from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import NoDurability
 from dps.protocol.functions import CALLS
@@ -41,6 +42,7 @@ from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage.manifest import Saved
 from dps.sim.checks.checkpoint_age import Committed, now
+from dps.sim.checks.parts import PartsHistory, changed, numbers
 from dps.sim.injector import Injector
 from dps.sim.process import Process, here
 from dps.sim.schedules.strategies import Case
@@ -115,6 +117,8 @@ class Auditor:
         self._row_keys = rows
         self._shards = [_Shard() for _ in range(case.shards)]
         self._forgets = isinstance(case.recovery.durability, WorkerCache)
+        self._in_parts = case.recovery.durability.restores_in_parts
+        self._parts = self._histories() if self._in_parts else []
         self._joined: dict[str, int] = {}  # the incarnation of each worker that takes part
         self._incarnations: dict[str, int] = {}  # the last one of each
         self._saved_incarnations: dict[str, int] = {}
@@ -125,6 +129,12 @@ class Auditor:
         self._mailboxes: set[str] = set()  # the addresses of all that there have been
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
+
+    def _histories(self) -> list[PartsHistory]:
+        wanted = self._case.recovery.durability
+        assert isinstance(wanted, PartialCheckpoint)
+        layouts = self._world.group.layout.shards
+        return [PartsHistory(layout, wanted, self._tally.processes.total) for layout in layouts]
 
     # -- a group that ends, and is brought up again ------------------------------------------------
 
@@ -150,8 +160,9 @@ class Auditor:
                 self._saved_incarnations[worker] = max(known, progress.incarnation)
         self._incarnations = dict(self._saved_incarnations)
         for number, state in enumerate(saved.states):
-            values = counted(f"shard {number}, saved", world.group.layout, number, state.values)
-            self._ended_without[number] = self._tally.acked[number] - cells_in(values)
+            what = f"shard {number}, saved"
+            there = self._cells(number, state, self._counted(what, number, state))
+            self._ended_without[number] = self._tally.acked[number] - there
         if world.group.restores_together:
             self._check_cut(saved.states)
 
@@ -178,13 +189,16 @@ class Auditor:
 
     def _check_accepted(self, replica: Replica, before: ShardState, step: Step) -> None:
         state, shard = step.state, self._shards[replica.shard]
-        shard.existed.setdefault(_digest(state, self._forgets), replica.epoch)
+        shard.existed.setdefault(self._digest(state), replica.epoch)
+        if self._parts:
+            both = [self._counted("", replica.shard, each) for each in (before, state)]
+            self._parts[replica.shard].accepted(before, state, changed(*both))
         if not step.updates or replica._group.name != self._world.group.name:
             return
         what = f"shard {replica.shard} on {replica.node}"
         values = self._check_counts(what, replica.shard, state)
         if replica.epoch in shard.served:
-            shard.ever |= cells_in(values)
+            shard.ever |= self._cells(replica.shard, state, values)
         if not isinstance(self._case.consistency, ASP):
             self._check_active(what, step)
             if not self._world.group.restores_together:  # else clocks go back with the shards
@@ -249,9 +263,21 @@ class Auditor:
         replica = self._world.hosts[view.chain[0].address]._replicas.get(view.shard)
         if replica is None:  # it has started over, which the coordinator does not know yet
             return set()
-        what = f"shard {view.shard}, served"
-        values = counted(what, self._world.group.layout, view.shard, replica.state.values)
-        return cells_in(values)
+        values = self._counted(f"shard {view.shard}, served", view.shard, replica.state)
+        return self._cells(view.shard, replica.state, values)
+
+    def _counted(self, what: str, shard: int, state: ShardState) -> np.ndarray:
+        """The counter and cells of a state."""
+        layout = self._world.group.layout
+        return counted(what, layout, shard, state.values, self._in_parts)
+
+    def _cells(self, shard: int, state: ShardState, values: np.ndarray) -> set[int]:
+        """The updates in a state, though some blocks may have lost them."""
+        return self._parts[shard].cells(state) if self._parts else cells_in(values)
+
+    def _digest(self, state: ShardState) -> int:
+        """What tells two states of a shard apart, as far as a whole one must have existed."""
+        return numbers(state) if self._parts else _digest(state, self._forgets)
 
     def _has_stopped(self, address: str, view: View) -> bool:
         """Whether a host has left an epoch of the shard when it was told to, and is not back."""
@@ -380,11 +406,15 @@ class Auditor:
         shard = self._shards[event.shard]
         state = self._world.hosts[process.address].replica(event.shard).state
         what = f"shard {event.shard}, restored from {event.source} on {event.node}"
-        anew, digested = event.source == "initial", _digest(state, self._forgets)
+        anew, digested = event.source == "initial", self._digest(state)
         text = f"{what}: version {state.version} as it is there never existed"
         require(anew or digested in shard.existed, "never existed", text)
-        values = counted(what, self._world.group.layout, event.shard, state.values)
-        check_slots(what, values, state, self._forgets, bool(self._case.filters))
+        values = self._counted(what, event.shard, state)
+        relaxed = bool(self._case.filters) or self._in_parts
+        check_slots(what, values, state, self._forgets, relaxed)
+        there = self._cells(event.shard, state, values)
+        if self._parts:
+            self._parts[event.shard].restored(what, state)
         based_on = shard.existed.setdefault(digested, event.epoch)
         if event.epoch < self._world.view(event.shard).epoch:
             # It was given up before it was carried out. Nobody is asked in an epoch that is over:
@@ -397,9 +427,11 @@ class Auditor:
             self._committed[event.shard].restored(what, state.version, whole, lost_at)
         self._tally.lives[event.shard] += 1
         bound = float("inf") if anew else self._bound(shard)
-        self._check_loss(what, event.shard, cells_in(values), bound)
+        if self._parts:
+            self._note_in_part(event.shard, state, values, there)
+        self._check_loss(what, event.shard, there, bound)
         if self._forgets:  # only the copies of workers may bring back what was lost
-            self._note_restoration(event, based_on, cells_in(values))
+            self._note_restoration(event, based_on, there)
         shard.members = {process.address: process}
         seeded = event.source in ("initial", "worker")
         shard.seeded = event if seeded and shard.begun else None
@@ -408,6 +440,15 @@ class Auditor:
             not self._world.group.restores_together
         ):  # else another shard may be on its way to the cut before
             shard.refused = 0
+
+    def _note_in_part(
+        self, shard: int, state: ShardState, values: np.ndarray, there: set[int]
+    ) -> None:
+        """Take note of what is in a state, but was lost to some of its blocks or rows."""
+        whole = cells_in(values)
+        if self._row_keys is not None:
+            whole &= self._row_keys.cells(shard, state)
+        self._tally.in_part[shard] = there - whole
 
     def _bound(self, shard: _Shard) -> float:
         """How many acked updates a restoration may take back.
@@ -488,11 +529,12 @@ class Auditor:
 
     def _check_counts(self, what: str, shard: int, state: ShardState) -> np.ndarray:
         """The counters and cells of a state, which holds each update once, and whole."""
-        values = counted(what, self._world.group.layout, shard, state.values)
-        check_slots(what, values, state, self._forgets, bool(self._case.filters))
-        check_counts(what, values, state.version, bool(self._case.filters))
+        values = self._counted(what, shard, state)
+        filtered = bool(self._case.filters)
+        check_slots(what, values, state, self._forgets, filtered or self._in_parts)
+        check_counts(what, values, state.version, filtered, self._in_parts)
         if self._row_keys is not None:
-            self._row_keys.check(what, shard, state, values)
+            self._row_keys.check(what, shard, state, values, self._in_parts)
         return values
 
     # -- at the end --------------------------------------------------------------------------------
@@ -562,7 +604,7 @@ class Auditor:
             "counts",
             f"shard {view.shard}: version {state.version}, but the workers' updates are {applied}",
         )
-        found = cells_in(values)
+        found = self._cells(view.shard, state, values)
         strange = found - self._tally.attempted
         require(not strange, "never pushed", f"shard {view.shard}: {sorted(strange)}?")
         return found

@@ -9,6 +9,7 @@ from dps.core.filters.filter import Filter, Quantise, SignificantlyModified
 from dps.core.outage import Continue, Replay, Wait
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import NoDurability
@@ -48,8 +49,8 @@ class Case:
     def interval(self) -> float:
         """How many acked updates one restoration may cost."""
         match self.recovery.durability:
-            case Checkpoint(every=every) if every is not None:
-                return every * (WITHHELD if self.filters else 1)
+            case Checkpoint(at_risk=int(at_risk)) | PartialCheckpoint(at_risk=int(at_risk)):
+                return at_risk * (WITHHELD if self.filters else 1)
             case SharedStore():
                 return 0
         return float("inf")
@@ -105,6 +106,20 @@ _ALL = (
     Case(
         "checkpoint + mailbox",
         Recovery(Checkpoint(every=4), Continue(limit=3), Replay("each")),
+    ),
+    Case("checkpoint, auto", Recovery(Checkpoint(every="auto", least=2, most=6)), busy=True),
+    Case(
+        "checkpoint, auto, sync",
+        Recovery(Checkpoint(every="auto", mode="sync", least=1, most=5, mtbf=2.0)),
+        workers=5,
+    ),
+    Case("checkpoint, auto, all", Recovery(Checkpoint(every="auto", least=2, most=6, scope="all"))),
+    Case("partial checkpoint", Recovery(PartialCheckpoint(every=8, share=0.5))),
+    Case(
+        "partial checkpoint, sync",
+        Recovery(PartialCheckpoint(every=8, share=0.25, mode="sync")),
+        workers=5,
+        busy=True,
     ),
     Case("checkpoint, seconds", Recovery(Checkpoint(seconds=0.2))),
     Case("checkpoint, all", Recovery(Checkpoint(every=4, scope="all"))),

@@ -44,10 +44,29 @@ class RowKeys:
         cuts = np.cumsum([len(keys) for keys in self.of_shard])[:-1]
         return np.split(rows[:, 0], cuts)
 
-    def check(self, what: str, shard: int, state: ShardState, dense: np.ndarray) -> None:
-        """The rows in a state must be those of the updates that are in its weights."""
+    def cells(self, shard: int, state: ShardState) -> set[int]:
+        """The cells whose updates are in the rows of a state."""
+        rows = table_of(state.tables, TABLE.name).values(TABLE, self.of_shard[shard])[:, 0]
+        return set(rows[1:].nonzero()[0].tolist())
+
+    def check(
+        self,
+        what: str,
+        shard: int,
+        state: ShardState,
+        dense: np.ndarray,
+        in_parts: bool = False,
+    ) -> None:
+        """The rows in a state must be those of the updates that are in its weights.
+
+        Where shards are restored `in_parts`, each may lack others.
+        """
         table = table_of(state.tables, TABLE.name)
         rows = table.values(TABLE, self.of_shard[shard])[:, 0]
+        if in_parts:
+            twice = np.flatnonzero(rows[1:] > 1).tolist()
+            require(not twice, "twice", f"{what}: applied to rows more than once: {twice}")
+            return
         differ = np.flatnonzero(rows != dense).tolist()
         require(not differ, "rows", f"{what}: rows {differ} are not those of its updates")
 

@@ -77,12 +77,20 @@ def counters(
     return Layout(tuple(arrays), tuple(laid_out), homes)
 
 
-def counted(what: str, layout: Layout, shard: int, buffer: np.ndarray) -> np.ndarray:
-    """The counter and cells in a shard's buffer; where they are there twice, both must agree."""
+def counted(
+    what: str, layout: Layout, shard: int, buffer: np.ndarray, in_parts: bool = False
+) -> np.ndarray:
+    """The counter and cells in a shard's buffer; where they are there twice, both must agree.
+
+    Unless shards are restored `in_parts`: then neither may have an update more than once.
+    """
     size = layout.names[name_of(shard)].size
     nbytes = size * np.dtype(DTYPE).itemsize
     values = buffer[:nbytes].view(DTYPE)
-    if buffer.nbytes > nbytes:
+    if buffer.nbytes > nbytes and in_parts:
+        twice = np.flatnonzero(buffer[nbytes:].view(TWIN_DTYPE)[1:] > 1).tolist()
+        require(not twice, "twice", f"{what}: applied to its second array again: {twice}")
+    elif buffer.nbytes > nbytes:
         agree = np.array_equal(values, buffer[nbytes:].view(TWIN_DTYPE))
         require(agree, "arrays differ", f"{what}: its two arrays are not of the same updates")
     return values

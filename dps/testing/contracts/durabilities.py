@@ -34,8 +34,9 @@ class DurabilityContract:
     """The contract of durabilities (`dps.protocol.durability.Durability`).
 
     Override the fixtures `durability` and `may_lose`, and `source` where a lost shard comes back
-    from what the durability keeps. A simulated group with the durability loses servers, some tests
-    with many seeds.
+    from what the durability keeps. Where it may come back in parts (`restores_in_parts`), blocks
+    may lack updates that are there, and have none twice. A simulated group with the durability
+    loses servers, some tests with many seeds.
     """
 
     @pytest.fixture
@@ -86,8 +87,9 @@ class DurabilityContract:
             after = (await s.states())[0]
             applied = sum(p.applied for p in after.workers.values())
             assert after.version == state.version + 1 == applied
-            _check_whole(state, rows)
-            _check_whole(after, rows)
+            in_parts = durability.restores_in_parts
+            _check_whole(state, rows, in_parts)
+            _check_whole(after, rows, in_parts)
 
         for seed in range(8):
             _carry_out(durability, scenario, seed)
@@ -108,7 +110,7 @@ class DurabilityContract:
                 assert (await s.ask(view.chain[0], push)).outcome == "duplicate"
             after = (await s.states())[0]
             assert after.version == state.version
-            _check_whole(after, rows)
+            _check_whole(after, rows, durability.restores_in_parts)
 
         _carry_out(durability, scenario)
 
@@ -157,8 +159,13 @@ def _operation(s: Setting, seq: int) -> Operation:
     return Operation("gradient", UpdateId("a", 1, seq), gradient=np.ones(size).view("uint8"))
 
 
-def _check_whole(state: ShardState, rows: Gradients) -> None:
+def _check_whole(state: ShardState, rows: Gradients, in_parts: bool) -> None:
     """Each weight and each row counts the updates that are in the state."""
+    if in_parts:
+        weights = state.values.view("float64")
+        assert (weights <= 0).all()
+        assert (weights >= -state.version).all()
+        return
     assert (state.values.view("float64") == -state.version).all()
     if rows and state.version:
         held = state.tables["emb"].between(0, KEYS, TABLE)

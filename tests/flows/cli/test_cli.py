@@ -155,9 +155,10 @@ def test_plan_shows_trials_and_runs_nothing(dps: Command, tmp_path: Path) -> Non
 
 
 def test_plan_warns_of_a_kill_that_never_comes(dps: Command) -> None:
-    ended = dps("plan", "demo", "--set", "training.updates=200")
+    late = "axes.faults={kill: [{kind: kill, target: server-0, at_updates: 900}]}"
+    ended = dps("plan", "demo", "--set", late)
     assert ended.code == 0
-    assert "dps: warning: the kill of server-0 at 300 updates never comes" in ended.err
+    assert "dps: warning: the kill of server-0 at 900 updates never comes" in ended.err
 
 
 def test_plan_tells_order_and_time(dps: Command) -> None:

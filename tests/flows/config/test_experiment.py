@@ -15,6 +15,7 @@ from dps.core.faults.plan import AtUpdates, Kill, Pause
 from dps.core.outage import Continue, Replay
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.presets import PRESETS
 from dps.protocol.recovery import Recovery
 from flows.config.experiment import TrialConfig, load_experiment, packaged_names
@@ -196,6 +197,35 @@ def test_the_interval_of_checkpoints_may_be_in_seconds(config: Path) -> None:
     assert built == [Recovery(Checkpoint(seconds=seconds)) for seconds in (0.5, 1.5)]
     with pytest.raises(ConfigurationError, match=r"durability\.seconds"):
         load_experiment(str(config), ["recovery=checkpoint", "recovery.durability.seconds=0.0"])
+
+
+def test_the_interval_of_checkpoints_may_be_chosen_while_training_goes_on(config: Path) -> None:
+    trial = only(config, "recovery={preset: checkpoint, durability: {every: auto, mtbf: 60.0}}")
+    assert trial.build_recovery() == Recovery(Checkpoint("auto", mtbf=60.0))
+    shown = trial.model_dump(mode="json")["recovery"]["durability"]
+    assert (shown["every"], shown["mtbf"]) == ("auto", 60.0)
+    assert not {"least", "most"} & shown.keys()
+    fixed = only(config, "recovery=checkpoint").model_dump(mode="json")["recovery"]["durability"]
+    assert not {"least", "most", "mtbf"} & fixed.keys(), "a trial is what it always was"
+    axes = "axes={recovery.durability.every: [25, auto]}"
+    configs = load_experiment(str(config), ["recovery=checkpoint", axes]).trial_configs()
+    built = [trial.build_recovery() for _, trial in configs]
+    assert built == [Recovery(Checkpoint(25)), Recovery(Checkpoint("auto"))]
+    with pytest.raises(ConfigurationError, match=r"mtbf go with every='auto' alone"):
+        load_experiment(str(config), ["recovery=checkpoint", "recovery.durability.mtbf=60.0"])
+
+
+def test_checkpoints_may_hold_a_part_of_a_shard(config: Path) -> None:
+    trial = only(config, "recovery={durability: {kind: partial_checkpoint, every: 40, share: 0.1}}")
+    durability = trial.build_recovery().durability
+    assert durability == PartialCheckpoint(40, 0.1)
+    assert durability.at_risk == 4
+    with pytest.raises(ConfigurationError, match=r"durability\.share"):
+        load_experiment(
+            str(config), ["recovery={durability: {kind: partial_checkpoint, share: 2}}"]
+        )
+    with pytest.raises(ConfigurationError, match="would be lost with the process"):
+        only(config, "recovery={durability: {kind: partial_checkpoint, path: 'memory://x'}}")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 from dps.errors import NotServing, StoreUnavailable
-from dps.events import CheckpointFailed, CheckpointWritten, Event, Moved, Restored
+from dps.events import (
+    CheckpointFailed,
+    CheckpointWritten,
+    Event,
+    IntervalChosen,
+    Moved,
+    Restored,
+)
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durability import ServerContext
 from dps.protocol.messages import Drain
@@ -314,6 +321,112 @@ def test_both_limits_hold_together() -> None:
         assert events(s, CheckpointWritten)[-1].version == version, "by the time"
 
     in_world(scenario, recovery=saved(every=6, seconds=10.0))
+
+
+async def slow_write(work: Callable[[], Any]) -> Any:
+    await asyncio.sleep(0.2)
+    return work()
+
+
+async def keep_pushing(s: Setting, workers: int) -> Callable[[], None]:
+    """Have workers push every 20 ms; return what ends that."""
+    pushing = []
+    for number in range(workers):
+        process, client = await s.enter(f"worker-{number}")
+
+        async def push(client: Any = client) -> None:
+            while True:
+                await client.push(ONES)
+                await asyncio.sleep(0.02)
+
+        pushing.append(process.run(push()))
+
+    def end() -> None:
+        for each in pushing:
+            each.cancel()
+
+    return end
+
+
+def test_a_chosen_interval_grows_while_nothing_fails_and_shrinks_when_servers_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saving, "in_thread", slow_write)
+
+    async def scenario(s: Setting) -> None:
+        end = await keep_pushing(s, 3)
+        await asyncio.sleep(60)
+        calm = events(s, IntervalChosen)[-1]
+        assert 4 <= events(s, IntervalChosen)[0].every < calm.every <= 400
+        assert 0.1 < calm.cost <= 0.2
+        for _ in range(12):
+            s.world.crash("server-0", back_after=0.1)
+            await asyncio.sleep(4)
+        chosen = events(s, IntervalChosen)
+        assert chosen[-1].every < calm.every
+        assert chosen[-1].mtbf < calm.mtbf
+        assert {event.epoch for event in chosen} > {1}
+        end()
+
+    recovery = saved(every="auto", least=4, most=400, mode="sync")
+    in_world(scenario, shards=1, recovery=recovery)
+
+
+def test_where_no_ack_waits_for_a_write_there_is_a_pause_between_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Writes cost nothing then, but what goes on without one must be seen."""
+    monkeypatch.setattr(saving, "in_thread", slow_write)
+
+    async def scenario(s: Setting) -> None:
+        end = await keep_pushing(s, 3)
+        await asyncio.sleep(30)
+        chosen = events(s, IntervalChosen)[-1]
+        assert chosen.cost < 0.05
+        assert chosen.every >= 2 * 0.2 * chosen.rate
+        assert chosen.every <= 400
+        end()
+
+    in_world(scenario, shards=1, recovery=saved(every="auto", least=4, most=400))
+
+
+def test_with_a_chosen_interval_acks_wait_rather_than_exceed_it() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        acked = 0
+
+        async def push() -> None:
+            nonlocal acked
+            while True:
+                await client.push(ONES)
+                acked += 1
+
+        with unwritable():
+            pushing = process.run(push())
+            await asyncio.sleep(5.0)
+        assert acked == 6, "nothing has been measured, so that it is the least"
+        pushing.cancel()
+
+    in_world(scenario, shards=1, recovery=saved(every="auto", least=6, most=400))
+
+
+def test_servers_know_of_the_failures_of_all_shards() -> None:
+    async def scenario(s: Setting) -> None:
+        began = asyncio.get_running_loop().time()
+        await s.world.complete()
+        await asyncio.sleep(20)
+        s.world.crash("server-0", back_after=0.5)
+        await asyncio.sleep(20)
+        s.world.crash("server-0", back_after=0.5)
+        await asyncio.sleep(20)
+        views = (await s.world.complete()).views
+        passed = asyncio.get_running_loop().time() - began
+        for view in views:
+            history = s.world.hosts[view.chain[0].address]._history
+            assert history.failures == 2
+            assert history.exposure == pytest.approx(2 * passed - 2 * 0.6, abs=1.5)
+
+    in_world(scenario, shards=2, recovery=saved(every="auto"))
 
 
 def test_a_server_whose_files_a_later_one_has_taken_over_stops_writing() -> None:
