@@ -68,7 +68,7 @@ def fault(kind: str, target: str = "server-0", **settings: Any) -> dict[str, Any
 
 
 def again_and_again(kind: str, **settings: Any) -> dict[str, Any]:
-    every = {"mtbf": 0.2, "until": 0.5, "distribution": "weibull", "shape": 5.0}
+    every = {"mtbf": 0.15, "until": 0.35, "distribution": "weibull", "shape": 5.0}
     return {
         "kind": kind,
         "target": {"role": "server", "pick": "random"},
