@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean
+.PHONY: help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -91,6 +91,12 @@ framework: setup ## the shapes of the first parameter-server papers: staleness, 
 replicate-full: torch fashion-data ## the same with all cells and seeds: a day
 	$(BIN)/dps replicate ttf --full
 	$(BIN)/dps replicate ftps --full
+
+frontier: setup ## who wins when, on virtual time: the grids, and the figures of docs/who-wins-when.md
+	for each in frontier frontier-workers frontier-size interval; do $(BIN)/dps run $$each || exit; done
+	cp results/frontier/figures/winners-target-usd-faults-faults-back_after.svg docs/figures/frontier/
+	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg docs/figures/frontier/
+	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
 
 findings: replicate framework ## all of these, and bring the figures of docs/findings.md up to date
 	cp results/replicate-ttf-short/*.svg docs/figures/ttf/

@@ -17,13 +17,14 @@ from dps.core.names import ROLES
 from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
 from flows.analysis.effects.difference import UNKNOWN, Difference, Effects
 from flows.analysis.effects.outages import Downtime, downtime
-from flows.analysis.faults import FaultTimes, fault_times
+from flows.analysis.faults import FaultTimes, fault_times, training_span
 from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, target
 from flows.analysis.ledger import Ledger, applied_rows, ledger
 from flows.analysis.prices import Prices
 from flows.analysis.resources import (
     Cost,
     Filtering,
+    Spending,
     Storage,
     Usage,
     cost,
@@ -46,7 +47,7 @@ from flows.records.record import Record
 _OF_THE_WHOLE = frozenset(
     {
         *("accuracy_area_time", "accuracy_area_gradients", "target_seconds", "target_gradients"),
-        *("evaluations", "evaluations_missed"),
+        *("target_usd", "evaluations", "evaluations_missed"),
         *(
             f"updates_{name}"
             for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
@@ -113,6 +114,8 @@ class Outcome:
         `flows.analysis.finished.with_effects`.
     accuracy, loss, target
         What it did to the model.
+    target_usd
+        Money spent until the target was reached; None: it was not, or there is none.
     staleness, staleness_in
         How old the weights were that gradients came from: over all of the trial, and before,
         during and after the faults.
@@ -162,6 +165,7 @@ class Outcome:
     evaluations_missed: int
     whole: bool
     effects: Effects = UNKNOWN
+    target_usd: float | None = None
     circumstances: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -254,6 +258,7 @@ class Outcome:
             "target_accuracy": self.target.accuracy,
             "target_seconds": self.target.seconds,
             "target_gradients": self.target.gradients,
+            "target_usd": self.target_usd,
             "loss_final": self.loss.final,
             "loss_lowest": self.loss.lowest,
             "evaluations": self.evaluations,
@@ -323,7 +328,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
     faults = fault_times(record)
     judged, reason = status(record)
     heads = [row for row in applied_rows(record) if row.head]
-    counts = ledger(record)
+    counts, wanted = ledger(record), target(record)
     return Outcome(
         identity=identity(record),
         status=judged,
@@ -333,7 +338,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         downtime=downtime(record, faults),
         accuracy=accuracy(record, _first_loss(faults)),
         loss=loss(record),
-        target=target(record),
+        target=wanted,
         staleness=staleness(heads),
         staleness_in={k: staleness(rows) for k, rows in by_period(heads, faults).items()},
         ledger=counts,
@@ -349,6 +354,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         evaluations_missed=len(record.of(EvaluationMissed)),
         whole=not record.of(TrialResumed),
         circumstances=record.circumstances,
+        target_usd=_spent_until(record, prices, wanted.seconds),
     )
 
 
@@ -362,6 +368,14 @@ def identity(record: Record) -> Identity:
         seed=settings.get("seed"),
         digest=settings.get("digest", ""),
     )
+
+
+def _spent_until(record: Record, prices: Prices, seconds: float | None) -> float | None:
+    """Money spent within so many seconds of the training, in USD."""
+    span = training_span(record)
+    if seconds is None or span is None:
+        return None
+    return Spending(record, prices).at(span[0] + seconds)
 
 
 def _first_loss(faults: Sequence[FaultTimes]) -> FaultTimes | None:

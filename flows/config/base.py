@@ -377,6 +377,9 @@ class RecoverySection(Section):
     durability: DurabilitySection = NoDurabilitySection()
     outage: OutageSection = WaitSection()
     replay: ReplaySection = ReplaySection()
+    # How many nodes this strategy keeps idle and warm, instead of `server.spares`. Left out of what
+    # is recorded unless it is set: without it, a trial is the one it always was.
+    spares: CountOrNone | None = Field(default=None, exclude_if=lambda spares: spares is None)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -165,6 +165,9 @@ class TrialConfig(_Settings):
         if self.server.spares:
             reason = "with a budget, spares are what a strategy leaves of it; leave them out"
             refuse(reason, key="server.spares")
+        if self.recovery.spares is not None:
+            reason = "with a budget, spares are what a strategy leaves of it; leave them out"
+            refuse(reason, key="recovery.spares")
         servers, stores = self._number_of_servers, self._number_of_stores
         if servers + stores > self.budget.nodes:
             store = " and 1 store" if stores else ""
@@ -263,7 +266,8 @@ class TrialConfig(_Settings):
     def spares(self) -> int:
         """How many nodes are kept idle and warm: as many as are asked for, or the budget leaves."""
         if self.budget is None:
-            return self.server.spares
+            own = self.recovery.spares
+            return self.server.spares if own is None else own
         return max(0, self.budget.nodes - self._number_of_servers - self._number_of_stores)
 
     @property

@@ -29,6 +29,7 @@ from flows.config.limits import (
 from flows.files import read_bytes
 from flows.quoting import quoted, shown, unseen
 
+EVERY_ENTRY = "*"  # in a key: of a list, whatever number it has
 _TAG = "tag:yaml.org,2002:"
 _KINDS = {
     f"{_TAG}int": "whole number",
@@ -336,7 +337,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 def set_key(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Return a copy of `data` with the value at a dotted key replaced.
 
-    Sections on the way that are not there are made. A number in the key is an index into a list.
+    Sections on the way that are not there are made. A number in the key is an index into a list,
+    and `*` stands for every entry of one, of which there may be none.
     A strategy's name on the way (`recovery: chain`) becomes the section that it abbreviates.
 
     Raises
@@ -401,6 +403,8 @@ def _put(data: Any, parts: Sequence[str], value: Any) -> Any:
             inner = {"preset": inner}
         return {**data, part: _put({} if inner is None else inner, rest, value)}
     if isinstance(data, list | tuple):
+        if part == EVERY_ENTRY:
+            return [_put(each, rest, value) for each in data]
         # Digits of other scripts are digits too, and some of them are no numbers.
         known = part.isascii() and part.isdigit() and len(part) <= len(str(len(data)))
         if not known or int(part) >= len(data):

@@ -120,6 +120,15 @@ ACCURACY = (
         better="lower",
     ),
     Metric(
+        "target_usd",
+        "money to target",
+        "USD",
+        "Money spent until the first evaluation that is at least the target, on demand, as if the "
+        "training had ended then.",
+        "target/usd",
+        better="lower",
+    ),
+    Metric(
         "loss_final",
         "final loss",
         "",

@@ -158,10 +158,11 @@ def write_report(
         raise ConfigurationError(
             f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
         )
-    drawn = chapters(found)
+    compared = read_comparison(folder)
+    drawn = chapters(found, compared.baseline)
     going = under_way(folder, recorded)
     claims = read_claims(folder)
-    page = render(found, prices, read_comparison(folder), drawn, unusable, going, claims)
+    page = render(found, prices, compared, drawn, unusable, going, claims)
     if figures is not None:
         write_files(drawings(drawn), figures, kinds, width)
     write_whole(output, page, "the report")

@@ -50,6 +50,7 @@ COMPARED: Mapping[str, Sequence[str]] = {
         "accuracy_area_gradients",
         "target_seconds",
         "target_gradients",
+        "target_usd",
         "loss_final",
     ),
     "Recovery from the first fault": (

@@ -44,7 +44,7 @@ NOTE = (
     "and not corrected for the number of cells, contains 0, or there are fewer than "
     f"{FEWEST_SEEDS} seeds. Cells are at equal distances, not to scale."
 )
-# Of more strategies every one is compared with the first alone.
+# Of more strategies every one is compared with one alone.
 MOST_PAIRED = 3
 # With more columns than these, numbers do not fit into the cells.
 MOST_WRITTEN = 7
@@ -86,8 +86,11 @@ def _money(most: float) -> tuple[float, str]:
 
 
 MEASURES = (
+    Measure("effect_time_mean", "effect on accuracy at equal times", _points),
+    Measure("effect_money_mean", "effect on accuracy for equal money", _points),
     Measure("accuracy_final", "final accuracy", _points),
     Measure("target_seconds", "time to the target", _seconds),
+    Measure("target_usd", "money to the target", _money),
     Measure("cost_usd", "money", _money),
 )
 
@@ -115,7 +118,7 @@ class Map:
     @property
     def name(self) -> str:
         """A part of names of files."""
-        places = [f"{axis.key.replace('.', '-')}" for axis in (self.x, self.y)]
+        places = [axis.slug for axis in (self.x, self.y)]
         return "-".join([self.measure.key.replace("_", "-"), *places, *slugs(self.others).values()])
 
     @property
@@ -133,14 +136,19 @@ class Difference:
     resolved: bool
 
 
-def maps(subject: Subject, axes: Sequence[NumericAxis]) -> Iterator[Drawing]:
-    """Draw who wins where for every two axes that vary by themselves."""
+def maps(
+    subject: Subject, axes: Sequence[NumericAxis], baseline: str | None = None
+) -> Iterator[Drawing]:
+    """Draw who wins where for every two axes that vary by themselves.
+
+    Of many strategies each is set against the `baseline`, or against the first.
+    """
     for x, y in combinations(axes, 2):
         if y.key in x.others and x.key in y.others:
             for found in _maps(subject, x, y):
                 if len(found.values) > 2:
                     yield _winners(found)
-                names = list(found.values)
+                names = sorted(found.values, key=lambda name: name != baseline)
                 pairs = list(combinations(names, 2))
                 for base, other in pairs if len(names) <= MOST_PAIRED else pairs[: len(names) - 1]:
                     yield _difference(found, base, other)
@@ -289,10 +297,14 @@ def _winners(found: Map) -> Drawing:
 
 
 def _ranked(found: Map, place: Place) -> list[str]:
-    """The strategies that have a value in a cell, the best first."""
+    """The strategies that have a value in a cell, the best first.
+
+    Who has one for fewer seeds comes later: that of a target is missing where it was not reached.
+    """
     known = [name for name, cells in found.values.items() if cells.get(place)]
     sign = -1 if found.measure.higher_wins else 1
-    return sorted(known, key=lambda name: sign * _mean(found.values[name][place]))
+    cells = {name: found.values[name][place] for name in known}
+    return sorted(known, key=lambda name: (-len(cells[name]), sign * _mean(cells[name])))
 
 
 def _mean(seeds: Seeds) -> float:

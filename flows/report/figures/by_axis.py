@@ -161,7 +161,7 @@ def _drawing(
         legend_above(figure, keys)
     footnote(figure, told_of([len(seeds) for seeds in points.values()]))
     return Drawing(
-        f"{measure.name}-against-{axis.key.replace('.', '-')}",
+        f"{measure.name}-against-{axis.slug}",
         f"{measure.title} against {axis.name}",
         measure.note + ("" if axis.to_scale else EQUAL_DISTANCES),
         figure,

@@ -14,10 +14,14 @@ from flows.report.figures.figure import Chapter, Drawing
 from flows.report.figures.numeric_axis import numeric_axes
 
 
-def chapters(trials: Sequence[Trial]) -> tuple[Chapter, ...]:
-    """Return the figures of an experiment by chapter; chapters without a figure are left out."""
+def chapters(trials: Sequence[Trial], baseline: str | None = None) -> tuple[Chapter, ...]:
+    """Return the figures of an experiment by chapter; chapters without a figure are left out.
+
+    `baseline` is the strategy that the others are set against where there are too many for all
+    pairs; None: the first.
+    """
     subject = Subject.of(trials)
-    return tuple(chapter for chapter in _chapters(subject) if chapter.drawings)
+    return tuple(chapter for chapter in _chapters(subject, baseline) if chapter.drawings)
 
 
 def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
@@ -26,12 +30,12 @@ def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
         yield from chapter.drawings
 
 
-def _chapters(subject: Subject) -> Iterator[Chapter]:
+def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
-    maps = break_even.maps(subject, axes)
+    maps = break_even.maps(subject, axes, baseline)
     yield _chapter("break-even", "Who wins where", break_even.NOTE, maps)
     for axis in axes:
-        name, title = f"against-{axis.key.replace('.', '-')}", f"Against {axis.name}"
+        name, title = f"against-{axis.slug}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))
     yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
     yield _chapter(

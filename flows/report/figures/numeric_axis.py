@@ -39,6 +39,11 @@ class NumericAxis:
     others: tuple[str, ...]
 
     @property
+    def slug(self) -> str:
+        """The key as a part of names of files."""
+        return self.key.replace(".*", "").replace(".", "-")
+
+    @property
     def to_scale(self) -> bool:
         """Whether values are drawn where they are; else they are drawn at equal distances."""
         values = list(self.values.values())

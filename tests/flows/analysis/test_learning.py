@@ -16,6 +16,7 @@ from dps.events import (
 )
 from flows.analysis.learning import Loss, Target, course
 from flows.analysis.outcome import outcome
+from flows.analysis.resources import Spending
 from flows.analysis.statistics import nearest_rank
 from flows.analysis.steps import Steps
 from flows.records.record import Record
@@ -136,6 +137,13 @@ def test_time_and_gradients_to_a_target() -> None:
     assert outcome(trained(*curve, target=0.8), PRICES).target == Target(0.8, 3.0, 3)
     assert outcome(trained(*curve, target=0.95), PRICES).target == Target(0.95, None, None)
     assert outcome(trained(*curve), PRICES).target == Target(None, None, None)
+
+
+def test_money_to_a_target_is_what_was_spent_by_then() -> None:
+    curve = (scored(99.0, 0.1), scored(101.5, 0.7), scored(103.0, 0.9), scored(104.0, 0.8))
+    record = trained(*curve, target=0.8)
+    assert outcome(record, PRICES).row()["target_usd"] == Spending(record, PRICES).at(103.0)
+    assert outcome(trained(*curve, target=0.95), PRICES).target_usd is None
 
 
 def test_a_loss_that_is_not_finite_is_none() -> None:

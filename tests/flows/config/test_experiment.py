@@ -594,6 +594,17 @@ def test_every_strategy_has_the_budget_in_nodes(config: Path, recovery: str, spa
     assert trial.spares == sum(name.startswith("spare") for name in serving) == spares
 
 
+def test_a_strategy_may_have_spares_of_its_own(config: Path) -> None:
+    axes = "axes={recovery: {cold: checkpoint, warm: {preset: checkpoint, spares: 2}}}"
+    cold, warm = (t for _, t in load_experiment(str(config), [axes]).trial_configs())
+    assert (cold.spares, warm.spares) == (0, 2)
+    assert "spares" not in cold.model_dump(mode="json")["recovery"]  # it is the trial it always was
+    cold, warm = (
+        t for _, t in load_experiment(str(config), [axes, "server.spares=1"]).trial_configs()
+    )
+    assert (cold.spares, warm.spares) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -607,6 +618,7 @@ def test_every_strategy_has_the_budget_in_nodes(config: Path, recovery: str, spa
         ),
         (["axes={recovery: [none, chain]}", "budget={nodes: 3}"], "(with recovery 'chain')"),
         (["server.spares=1", "budget={nodes: 4}"], "spares are what a strategy leaves of it"),
+        (["recovery.spares=1", "budget={nodes: 4}"], "recovery.spares: with a budget, spares are"),
         (["budget={nodes: 0}"], "budget.nodes: expected more than 0"),
     ],
 )

@@ -107,6 +107,8 @@ def test_set_key_copies_what_it_changes() -> None:
     assert set_key(before, "a.b", 5)["a"] == {"b": 5, "c": 2}
     assert set_key(before, "d.1.e", 5)["d"] == [{"e": 1}, {"e": 5}]
     assert set_key(before, "x.y", 5)["x"] == {"y": 5}
+    assert set_key(before, "d.*.f", 5)["d"] == [{**entry, "f": 5} for entry in before["d"]]
+    assert set_key({"d": []}, "d.*.f", 5) == {"d": []}
     assert before == {"a": {"b": 1, "c": 2}, "d": [{"e": 1}, {"e": 2}]}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
+from flows.analysis.learning import Target
 from flows.report.figures import break_even
 from flows.report.figures.break_even import difference, maps
 from flows.report.figures.dataset import Subject, Trial
@@ -44,10 +46,10 @@ def grid(strategies: tuple[str, ...] = ("checkpoint", "chain")) -> list[Trial]:
     ]
 
 
-def drawn(found: list[Trial]) -> dict[str, Drawing]:
+def drawn(found: list[Trial], baseline: str | None = None) -> dict[str, Drawing]:
     subject = Subject.of(found)
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
-    return {drawing.name: drawing for drawing in maps(subject, axes)}
+    return {drawing.name: drawing for drawing in maps(subject, axes, baseline)}
 
 
 def hatched(drawing: Drawing) -> set[tuple[int, int]]:
@@ -103,6 +105,29 @@ def test_of_three_strategies_the_best_of_each_cell_is_shown() -> None:
     assert best["4", "0"] == "chain"
     assert best["1", "2"] == "checkpoint"
     assert sum(name.startswith("break-even-accuracy-final") for name in found) == 3
+
+
+def test_of_many_strategies_each_is_set_against_the_baseline() -> None:
+    many = ("none", "checkpoint", "warm", "chain")
+    found = drawn(grid(many), "warm")
+    pairs = {name for name in found if name.startswith("break-even-accuracy-final")}
+    assert pairs == {
+        f"break-even-accuracy-final-training-workers-faults-{other}-warm"
+        for other in ("none", "checkpoint", "chain")
+    }
+
+
+def test_who_did_not_reach_a_target_in_every_seed_is_not_the_best() -> None:
+    def reached(trial: Trial) -> Trial:
+        """Chain is the fastest where it reaches the target, which it does in two seeds."""
+        record, found = trial
+        strategy, seed = found.identity.strategy, found.identity.seed
+        seconds = {"chain": None if seed == 2 else 1.0, "checkpoint": 5.0}.get(strategy, 9.0)
+        return record, replace(found, target=Target(0.8, seconds, None))
+
+    found = drawn([reached(trial) for trial in grid(("none", "checkpoint", "chain"))])
+    rows = found["winners-target-seconds-training-workers-faults"].table.rows
+    assert {row[2] for row in rows} == {"checkpoint"}
 
 
 def test_a_map_takes_two_numeric_axes_and_two_strategies() -> None:
