@@ -35,7 +35,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "findings": Findings("A paper", [], [], [], []).write,
     "findings with charts": Findings("A paper", [], [], [], [CHART]).write,
     "findings of the first paper": lambda folder: ttf.write(
-        {STUDY.title: STUDY}, [], folder, None, "dps replicate ttf"
+        {STUDY.title: STUDY}, [], [], folder, None, "dps replicate ttf"
     ),
 }
 
@@ -51,7 +51,7 @@ def test_results_that_cannot_be_written_are_said_so(tmp_path: Path, writer: str)
 def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(StoreUnavailable, match=f"cannot be written to .*/{name}"):
-        ttf.write({STUDY.title: STUDY}, [], tmp_path, None, "dps replicate ttf")
+        ttf.write({STUDY.title: STUDY}, [], [], tmp_path, None, "dps replicate ttf")
 
 
 @pytest.mark.parametrize(

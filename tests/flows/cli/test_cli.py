@@ -243,7 +243,8 @@ def test_a_folder_is_called_one(dps: Command, tmp_path: Path) -> None:
 
 def test_plan_names_the_parts_of_a_replication(dps: Command) -> None:
     message = refused(dps("plan", "replicate/ttf"))
-    assert "one by one: replicate/ttf-cnn, replicate/ttf-corrected, " in message
+    assert "one by one: replicate/ttf-by-design, " in message
+    assert "replicate/ttf-cnn, replicate/ttf-corrected, " in message
     assert "ttf-published" not in message, "nothing but the replication runs an emulation"
 
 

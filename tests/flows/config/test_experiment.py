@@ -307,7 +307,8 @@ def test_packaged_configurations_load_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert {"demo", "fashion"} <= set(packaged_names())
-    needs_torch = {"replicate/ttf-cnn"} if find_spec("torch") is None else set()
+    cnn = {"replicate/ttf-cnn", "replicate/ttf-by-design-cnn"}
+    needs_torch = cnn if find_spec("torch") is None else set()
     no_experiment = {"replicate/ttf", "replicate/ftps", "replicate/ttf-published"}
     for name in set(packaged_names()) - needs_torch - no_experiment:
         assert name.replace("/", "-").endswith(load_experiment(name).experiment)
