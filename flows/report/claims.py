@@ -110,7 +110,8 @@ def reason(judged: JudgedClaim) -> str:
         return f"whether by {least} or more is open"
     if _opposite(judged):
         return "it goes the other way"
-    return f"by less than {least}, if at all"
+    shown = judged.bounds is not None and not judged.bounds[0] <= 0 <= judged.bounds[1]
+    return f"it is there, but less than {least}" if shown else f"by less than {least}, if at all"
 
 
 def warnings(judged: JudgedClaim) -> tuple[str, ...]:
