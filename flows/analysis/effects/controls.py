@@ -40,9 +40,15 @@ class Setup:
 
 
 def setup(settings: Mapping[str, Any]) -> Setup:
-    """Return what the settings that open a record say a trial was."""
-    config = settings.get("config")
-    if not isinstance(config, dict) or not config:
+    """Return what the settings that open a record say a trial was.
+
+    They may be damaged: whatever is no mapping where one belongs tells nothing.
+    """
+    config, labels, circumstances = (
+        found if isinstance(found := settings.get(key), dict) else {}
+        for key in ("config", "labels", "circumstances")
+    )
+    if not config:
         return Setup("", False, {})
     kept = {key: value for key, value in config.items() if key not in _NO_MATTER}
     if isinstance(kept.get("cluster"), dict):
@@ -52,12 +58,11 @@ def setup(settings: Mapping[str, Any]) -> Setup:
         "experiment": settings.get("experiment"),
         "seed": settings.get("seed"),
         "config": kept,
-        "parallel": settings.get("circumstances", {}).get("parallel", 1),
+        "parallel": circumstances.get("parallel", 1),
     }
-    text = json.dumps(told, sort_keys=True)
-    labels = {str(axis): str(label) for axis, label in settings.get("labels", {}).items()}
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Setup(digest, bool(config.get("faults")), labels)
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    named = {str(axis): str(label) for axis, label in labels.items()}
+    return Setup(digest, bool(config.get("faults")), named)
 
 
 def controls(trials: Mapping[str, Setup]) -> dict[str, str]:

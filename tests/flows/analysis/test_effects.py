@@ -25,6 +25,7 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
+from flows.analysis.effects.controls import setup
 from flows.analysis.effects.course import Curve, accuracy_points
 from flows.analysis.effects.difference import Difference, difference
 from flows.analysis.faults import FaultTimes
@@ -343,3 +344,12 @@ def test_the_toy_server_s_trials_have_the_effects_of_their_strategies(tmp_path: 
     for over in ("time", "gradients", "money"):
         assert none[f"effect_{over}_mean"] < -0.02 < chain[f"effect_{over}_mean"]
     assert none["gradients_deficit"] > 150 > chain["gradients_deficit"]
+
+
+@pytest.mark.parametrize("key", ["config", "labels", "circumstances"])
+@pytest.mark.parametrize("damaged", [0, [], "odd", None])
+def test_settings_that_are_damaged_tell_nothing_and_fail_nothing(key: str, damaged: Any) -> None:
+    whole = {"config": {"faults": [1]}, "labels": {"a": "b"}, "circumstances": {"parallel": 2}}
+    found = setup({**whole, key: damaged})
+    assert found.plans_faults == (key != "config")
+    assert found.labels == ({"a": "b"} if key == "circumstances" else {})
