@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
 
 from dps.errors import ConfigurationError
-from dps.events.reading import in_a_line
 from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.groups import conditions, strategies
 from flows.analysis.outcome import Outcome
@@ -34,7 +32,7 @@ from flows.analysis.statistics import (
 )
 from flows.analysis.statistics.power import repeats_needed
 from flows.config.base import ComparisonSection
-from flows.config.errors import key_of, sentence, suggest
+from flows.config.errors import reading_kept, suggest
 from flows.files import write_whole
 from flows.metrics import BY_KEY
 
@@ -234,16 +232,8 @@ def read_comparison(folder: Path) -> ComparisonSection:
     path = folder / COMPARISON_FILE
     if not path.exists():
         return ComparisonSection()
-    try:
+    with reading_kept(path):
         return ComparisonSection.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        why = in_a_line(f"{key_of(first, {})}: {sentence(first)}")
-        raise ConfigurationError(f"{path}: {why}. Remove it, or run again.") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
 
 
 def values_of(trials: Trials, metric: str) -> dict[int, float]:

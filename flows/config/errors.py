@@ -9,12 +9,14 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from dps.errors import ConfigurationError
+from dps.events.reading import in_a_line
 from flows.config.limits import MOST_COMPLAINTS, MOST_LISTED
 from flows.config.yaml_document import Document, Override, place_of
 from flows.quoting import listed, quoted
@@ -87,6 +89,21 @@ def placed(
     more = len(complaints) - len(lines)
     rest = [f"{document.name}: and {more:,} more such mistakes"] if more else []
     return ConfigurationError("\n".join([*lines, *rest]))
+
+
+@contextmanager
+def reading_kept(path: Path) -> Iterator[None]:
+    """Tell what is wrong with a file that was kept beside records, and changed by hand since."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = in_a_line(f"{key_of(first, {})}: {sentence(first)}")
+        raise ConfigurationError(f"{path}: {why}. Remove it, or run again.") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
 
 
 def key_of(error: Mapping[str, Any], data: Any) -> str:

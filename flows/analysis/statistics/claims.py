@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from dps.errors import ConfigurationError
-from dps.events.reading import in_a_line
 from flows.analysis.comparison import Trials, Uneven, known, uneven, values_of
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import SIGNIFICANCE, Difference, paired
@@ -32,7 +30,7 @@ from flows.analysis.statistics.decisions import (
 )
 from flows.analysis.statistics.power import power_of_claim, seeds_needed
 from flows.config.claims import ClaimSection
-from flows.config.errors import key_of, sentence
+from flows.config.errors import reading_kept
 from flows.files import write_whole
 
 CLAIMS_FILE = "claims.json"
@@ -216,16 +214,8 @@ def read_claims(folder: Path) -> tuple[ClaimSection, ...]:
     path = folder / CLAIMS_FILE
     if not path.exists():
         return ()
-    try:
+    with reading_kept(path):
         return _CLAIMS.validate_python(_listed(json.loads(path.read_text(encoding="utf-8"))))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        why = in_a_line(f"{key_of(first, {})}: {sentence(first)}")
-        raise ConfigurationError(f"{path}: {why}. Remove it, or run again.") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}. Remove it, or run again.") from error
 
 
 # -- parts -------------------------------------------------------------------------------------
