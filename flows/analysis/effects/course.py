@@ -1,10 +1,12 @@
 """The course of a training: its accuracy over time, over gradients and over money.
 
 A curve is straight between two evaluations. While a shard is down nobody can read the model, and
-evaluations are missed: from the last one before until the shard is served again the curve is level,
-for that is what is left of the model to use; from there on it has the value of the next one. What
-was learnt between the last evaluation and the fault is missing from the curve meanwhile, and what
-was learnt between the return and the next evaluation is in it too early.
+evaluations are missed: the curve is level then, at what is left of the model. Where the next
+evaluation, after the return, is no lower than the last one before the fault, that is the last one,
+until the shard is served again. Where it is lower, what was lost is lost from the fault on, and the
+curve has the value of the next evaluation from there. What was learnt between the last evaluation
+and the fault is missing from the curve meanwhile, and what was learnt between the return and the
+next evaluation is in it too early.
 """
 
 from __future__ import annotations
@@ -145,8 +147,13 @@ def _level(
     """What lies between two evaluations, if there was an outage for which others were missed."""
     if not any(last[0] < t < following[0] for t in missed):
         return []
-    back = [o.serving for o in down if o.began < following[0] and o.serving > last[0]]
-    if not back:
+    between = [o for o in down if o.began < following[0] and o.serving > last[0]]
+    if not between:
         return []
-    serving = min(max(back), following[0])
-    return [(serving, last[1]), (serving, following[1])]
+    lost = following[1] < last[1]
+    moment = (
+        max(last[0], min(o.began for o in between))
+        if lost
+        else min(following[0], max(o.serving for o in between))
+    )
+    return [(moment, last[1]), (moment, following[1])]

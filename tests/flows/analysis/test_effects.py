@@ -227,19 +227,33 @@ def test_an_outage_that_loses_nothing_costs_time_and_no_gradients() -> None:
     assert row["effect_money_mean"] == pytest.approx(-0.08 * (8 / 2 + 52) / 60)
 
 
-def test_while_a_shard_is_down_the_curve_is_level_and_then_jumps() -> None:
-    """All that was learnt is lost: 8 s at what it was, and from there on as from the start."""
+def test_what_an_outage_loses_is_lost_from_the_fault_on() -> None:
+    """All that was learnt is lost: the curve is at the start during the outage already."""
     halt = (STRUCK, STRUCK + 8)
 
     def lost(t: float) -> float:
-        return rising(t if t <= STRUCK else t - 18)
+        return rising(t if t <= STRUCK else max(0.0, t - 18))
 
     row = row_of(trial(lost, halt=halt), trial(rising))
-    during = -0.02 * 8 * 8 / 2  # the control goes on learning for 8 s
+    during = -0.02 * (STRUCK + 8 / 2) * 8  # the control goes on learning for 8 s
     after = -0.02 * 18 * 22
     assert row["effect_time_area"] == pytest.approx(during + after)
     assert row["effect_gradients_mean"] == pytest.approx(-0.02 * STRUCK)
     assert row["effect_gradients_end"] == pytest.approx(-0.02 * STRUCK)
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_longer_outage_never_costs_less(loses: bool) -> None:
+    def effect(seconds: int) -> float:
+        def course(t: float) -> float:
+            kept = 0.0 if loses else STRUCK
+            return rising(t if t <= STRUCK else max(kept, kept + t - STRUCK - seconds))
+
+        halt = (STRUCK, STRUCK + seconds)
+        return float(row_of(trial(course, halt=halt), trial(rising))["effect_time_mean"])
+
+    effects = [effect(seconds) for seconds in (2, 3, 6, 12, 20)]
+    assert effects == sorted(effects, reverse=True)
 
 
 def test_an_outage_that_begins_while_the_model_is_scored_is_level_up_to_the_score() -> None:
