@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -77,6 +78,14 @@ class Section(BaseModel):
             if key not in cls.model_fields:
                 refuse(f"unknown key; {suggest(str(key), cls.model_fields)}", key=str(key))
         return data
+
+
+def _of_kind(data: Any) -> Any:
+    return {"kind": data} if isinstance(data, str) else data
+
+
+# Of a section that is chosen by its `kind`: the kind alone stands for it with all else left out.
+KIND_ALONE = BeforeValidator(_of_kind)
 
 
 class Built(Section, Generic[T]):
@@ -187,7 +196,9 @@ class AspSection(Built[Consistency]):
     kind: Literal["asp"] = "asp"
 
 
-ConsistencySection = Annotated[BspSection | SspSection | AspSection, Field(discriminator="kind")]
+ConsistencySection = Annotated[
+    BspSection | SspSection | AspSection, Field(discriminator="kind"), KIND_ALONE
+]
 
 
 class ServerSection(Section):
@@ -329,6 +340,7 @@ DurabilitySection = Annotated[
     | WorkerCacheSection,
     Field(discriminator="kind"),
     DURABILITIES,
+    KIND_ALONE,
 ]
 
 
@@ -348,7 +360,7 @@ class ContinueSection(Built[Outage]):
     buffer: Literal["mailbox", "worker"] = "mailbox"
 
 
-OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="kind")]
+OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="kind"), KIND_ALONE]
 
 
 class ReplaySection(Built[dps.Replay]):

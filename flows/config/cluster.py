@@ -22,7 +22,7 @@ from pydantic import (
 
 from dps.core.faults.plan import Way
 from dps.errors import ConfigurationError
-from flows.config.base import Section, is_of_record
+from flows.config.base import KIND_ALONE, Section, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.profile import load_profile
 from flows.config.tls import CertificateSection, Tls, security_of
@@ -326,4 +326,5 @@ ClusterSection = Annotated[
         LocalSection | ExistingSection | QueueSection | VirtualSection, Field(discriminator="kind")
     ],
     BeforeValidator(_here_if_nothing_is_said),
+    KIND_ALONE,
 ]

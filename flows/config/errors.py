@@ -24,6 +24,7 @@ from flows.quoting import listed, quoted
 Complaint = tuple[str, str]  # a dotted key, and the reason
 
 MOST_COMPARED = 500
+MOST_NEAR = 3
 THOUSANDS = 10_000
 EXPECTED = {
     "int_type": "a whole number",
@@ -61,12 +62,20 @@ def refusing(key: str = "") -> Iterator[None]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known word as a question, then all there are, for after a semicolon."""
+    """Return the nearest known words as a question, then what there is, for after a semicolon."""
     known = list(known)
-    # A comparison takes longer than in proportion to both; nobody mistypes a word of this length.
-    near = difflib.get_close_matches(word, known[:MOST_COMPARED], n=1) if len(word) < 100 else []
-    hint = f"did you mean {quoted(near[0])}? There" if near else "there"
+    near = _near(word, known)
+    hint = f"did you mean {' or '.join(map(quoted, near))}? There" if near else "there"
     return f"{hint} are: {listed(known, MOST_LISTED)}"
+
+
+def _near(word: str, known: Sequence[str]) -> list[str]:
+    """The words that begin with this one, a part of a name; else the one that is most like it."""
+    if len(word) >= 100:  # nobody mistypes a word of this length
+        return []
+    longer = [each for each in known if each.startswith(word)] if len(word) >= 3 else []
+    # A comparison takes longer than in proportion to both.
+    return longer[:MOST_NEAR] or difflib.get_close_matches(word, known[:MOST_COMPARED], n=1)
 
 
 def complaints(error: ValidationError, data: Any) -> list[Complaint]:
@@ -159,10 +168,12 @@ def _without_tags(loc: Sequence[int | str], data: Any) -> list[str]:
     parts: list[str] = []
     tagged = False
     for index, part in enumerate(loc):
-        # The kind is written in the section, or comes from a preset: then the part is no key of it.
+        # The kind is written in the section, is all of it, or comes from a preset: then the part
+        # is no key of it.
         inner = index + 1 < len(loc)
-        if not tagged and inner and isinstance(data, dict):
-            tagged = part == data.get("kind", part if part not in data else None)
+        if not tagged and inner and isinstance(data, dict | str):
+            written = {"kind": data} if isinstance(data, str) else data
+            tagged = part == written.get("kind", part if part not in written else None)
             if tagged:
                 continue
         parts.append(str(part))

@@ -47,4 +47,4 @@ MOST_CURVE_BYTES = 64 * 1024 * 1024  # of published curves, with a row for each 
 # -- messages ------------------------------------------------------------------------------------
 
 MOST_COMPLAINTS = 10
-MOST_LISTED = 60  # names that are suggested
+MOST_LISTED = 24  # names that are told of

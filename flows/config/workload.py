@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from flows.config.base import Section
+from flows.config.base import KIND_ALONE, Section
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.plugins import Group, Registered
@@ -113,6 +113,7 @@ WorkloadSection = Annotated[
     MlpSection | SoftmaxSection | LogisticSection | TorchSection | CnnSection,
     Field(discriminator="kind"),
     WORKLOADS,
+    KIND_ALONE,
 ]
 
 
@@ -175,7 +176,7 @@ class _RegisteredDataset(Registered, Section):
 DATASETS = Group("dps.datasets", _RegisteredDataset, needed=("shape", "load"))
 
 DatasetSection = Annotated[
-    DigitsSection | FashionMnistSection, Field(discriminator="kind"), DATASETS
+    DigitsSection | FashionMnistSection, Field(discriminator="kind"), DATASETS, KIND_ALONE
 ]
 
 

@@ -30,6 +30,13 @@ from flows.files import read_bytes
 from flows.quoting import quoted, shown, unseen
 
 EVERY_ENTRY = "*"  # in a key: of a list, whatever number it has
+# Sections that one word may stand for, each with the key that the word is the value of.
+_OF_ONE_WORD = {
+    "recovery": "preset",
+    **dict.fromkeys(
+        ("cluster", "consistency", "dataset", "durability", "outage", "workload"), "kind"
+    ),
+}
 _TAG = "tag:yaml.org,2002:"
 _KINDS = {
     f"{_TAG}int": "whole number",
@@ -399,8 +406,8 @@ def _put(data: Any, parts: Sequence[str], value: Any) -> Any:
     part, rest = parts[0], parts[1:]
     if isinstance(data, dict):
         inner = data.get(part)
-        if rest and part == "recovery" and isinstance(inner, str):
-            inner = {"preset": inner}
+        if rest and isinstance(inner, str) and part in _OF_ONE_WORD:
+            inner = {_OF_ONE_WORD[part]: inner}
         return {**data, part: _put({} if inner is None else inner, rest, value)}
     if isinstance(data, list | tuple):
         if part == EVERY_ENTRY:
@@ -408,8 +415,10 @@ def _put(data: Any, parts: Sequence[str], value: Any) -> Any:
         # Digits of other scripts are digits too, and some of them are no numbers.
         known = part.isascii() and part.isdigit() and len(part) <= len(str(len(data)))
         if not known or int(part) >= len(data):
+            there = f"its entries are 0 to {len(data) - 1}" if data else "it is empty"
             raise ConfigurationError(
-                f"there is no entry {quoted(part)} in a list of {len(data)}; entries count from 0"
+                f"this is a list, and {quoted(part)} is none of its entries: {there}; "
+                "to set all of it, give a list in [ ]"
             )
         at = int(part)
         return [*data[:at], _put(data[at], rest, value), *data[at + 1 :]]

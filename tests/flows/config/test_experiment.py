@@ -63,6 +63,27 @@ def complaint(path: Path, *overrides: str) -> str:
 # -- what it builds ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [
+        ("consistency", "bsp"),
+        ("workload", "softmax"),
+        ("dataset", "digits"),
+        ("cluster", "virtual"),
+        ("recovery.durability", "chain"),
+        ("recovery.outage", "continue"),
+    ],
+)
+def test_a_kind_alone_stands_for_its_section(config: Path, section: str, kind: str) -> None:
+    assert only(config, f"{section}={kind}") == only(config, f"{section}={{kind: {kind}}}")
+
+
+def test_what_a_kind_alone_lacks_is_told_of(config: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"consistency\.tau: is missing"):
+        only(config, "consistency=ssp")
+    assert only(config, "consistency=ssp", "consistency.tau=4").build_consistency() == dps.SSP(4)
+
+
 def test_defaults_are_those_of_dps(config: Path) -> None:
     trial = only(config)
     assert trial.build_consistency() == dps.ASP()

@@ -284,9 +284,9 @@ def test_the_largest_that_is_allowed_is_planned_soon(here: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("seeds.٣=1", "there is no entry '٣' in a list of 1"),
-        ("seeds.²=1", "there is no entry '²' in a list of 1"),
-        ("seeds." + "1" * 400 + "=1", "in a list of 1; entries count from 0"),
+        ("seeds.٣=1", "this is a list, and '٣' is none of its entries: its entries are 0 to 0"),
+        ("seeds.²=1", "this is a list, and '²' is none of its entries: its entries are 0 to 0"),
+        ("seeds." + "1" * 400 + "=1", "is none of its entries: its entries are 0 to 0"),
         ("seeds." + "1" * 5000 + "=1", "there is no such key"),
         (".".join("a" * 30) + "=1", "there is no such key"),
         ("\x1b[31m=1", "--set \\x1b[31m: there is no such key"),

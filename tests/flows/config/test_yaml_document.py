@@ -116,6 +116,9 @@ def test_set_key_opens_a_preset_and_keeps_an_axis_together() -> None:
     assert set_key({"recovery": "chain"}, "recovery.outage.kind", "continue") == {
         "recovery": {"preset": "chain", "outage": {"kind": "continue"}}
     }
+    assert set_key({"consistency": "ssp"}, "consistency.tau", 4) == {
+        "consistency": {"kind": "ssp", "tau": 4}
+    }
     assert set_key({}, "axes.server.shards", [1, 2]) == {"axes": {"server.shards": [1, 2]}}
 
 
