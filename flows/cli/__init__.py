@@ -612,7 +612,8 @@ def results(
 Run = Annotated[
     str,
     typer.Argument(
-        help="An experiment, or trials of one: demo, demo/chain.kill, demo/chain.kill.seed-0."
+        help="An experiment, or trials of one: demo, demo/chain, demo/chain.kill, "
+        "demo/chain.kill.seed-0."
     ),
 ]
 

@@ -1,8 +1,9 @@
 """`dps compare`: two runs side by side, their configurations first, then their figures.
 
-A run is an experiment ("demo"), the trials of one combination with all its seeds
-("demo/chain.kill"), or one trial ("demo/chain.kill.seed-0"). Two trials are shown figure by figure;
-where there are several seeds, the differences are judged, seed by seed.
+A run is an experiment ("demo"), all trials of it whose names begin with the same labels
+("demo/chain"), those of one combination with all its seeds ("demo/chain.kill"), or one trial
+("demo/chain.kill.seed-0"). Two trials are shown figure by figure; where there are several seeds,
+the differences are judged, seed by seed, under each combination of what labels are left.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from flows.analysis.prices import Prices
 from flows.analysis.virtual_time import told
 from flows.config.base import ComparisonSection
 from flows.config.errors import suggest
-from flows.config.trials import flat
+from flows.config.trials import flat, trial_name
 from flows.metrics import COLUMNS, NOT_APPLICABLE
 from flows.quoting import quoted, shown
 from flows.records.record import event_files, read_start
@@ -45,10 +46,10 @@ SHOWN_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The trials that a name stands for; `whole` tells that it names an experiment."""
+    """The trials that a name stands for; `part` is what it says beside the experiment, or ""."""
 
     name: str
-    whole: bool
+    part: str
     trials: tuple[Finished, ...]
     comparison: ComparisonSection
 
@@ -75,14 +76,10 @@ def find_run(
     experiment, _, part = name.strip("/").partition("/")
     folder = experiment_folder(experiment, here)
     files = {path.parent.name: path for path in event_files(folder)}
-    combinations = {trial.rpartition(".seed-")[0]: None for trial in files}
-    chosen = [
-        path
-        for trial, path in files.items()
-        if part in ("", trial) or (part and part == trial.rpartition(".seed-")[0])
-    ]
+    beginning = f"{part}." if part else ""
+    chosen = [path for trial, path in files.items() if f"{trial}.".startswith(beginning)]
     if not chosen:
-        known = [*filter(None, combinations), *files]
+        known = [*dict.fromkeys(filter(None, map(_combination, files))), *files]
         raise ConfigurationError(
             f"{quoted(name)}: the experiment {experiment!r} in {here / RESULTS} has no trial "
             f"{quoted(part)}; "
@@ -95,7 +92,7 @@ def find_run(
     trials = [each for each in found if each.events_file in chosen]
     if not trials:
         raise ConfigurationError(f"{name}: no record of it is whole; `dps run` runs it again")
-    return Run(name, not part, tuple(trials), read_comparison(folder))
+    return Run(name, part, tuple(trials), read_comparison(folder))
 
 
 def settings_that_differ(first: Run, second: Run) -> list[Setting]:
@@ -112,7 +109,7 @@ def settings_that_differ(first: Run, second: Run) -> list[Setting]:
 def judged(first: Run, second: Run, rng: np.random.Generator) -> tuple[Compared, ...]:
     """Compare the second run with the first, by the metrics of the first.
 
-    Experiments are compared for every combination of labels that both have.
+    They are compared for every combination of labels, of those not named, that both have.
 
     Raises
     ------
@@ -141,7 +138,7 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
     """
     if first.name == second.name:
         raise ConfigurationError(f"{first.name} is named twice; name two different runs")
-    if first.whole != second.whole:
+    if bool(first.part) != bool(second.part):
         raise ConfigurationError(
             f"{first.name} and {second.name}: one is an experiment, one is not. Name two "
             "experiments, or trials of each, as in demo/chain.kill."
@@ -222,9 +219,23 @@ def _shown(values: Iterable[str]) -> str:
 
 def _rows(run: Run) -> Rows:
     def place(outcome: Outcome) -> tuple[str, str]:
-        return " · ".join(outcome.identity.labels.values()) if run.whole else "", run.name
+        return " · ".join(_labels_left(outcome, run.part)), run.name
 
     return rows_by((done.outcome for done in run.trials), place)
+
+
+def _labels_left(outcome: Outcome, part: str) -> list[str]:
+    """The labels of a trial that a part of its name does not say."""
+    labels = list(outcome.identity.labels.items())
+    for said in range(len(labels)):
+        if _combination(trial_name(dict(labels[:said]), seed=0)) == part:
+            return [label for _, label in labels[said:]]
+    return []
+
+
+def _combination(trial: str) -> str:
+    """The name of a trial without its seed: its labels."""
+    return trial.rpartition(".seed-")[0]
 
 
 def _settings_table(first: Run, second: Run) -> Table | Text:

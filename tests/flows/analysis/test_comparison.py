@@ -32,7 +32,7 @@ from flows.config.experiment import load_experiment
 from flows.metrics import COLUMNS
 from flows.records.record import Record
 from flows.report import sentences as words
-from flows.report.compare import find_run, print_side_by_side, settings_that_differ
+from flows.report.compare import find_run, judged, print_side_by_side, settings_that_differ
 from flows.report.terminal import print_exploratory
 from tests.support.synthetic import (
     missed,
@@ -298,6 +298,14 @@ def test_trials_of_several_seeds_are_judged(here: Path) -> None:
     text = side_by_side(here, "demo/none.kill", "demo/chain.kill")
     assert "too few seeds" in text
     assert "difference to demo/none.kill seed by seed" in text
+
+
+def test_a_strategy_alone_stands_for_all_its_conditions(here: Path) -> None:
+    run = find_run("demo/chain", here, PRICES)
+    names = {done.outcome.identity.condition for done in run.trials}
+    assert {"kill", "no fault"} <= names
+    rows = judged(find_run("demo/none", here, PRICES), run, np.random.default_rng(0))
+    assert {row.condition for row in rows} == names
 
 
 def test_seeds_and_names_are_no_settings(here: Path) -> None:
