@@ -336,7 +336,8 @@ def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:
     """Name the trials that enter no statistics, and say why; and how many have no effect."""
     for each in outcomes:
         if not each.valid:
-            line = f"{each.identity.trial} is {each.status} and left out: {each.reason}"
+            why = f": {each.reason}" if each.reason else ""
+            line = f"{each.identity.trial} is {each.status} and left out{why}"
             console.print(Text(line, style="yellow"))
     if lacking := without_control(outcomes):
         console.print(Text(lacking, style="yellow"))

@@ -587,11 +587,14 @@ def results(
     )
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import judge, read_claims
+    from flows.monitor.status import as_it_stands, under_way
     from flows.report.claims import print_claims
     from flows.report.terminal import print_exploratory
 
     folder = experiment_folder(experiment, Path.cwd())
-    outcomes = [done.outcome for done in read_experiment(folder, load_prices(), _warn)]
+    recorded = read_experiment(folder, load_prices(), _warn)
+    running = {standing.trial for standing in under_way(folder, recorded)}
+    outcomes = [as_it_stands(done.outcome, running) for done in recorded]
     match format:
         case Format.json:
             print(to_json(outcomes))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +21,7 @@ from rich.text import Text
 from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import DashboardServed
 from flows.analysis.finished import RESULTS, Finished
+from flows.analysis.outcome import Outcome
 from flows.config.errors import suggest
 from flows.monitor.estimate import about, trials_told
 from flows.monitor.progress import Course
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 State = Literal["valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting"]
+RUNNING: State = "running"
 DONE: tuple[State, ...] = ("valid", "invalid", "failed")
 ENDS: Mapping[str, State] = {"valid": "valid", "invalid": "invalid", "failed": "failed"}
 # Nodes report what they use every second, so a trial that is silent for so long may be none.
@@ -118,6 +120,13 @@ def under_way(folder: Path, recorded: Iterable[Finished]) -> list[Standing]:
     names = (name for name in trial_names(folder) if name in records)
     told = (_standing(folder / name, owner, records[name]) for name in names)
     return [standing for standing in told if standing.going is not None]
+
+
+def as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
+    """Return what came of a trial; one that is running has not failed, though it has no end."""
+    if result.identity.trial not in running:
+        return result
+    return replace(result, status=RUNNING, reason="")
 
 
 def going_of(record: Record, heard: float) -> Going | None:

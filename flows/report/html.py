@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +27,7 @@ from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
-from flows.monitor.status import Standing, under_way
+from flows.monitor.status import RUNNING, Standing, as_it_stands, under_way
 from flows.report import claims as in_words
 from flows.report import sentences as words
 from flows.report import tables
@@ -60,7 +60,6 @@ FIGURES = "figures"
 DOWNLOAD_BYTES = 6_000_000
 SHOWN_AT_ONCE = 6
 VARIED = "varied"
-RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ def render(
     import numpy as np
 
     running = {standing.trial for standing in going}
-    trials = [(record, _as_it_stands(result, running)) for record, result in trials]
+    trials = [(record, as_it_stands(result, running)) for record, result in trials]
     outcomes = [outcome for _, outcome in trials]
     records = [record for record, _ in trials]
     groups = [group for group in summarize(outcomes) if group.trials]
@@ -241,13 +240,6 @@ def render(
         drawn_faults=drawn_faults(records),
         prices=tables.price_rows(prices),
     )
-
-
-def _as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
-    """A trial that is running has not failed, though its record has no end."""
-    if result.identity.trial not in running:
-        return result
-    return replace(result, status=RUNNING, reason="")
 
 
 # -- words ------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ import psutil
 import pytest
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
 from dps.events import DashboardServed, Event, TrialEnded
+from flows.cli import app
 from flows.monitor.status import State, Status, running, show, status_of
 from flows.records.owner import NOTE, noted, owner_of
 from flows.records.record import EVENTS_FILE, EventWriter, read_end, write_grid
@@ -133,6 +135,21 @@ def test_the_report_of_what_is_running_links_to_its_dashboard(folder: Path) -> N
 
 
 @pytest.mark.slow
+def test_the_results_call_what_is_running_by_that_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def statuses() -> dict[str, str]:
+        found = CliRunner().invoke(app, ["results", "demo", "--format", "json"])
+        return {row["trial"]: row["status"] for row in json.loads(found.stdout)}
+
+    with at_work(folder):
+        go_on(folder)
+        assert statuses() == {DONE: "valid", FAILED: "failed", GOING: "running"}
+    assert statuses() == {DONE: "valid", FAILED: "failed", GOING: "failed"}
+
+
 def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> None:
     with at_work(folder) as process:
         assert owner_of(folder) is not None
