@@ -30,7 +30,7 @@ from flows.report.figures.figure import Drawing, Table, write_files
 EFFECTS = "effects"  # a figure's name
 EFFECT = "effect_time_mean"
 NONE = "–"
-LAST_PART = 1 / 3  # of a training, in which a control should be flat
+LAST_PART = 1 / 3  # of a training: what a control still gains in it is told
 
 
 @dataclass(frozen=True, slots=True)
