@@ -88,7 +88,7 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
 	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
-replicate-full: torch fashion-data ## the same with all cells and seeds: a day
+replicate-full: torch fashion-data ## the same with all cells and seeds: about four and a half hours
 	$(BIN)/dps replicate ttf --full
 	$(BIN)/dps replicate ftps --full
 

@@ -50,7 +50,7 @@ def replicate(
     Parameters
     ----------
     full
-        The whole replication (about 2 hours on 2 idle cores), or a short one (15 minutes).
+        The whole replication (about 1¼ hours on 2 idle cores), or a short one (15 minutes).
     here
         The working directory: `results/` and `mlruns/` are in it.
     view
