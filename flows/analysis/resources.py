@@ -341,7 +341,8 @@ def _unseen_over_time(
     Evenly between the last sample of each and its death, or without any kill, over the training.
     """
     start, end = span
-    told = {event.pid: event.t for event in (*record.of(NodeJoined), *record.of(ResourceSampled))}
+    told = {node.pid: node.t for node in record.of(NodeJoined)}
+    told |= {sample.pid: sample.t for sample in record.of(ResourceSampled)}
     silent = [
         (max(start, told.get(kill.pid, start)), min(end, kill.t)) for kill in record.of(Killed)
     ]
