@@ -88,7 +88,7 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
 	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
-replicate-full: torch fashion-data ## the same with all cells and seeds: a day
+replicate-full: torch fashion-data ## the same with all cells and seeds: about four and a half hours
 	$(BIN)/dps replicate ttf --full
 	$(BIN)/dps replicate ftps --full
 
@@ -98,9 +98,11 @@ frontier: setup ## who wins when, on virtual time: the grids, and the figures of
 	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg docs/figures/frontier/
 	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
 
-findings: replicate framework ## all of these, and bring the figures of docs/findings.md up to date
+findings: replicate framework ## all of these, and bring figures and sections of docs/findings.md up to date
 	cp results/replicate-ttf-short/*.svg docs/figures/ttf/
 	cp results/replicate-ftps-short/figures/*.svg docs/figures/ftps/
+	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ttf-short/findings.md figures/ttf
+	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ftps-short/findings.md figures/ftps
 	cp results/staleness/figures/idle-share-against-consistency.svg docs/figures/framework/
 	cp results/staleness/figures/target-seconds-against-consistency.svg docs/figures/framework/
 	cp results/staleness/figures/accuracy-final-against-consistency.svg docs/figures/framework/

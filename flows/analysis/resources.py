@@ -22,6 +22,9 @@ FloatArray = NDArray[np.float64]
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
 BYTES_PER_GB = 1e9
+# Kinds of links with two ends, and the roles at one of them. What goes one way is sent by those at
+# one end and received by those at the other.
+ENDS = {"train": ("worker", "evaluator"), "store": ("store",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Cost:
         Nodes on demand and as spot instances, for the time that each was up; and as instances
         rented for a fixed term, which are paid for whether they are up or not.
     moved, stored
-        Bytes between nodes, and bytes kept.
+        Bytes between nodes (`moved_by_link`), and bytes kept.
     """
 
     nodes: float
@@ -163,6 +166,22 @@ def sent_by_link(record: Record) -> dict[str, int]:
     return _by_link(sample.sent for sample in _last_samples(record))
 
 
+def moved_by_link(record: Record) -> dict[str, int]:
+    """Return bytes that went over each kind of link, by whoever tells more: senders or receivers.
+
+    What a process that was killed sent after its last sample is told by those who received it.
+    """
+    sent = _by_end(record, lambda sample: sample.sent)
+    received = _by_end(record, lambda sample: sample.received)
+    return {
+        link: sum(
+            max(sent[link, end], received[link, not end if link in ENDS else end])
+            for end in (False, True)
+        )
+        for link in dict.fromkeys([*LINKS, *(link for link, _ in (*sent, *received))])
+    }
+
+
 def storage(record: Record) -> Storage:
     """Return the bytes that checkpoints, state store and mailboxes took."""
     checkpoints: defaultdict[int, list[int]] = defaultdict(list)
@@ -205,7 +224,7 @@ def cost(record: Record, prices: Prices) -> Cost:
     span = training_span(record)
     months = (span[1] - span[0]) / SECONDS_PER_MONTH if span else 0.0
     up, rented = node_seconds(record), rented_seconds(record)
-    moved = sum(sent_by_link(record).values())
+    moved = sum(moved_by_link(record).values())
     return Cost(
         nodes=_price(up, prices.node_hour),
         spot=_price(up, prices.spot_hour),
@@ -237,8 +256,8 @@ class Spending:
 
     A node costs from its start, or that of the training, to its end: to its death, if it was
     killed, so that a lost node costs nothing until another takes its place. Bytes sent cost when
-    they are sent, evenly between two samples of a process. Bytes stored cost evenly over the
-    training, by what `storage` says of the whole.
+    they are sent, evenly between two samples of a process, and between the last one and its death.
+    Bytes stored cost evenly over the training, by what `storage` says of the whole.
 
     Attributes
     ----------
@@ -256,7 +275,11 @@ class Spending:
             for role, start, end in _node_spans(record)
         ]
         self._gb_moved = prices.gb_moved
-        self._sent = _sent_over_time(record, self._end)
+        unseen = sum(moved_by_link(record).values()) - sum(sent_by_link(record).values())
+        self._sent = [
+            *_sent_over_time(record, self._end),
+            *_unseen_over_time(record, (self._start, self._end), unseen),
+        ]
 
     def at(self, t: float) -> float:
         """Return USD spent at `t`, in seconds since the epoch: 0 before the training."""
@@ -308,6 +331,38 @@ def _sent_over_time(record: Record, end: float) -> list[tuple[FloatArray, FloatA
         found[process][min(sample.t, end)] = float(sum(sample.sent.values()))
     in_order = (sorted(samples.items()) for samples in found.values())
     return [(np.array([t for t, _ in each]), np.array([b for _, b in each])) for each in in_order]
+
+
+def _unseen_over_time(
+    record: Record, span: tuple[float, float], total: float
+) -> list[tuple[FloatArray, FloatArray]]:
+    """Moments and bytes sent by then, of what no sample tells: sent by those that were killed.
+
+    Evenly between the last sample of each and its death, or without any kill, over the training.
+    """
+    start, end = span
+    told = {node.pid: node.t for node in record.of(NodeJoined)}
+    told |= {sample.pid: sample.t for sample in record.of(ResourceSampled)}
+    silent = [
+        (max(start, told.get(kill.pid, start)), min(end, kill.t)) for kill in record.of(Killed)
+    ]
+    silent = [(since, until) for since, until in silent if until > since] or [span]
+    share = total / max(sum(until - since for since, until in silent), 1e-9)
+    return [
+        (np.array([since, until]), np.array([0.0, share * (until - since)]))
+        for since, until in silent
+    ]
+
+
+def _by_end(
+    record: Record, counted: Callable[[ResourceSampled], Mapping[str, int]]
+) -> Counter[tuple[str, bool]]:
+    """Bytes by kind of link, and by the end at which they were counted: whether that of `ENDS`."""
+    total: Counter[tuple[str, bool]] = Counter()
+    for sample in _last_samples(record):
+        for link, count in counted(sample).items():
+            total[link, sample.role in ENDS.get(link, ())] += count
+    return total
 
 
 def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:

@@ -1,14 +1,16 @@
 """The comparison tables as LaTeX, for a paper: booktabs, escaped, how many and which interval said.
 
 Each table is a file of its own, a `table` environment with a caption and a label, to be read by
-`\\input`; the preamble needs `\\usepackage{booktabs}`.
+`\\input`; the preamble needs `\\usepackage{booktabs}`. One that is wider than a column of text is a
+`table*`, which goes over both columns of a page, and no wider than these.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,13 @@ from flows.report.figures.figure import slugs
 from flows.report.figures.style import count_told
 from flows.report.tables import COMPARED
 
+# Points of a text in `article`, and of both columns of a journal's page.
+COLUMN, PAGE = 345, 505
+LEAST_NAME, LEAST_SENTENCE = 110, 150  # points
+COLUMN_SEP = 4  # points on each side of a column
+MOST_ACROSS = 5  # strategies side by side in one table
+MOST_DOWN, MOST_METRICS = 40, 24  # lines, and metrics with an interval under each mean
+SIZE = r"\footnotesize"
 NEEDED = "% needs \\usepackage{booktabs}\n"
 _SPECIAL: Mapping[str, str] = {
     "\\": r"\textbackslash{}",
@@ -63,40 +72,68 @@ _SPECIAL: Mapping[str, str] = {
     "\n": " ",
 }
 _ESCAPED = re.compile("|".join(map(re.escape, _SPECIAL)))
+_NARROW = frozenset(" .,;:[]()ilj|'")
+_INTERVAL = re.compile(r"(\S+) (\[.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class LatexTable:
     """A table as text that is not escaped yet: rows of cells under headings; the first is a name.
 
-    An empty row is a thin rule.
+    An empty row is a thin rule. `align` has an "l" or "r" for each column; else all but the first
+    are on the right. Names have `least` points at least, and are broken where they need more than
+    there is.
     """
 
     name: str
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    align: str = ""
+    least: int = LEAST_NAME
 
     def latex(self) -> str:
         """Return the `table` environment."""
-        body = [_row(row) if row else r"\midrule" for row in self.rows]
+        lines = self.rows
+        if self._room(lines, PAGE) < self.least:
+            lines = [line for row in lines for line in (_under_each_other(row) if row else [row])]
+        names = max(map(_points, self._column(lines, 0)))
+        narrow = self._room(lines, COLUMN)
+        wide = narrow < min(names, self.least)
+        room = max(self.least, self._room(lines, PAGE) if wide else narrow)
+        broken = names > room
+        align = self.align or "l" + "r" * (len(self.headings) - 1)
+        kind = "table*" if wide else "table"
         return "\n".join(
             [
-                r"\begin{table}",
+                rf"\begin{{{kind}}}",
                 r"\centering",
                 rf"\caption{{{escaped(self.caption)}}}",
                 rf"\label{{tab:{self.name}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}",
+                r"\smallskip",
+                SIZE,
+                rf"\setlength{{\tabcolsep}}{{{COLUMN_SEP}pt}}",
+                *([r"\makebox[\linewidth]{%"] if wide else []),
+                rf"\begin{{tabular}}{{{f'p{{{room:.0f}pt}}' if broken else 'l'}{align[1:]}}}",
                 r"\toprule",
                 _row(self.headings),
                 r"\midrule",
-                *body,
+                *(_line(row, broken) for row in lines),
                 r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
+                rf"\end{{tabular}}{'}' if wide else ''}",
+                rf"\end{{{kind}}}",
                 "",
             ]
         )
+
+    def _room(self, rows: Sequence[Sequence[str]], width: int) -> float:
+        """How wide the names may be in a table of some width, in points."""
+        columns = range(1, len(self.headings))
+        others = sum(max(map(_points, self._column(rows, place))) for place in columns)
+        return width - others - 2 * COLUMN_SEP * len(self.headings)
+
+    def _column(self, rows: Sequence[Sequence[str]], place: int) -> list[str]:
+        return [self.headings[place], *(row[place] for row in rows if row)]
 
 
 def write_latex(
@@ -147,11 +184,10 @@ def latex_tables(
         slug = named[condition or "all"]
         judged = [row for row in rows if row.condition == condition]
         if judged:
-            tables.append(_differences(judged, slug))
+            tables += _differences(judged, slug)
         members = [group for group in groups if group.condition == condition]
         for title, keys in COMPARED.items():
-            if (table := _means(members, title, keys, slug)) is not None:
-                tables.append(table)
+            tables += _means(members, title, keys, slug)
     return tuple(tables)
 
 
@@ -164,22 +200,68 @@ def _row(cells: Sequence[str]) -> str:
     return " & ".join(map(escaped, cells)) + r" \\"
 
 
-def _means(
-    groups: Sequence[Group], title: str, keys: Sequence[str], slug: str
-) -> LatexTable | None:
-    """One section of the metrics, strategies side by side; None where none applies to any."""
-    known = [key for key in keys if any(group.spread(key) for group in groups)]
+def _line(row: Sequence[str], broken: bool) -> str:
+    if not row:
+        return r"\midrule"
+    return (r"\raggedright " if broken and row[0] else "") + _row(row)
+
+
+def _points(text: str) -> float:
+    """About how wide a text is in `SIZE`."""
+    return sum(2.4 if letter in _NARROW else 4.45 for letter in text)
+
+
+def _under_each_other(row: Sequence[str]) -> list[Sequence[str]]:
+    """A row of means with intervals as two."""
+    parts = [_INTERVAL.fullmatch(cell) for cell in row]
+    above = [found[1] if found else cell for found, cell in zip(parts, row, strict=True)]
+    return [above, [found[2] if found else "" for found in parts]] if any(parts) else [row]
+
+
+def _means(groups: Sequence[Group], title: str, keys: Sequence[str], slug: str) -> list[LatexTable]:
+    """One section of the metrics, strategies side by side: as many tables as these need."""
+    known = [key for key in keys if any(map(partial(_told, key=key), groups))]
     if not known:
-        return None
-    rows = [[_named(BY_KEY[key]), *(_mean(group, key) for group in groups)] for key in known]
+        return []
     counts = count_told([len(group.trials) for group in groups])
-    return LatexTable(
-        f"{slug}-{_slug(title)}",
+    caption = (
         f"{title}{_under(groups[0].condition)}: mean over the valid trials, {counts} per strategy, "
-        f"with the 95% interval of the mean in brackets{_fewer(groups)}.",
-        ("", *(group.strategy for group in groups)),
-        rows,
+        f"with the 95% interval of the mean in brackets{_fewer(groups)}."
     )
+    across = [groups[i : i + MOST_ACROSS] for i in range(0, len(groups), MOST_ACROSS)]
+    down = [known[i : i + MOST_METRICS] for i in range(0, len(known), MOST_METRICS)]
+    return _numbered(
+        [
+            LatexTable(
+                f"{slug}-{_slug(title)}",
+                caption,
+                ("", *(group.strategy for group in part)),
+                [[_named(BY_KEY[key]), *(_mean(group, key) for group in part)] for key in keys],
+            )
+            for part in across
+            for keys in down
+        ]
+    )
+
+
+def _numbered(tables: Sequence[LatexTable]) -> list[LatexTable]:
+    """Tell the tables that one is shared out to from each other, where there are several."""
+    if len(tables) == 1:
+        return list(tables)
+    return [
+        replace(
+            each,
+            name=f"{each.name}-{number}",
+            caption=f"{each.caption.removesuffix('.')}; part {number} of {len(tables)}.",
+        )
+        for number, each in enumerate(tables, 1)
+    ]
+
+
+def _told(group: Group, key: str) -> bool:
+    """Whether a group has a figure to tell; bytes that nobody sent or kept are not told."""
+    spread = group.spread(key)
+    return spread is not None and not (BY_KEY[key].unit == "MB" and spread.mean == 0)
 
 
 def _mean(group: Group, key: str) -> str:
@@ -207,6 +289,8 @@ def _claims(judged: Sequence[JudgedClaim]) -> LatexTable:
         f"{family}.",
         ("", "difference", "p", "verdict"),
         [_claim(each) for each in judged],
+        "lrrl",
+        LEAST_SENTENCE,
     )
 
 
@@ -215,7 +299,9 @@ def _claim(judged: JudgedClaim) -> list[str]:
     p = judged.decision.corrected
     return [
         in_words.title(judged.claim),
-        NOT_APPLICABLE if found is None else _text(column, found.mean) + _at_level(judged),
+        NOT_APPLICABLE
+        if found is None
+        else f"{_text(column, found.mean)}{_at_level(judged)} {column.shown_unit}".rstrip(),
         NOT_APPLICABLE if p is None else p_text(p),
         judged.decision.verdict,
     ]
@@ -228,20 +314,25 @@ def _at_level(judged: JudgedClaim) -> str:
     return f" {_bounds(judged.claim.column, *judged.bounds)}"
 
 
-def _differences(rows: Sequence[Compared], slug: str) -> LatexTable:
+def _differences(rows: Sequence[Compared], slug: str) -> list[LatexTable]:
     """What strategies are compared by: each metric's difference from the baseline, and its p."""
-    lines = list[Sequence[str]]()
+    parts: list[list[Sequence[str]]] = [[]]
     for metric in dict.fromkeys(row.metric for row in rows):
-        lines += [[], *([_read(row) for row in rows if row.metric == metric and row.difference])]
+        found = [_read(row) for row in rows if row.metric == metric and row.difference]
+        block = [*found[:1], *(["", *row[1:]] for row in found[1:])]
+        if len(parts[-1]) + len(block) > MOST_DOWN:
+            parts.append([])
+        parts[-1] += [*([[]] if parts[-1] else []), *block]
     counts = [row.difference.n for row in rows if row.difference] or [0]
     baseline = rows[0].baseline
-    return LatexTable(
-        f"{slug}-differences",
+    caption = (
         f"Exploratory: differences from {baseline}{_under(rows[0].condition)}, seed by seed, "
         f"{count_told(counts)}: mean with its 95% interval in brackets, and p by itself; neither "
-        f"is corrected for the {sum(row.difference is not None for row in rows)} comparisons.",
-        ("", "strategy", "difference", "p", "reading"),
-        lines[1:],
+        f"is corrected for the {sum(row.difference is not None for row in rows)} comparisons."
+    )
+    headings = ("", "strategy", "difference", "p", "reading")
+    return _numbered(
+        [LatexTable(f"{slug}-differences", caption, headings, part, "llrrl") for part in parts]
     )
 
 

@@ -50,7 +50,7 @@ def replicate(
     Parameters
     ----------
     full
-        The whole replication (about 2 hours on 2 idle cores), or a short one (15 minutes).
+        The whole replication (about 1¼ hours on 2 idle cores), or a short one (15 minutes).
     here
         The working directory: `results/` and `mlruns/` are in it.
     view
@@ -82,9 +82,11 @@ def folder(full: bool, here: Path) -> Path:
 def reading(claims: int) -> str:
     """Say how so many claims are judged."""
     return (
-        "Intervals are those of the mean over seeds, at the level at which the claim was judged: "
-        f"corrected by Holm's method for all {claims} of them, so that the probability that any "
-        "verdict is wrong by chance is at most 5%."
+        "A claim holds if its effect is shown to be on the claimed side of its bound, and does not "
+        "hold if it is shown to be on the other: one-sided tests at 2.5% for both, corrected by "
+        f"Holm's method for all {claims} claims, so that the probability that any verdict is wrong "
+        "by chance is at most 5%. Intervals are those of the mean over seeds: of a claim at the "
+        "level at which it was judged, elsewhere of 95%."
     )
 
 

@@ -30,17 +30,18 @@ from flows.report.figures.figure import Drawing, Table, write_files
 EFFECTS = "effects"  # a figure's name
 EFFECT = "effect_time_mean"
 NONE = "–"
-LAST_PART = 1 / 3  # of a training, in which a control should be flat
+LAST_PART = 1 / 3  # of a training: what a control still gains in it is told
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: a figure of `Outcome.row()`, told in `scale` of its unit."""
+    """A column of a table: a figure of `Outcome.row()` less others, told in `scale` of its unit."""
 
     heading: str
     key: str
     scale: float = 1.0
     digits: int = 1
+    less: Sequence[str] = ()
 
 
 EFFECT_COLUMNS = (
@@ -59,7 +60,9 @@ COST_COLUMNS = (
     Column("s to target", "target_seconds", 1, 2),
     Column("per s", "gradients_per_second"),
     Column("idle, %", "idle_share", 100, 1),
-    Column("mUSD, fixed", "cost_fixed_usd", 1000, 3),
+    Column("mUSD, fixed term: all", "cost_fixed_usd", 1000, 3),
+    Column("nodes", "cost_fixed_usd", 1000, 3, less=("cost_moved_usd", "cost_stored_usd")),
+    Column("bytes moved", "cost_moved_usd", 1000, 3),
 )
 
 
@@ -163,7 +166,7 @@ def _verdict(judged: JudgedClaim) -> str:
 
 
 def _cell(group: Group, column: Column) -> str:
-    values = _values(group, column.key)
+    values = _values(group, column.key, column.less)
     if not values:
         return NONE
     found = _interval([column.scale * value for value in values])
@@ -174,8 +177,13 @@ def _cell(group: Group, column: Column) -> str:
     return f"{text} ({len(values)} of {len(group.trials)})" if missing else text
 
 
-def _values(group: Group, key: str) -> list[float]:
-    return [float(value) for trial in group.trials if (value := trial.row()[key]) is not None]
+def _values(group: Group, key: str, less: Sequence[str] = ()) -> list[float]:
+    rows = [trial.row() for trial in group.trials]
+    return [
+        float(row[key]) - sum(float(row[other]) for other in less)
+        for row in rows
+        if row[key] is not None
+    ]
 
 
 def _interval(values: Sequence[float]) -> Interval:
@@ -192,11 +200,12 @@ def _drawing(name: str, groups: Sequence[Group]) -> Drawing:
     conditions = list(dict.fromkeys(group.condition for group in groups))
     strategies = list(dict.fromkeys(group.strategy for group in groups))
     looks = style.looks(strategies)
-    height = 0.5 + 0.17 * len(strategies)
-    figure, axes = style.panels(-(-len(conditions) // 2), min(2, len(conditions)), height)
+    high, wide = -(-len(conditions) // 2), min(2, len(conditions))
+    height = 0.2 + high * (0.5 + 0.15 * len(strategies))
+    figure, axes = style.panels(high, wide, height, style.DOUBLE)
     places = [place for row in axes for place in row]
     for condition, place in zip(conditions, places, strict=False):
-        place.axvline(0, color=style.MUTED, linewidth=0.6, zorder=0)
+        place.axvline(0, color=style.MUTED, linewidth=0.8, zorder=1)
         for group in (each for each in groups if each.condition == condition):
             values = [100 * value for value in _values(group, EFFECT)]
             if not values:
@@ -215,9 +224,12 @@ def _drawing(name: str, groups: Sequence[Group]) -> Drawing:
             )
         style.row_axis(place, strategies, [looks[name].colour for name in strategies])
         place.set_title(condition, fontsize=style.TYPE)
-        place.set_xlabel("points of accuracy")
     for place in places[len(conditions) :]:
         place.set_visible(False)
+    for place in (each for row in axes for each in row[1:]):
+        place.tick_params(labelleft=False)
+    for place in places[max(0, len(conditions) - wide) : len(conditions)]:
+        place.set_xlabel("effect, points of accuracy")
     counts = [len(_values(group, EFFECT)) for group in groups]
     style.footnote(figure, f"{style.count_told(counts)}. Mean effect with its 95% t interval.")
     rows = tuple(
@@ -226,4 +238,4 @@ def _drawing(name: str, groups: Sequence[Group]) -> Drawing:
         for trial in group.trials
     )
     table = Table(("condition", "strategy", "seed", EFFECT), rows)
-    return Drawing(name, "Effect of the failures", "", figure, table, width="double")
+    return Drawing(name, "Effect of the failures", "", figure, table, width="double", rows=True)

@@ -229,11 +229,13 @@ def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
     for across, (title, shown) in enumerate(columns):
         axes[0][across].set_title(title, fontsize=style.TYPE)
         axes[-1][across].set_xlabel("seconds")
+        longest = max(end(done.record) - start(done.record) for done, _ in shown)
         for down, (_, curve) in enumerate(rows):
             for done, label in shown:
                 look = style.Look(*_look(label))
                 style.draw_line(axes[down][across], *curve(done), look, labels.index(label), 1.0)
             axes[down][across].set_ylim(bottom=0)
+            axes[down][across].set_xlim(0, 1.02 * longest)
     for down, (name, _) in enumerate(rows):
         axes[down][0].set_ylabel(name)
     style.legend_above(figure, [style.line_key(label, *_look(label)) for label in labels])

@@ -20,6 +20,7 @@ from flows.analysis.resources import (
     SECONDS_PER_MONTH,
     Spending,
     cost,
+    moved_by_link,
     rented_seconds,
     storage,
     usage_by_role,
@@ -114,6 +115,47 @@ def test_money_is_spent_as_nodes_live_and_bytes_are_sent() -> None:
     assert spending.at(110.0) == spending.at(500.0) == spending.total
     assert spending.total == pytest.approx(cost(record, prices).total)
     assert spending.at(110.0 - 1e-6) == pytest.approx(spending.total, abs=1e-3)
+
+
+def killed_unseen(first: float) -> Record:
+    """Two servers, of which the first is killed at 20 s, and was sampled for the last time before.
+
+    It sends 10 bytes a second to the worker and 5 to the store, and hears 2 from the worker.
+    """
+
+    def of(
+        t: float, node: str, role: str, pid: int, sent: dict[str, int], heard: dict[str, int]
+    ) -> Event:
+        return ResourceSampled(t, node, role, pid, 1.0, 1, sent, heard, 0)
+
+    lived = int(first - 10)
+    return Record(
+        (
+            NodeJoined(0.0, "server-0", "server", 1, "h"),
+            NodeJoined(0.0, "store-0", "store", 2, "h"),
+            NodeJoined(0.0, "worker-0", "worker", 3, "h"),
+            TrainingStarted(10.0, 1, 1, 100),
+            of(first, "server-0", "server", 1, {"train": 10 * lived, "store": 5 * lived}, {}),
+            Killed(20.0, 0, "server-0", 1, 5, True),
+            NodeJoined(20.0, "server-0-b", "server", 4, "h"),
+            of(30.0, "server-0-b", "server", 4, {"train": 100, "store": 50}, {"train": 20}),
+            of(30.0, "store-0", "store", 2, {}, {"store": 100}),
+            of(30.0, "worker-0", "worker", 3, {"train": 40}, {"train": 200}),
+            Acked(30.0, "worker-0", 1, (30.0,), (0,), (1,), (1,), ("applied",)),
+        )
+    )
+
+
+@pytest.mark.parametrize("first", [10.0, 16.0, 20.0])
+def test_what_a_killed_process_sent_last_is_told_by_those_who_received_it(first: float) -> None:
+    record = killed_unseen(first)
+    assert moved_by_link(record) == {"train": 240, "replicate": 0, "store": 100, "control": 0}
+    prices = replace(PRICES, gb_moved=1e9, node_hour=dict.fromkeys(PRICES.node_hour, 0.0))
+    assert cost(record, prices).moved == pytest.approx(340)
+    spending = Spending(record, prices)
+    # The worker sends 40 in its 30 s; the server has sent all that it ever did.
+    assert spending.at(20.0) == pytest.approx(40 * 20 / 30 + 150)
+    assert spending.at(30.0) == spending.total == pytest.approx(340)
 
 
 def test_bytes_are_told_by_role_and_link() -> None:

@@ -181,7 +181,7 @@ def test_the_short_version_is_a_smaller_one_of_the_same_grid(config: str) -> Non
 
 
 def test_how_claims_are_judged_is_said() -> None:
-    assert "corrected by Holm's method for all 10 of them" in reading(10)
+    assert "corrected by Holm's method for all 10 claims" in reading(10)
 
 
 def test_trials_that_failed_are_named_and_end_the_command_with_1(

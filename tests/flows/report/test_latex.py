@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.metrics import BY_KEY
 from flows.report.latex import LatexTable, escaped, latex_tables, write_latex
-from tests.flows.report.figures.support import trials
+from tests.flows.report.figures.support import labelled, trials
 from tests.support.synthetic import unsure_trials
 
 SPECIALS = re.compile(r"(?<!\\)[&%#_]")
@@ -30,7 +32,7 @@ def tables() -> dict[str, LatexTable]:
 def check(text: str) -> None:
     """Check what a compiler would stumble over: environments, braces, columns, bare specials."""
     opened = list[str]()
-    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+\*?)\}", text):
         if kind == "begin":
             opened.append(name)
         else:
@@ -43,7 +45,8 @@ def check(text: str) -> None:
     assert depth == 0
     assert re.sub(r"\\\\|\\\$", "", text).count("$") % 2 == 0
     assert text.isascii() or not re.search(r"[−–—“”×≥≤→∞τ·±]", text)
-    [columns] = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
+    [found] = re.findall(r"\\begin\{tabular\}\{((?:p\{\d+pt\})?\w+)\}", text)
+    columns = re.sub(r"\{\d+pt\}", "", found)
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) >= 2
     for row in rows:
@@ -136,6 +139,58 @@ def test_names_of_strategies_are_escaped_in_place() -> None:
     assert r"top\_k \& bf16" in text
     assert text.count(r"\midrule") == 2
     assert SPECIALS.search(text.splitlines()[2]) is None
+
+
+def wide(strategies: int) -> LatexTable:
+    mean = "0.000131 [0.000130, 0.000132]"
+    row = ["effect at the end, same gradients, and what a long name still says, points"]
+    headings = ("", *(f"async strategy {n}" for n in range(strategies)))
+    return LatexTable(
+        "wide", "Wide", headings, [[*row, *[mean] * strategies], [], ["a", *["0"] * strategies]]
+    )
+
+
+def test_a_table_is_as_wide_as_it_has_to_be() -> None:
+    narrow, both, stacked = (wide(n).latex() for n in (1, 3, 5))
+    for text in (narrow, both, stacked):
+        check(text)
+    assert narrow.startswith("\\begin{table}\n")
+    assert both.startswith("\\begin{table*}\n")
+    assert "0.000131 {[}0.000130, 0.000132{]}" in both
+    assert "0.000131 & 0.000131" in stacked
+    assert " & {[}0.000130, 0.000132{]} & {[}" in stacked
+    assert r"\raggedright effect at the end" in stacked
+
+
+def test_many_strategies_are_shared_out_to_several_tables() -> None:
+    named = [
+        labelled(each, {"recovery": f"s{n}", "faults": "kill"}, seed, 0.9)[1]
+        for n in range(7)
+        for seed, each in enumerate(trials(("none",), ("kill",), (0, 1, 2)))
+    ]
+    tables = {table.name: table for table in latex_tables(named, ComparisonSection())}
+    first, second = (tables[f"kill-accuracy-{n}"] for n in (1, 2))
+    assert (len(first.headings), len(second.headings)) == (6, 3)
+    assert first.caption.endswith("part 1 of 2.")
+
+
+@pytest.mark.skipif(
+    shutil.which("kpsewhich") is None
+    or subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True).returncode != 0,
+    reason="needs pdflatex and booktabs (Debian: texlive-latex-recommended)",
+)
+def test_every_table_compiles_and_is_no_wider_than_a_page(
+    tables: dict[str, LatexTable], tmp_path: Path
+) -> None:
+    text = [*(table.latex() for table in tables.values()), *(wide(n).latex() for n in (1, 3, 5))]
+    body = "\\clearpage\n".join(text)
+    document = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
+    (tmp_path / "all.tex").write_text(f"{document}{body}\\end{{document}}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    assert "Overfull" not in ran.stdout
+    assert "Float too large" not in ran.stdout
 
 
 def test_files_are_written_whole_or_it_is_said_why(tmp_path: Path) -> None:
