@@ -96,10 +96,13 @@ class Platform:
         The clock of events, leases and deadlines.
     handles_signals
         Whether the process is told by a signal that it is to end.
+    serves_metrics
+        Whether the process has an endpoint where metrics are asked for.
     """
 
     clock: Clock = SystemClock()
     handles_signals = True
+    serves_metrics = True
 
     @property
     def pid(self) -> int:

@@ -59,6 +59,7 @@ class VirtualPlatform(Platform):
     """
 
     handles_signals = False
+    serves_metrics = False  # the registry is the program's, and would keep whoever is killed
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 GARBAGE = 2_000_000  # objects that were made and not let go of, until the collector looks
 REAL_SLEEP = time.sleep
+SLEEP_ID = frozenset({id(REAL_SLEEP)})
 
 Wake = Callable[..., None]
 Subscribe = Callable[[Wake], object]
@@ -53,7 +54,9 @@ class Sleepers:
             namespace = ModuleType.__getattribute__(module, "__dict__")
             if self._looked_at.get(id(namespace)) != len(namespace):
                 self._looked_at[id(namespace)] = len(namespace)
-                self._look_through(namespace)
+                # There are tens of thousands of names: only where it is somewhere, each is asked.
+                if not SLEEP_ID.isdisjoint(map(id, list(namespace.values()))):
+                    self._look_through(namespace)
         return [(space, name) for space, name in self._found if space.get(name) is REAL_SLEEP]
 
     def _look_through(self, namespace: dict[str, Any]) -> None:
@@ -61,9 +64,6 @@ class Sleepers:
         for name, value in list(namespace.items()):
             if value is REAL_SLEEP and name not in known and namespace is not globals():
                 self._found.append((namespace, name))
-
-
-SLEEPERS = Sleepers()  # of the program, as its modules are
 
 
 class BlockingLoop(VirtualLoop):
@@ -83,6 +83,7 @@ class BlockingLoop(VirtualLoop):
 
     def __init__(self, random: Random, work: float) -> None:
         super().__init__(random, work)
+        self._known = Sleepers()
         self._sleepers: list[tuple[dict[str, Any], str]] | None = None
 
     def wait(self, subscribe: Subscribe, timeout: float | None = None) -> None:
@@ -116,7 +117,7 @@ class BlockingLoop(VirtualLoop):
         and looking at what stays took a quarter of the time.
         """
         if self._sleepers is None:
-            self._sleepers = SLEEPERS.find()
+            self._sleepers = self._known.find()
         sleepers, garbage = self._sleepers, gc.get_threshold()
         for namespace, name in sleepers:
             namespace[name] = self._sleep

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.series import series
@@ -38,14 +38,13 @@ from flows.tracking.store import (
     store_errors,
 )
 
-METRICS_PER_BATCH = 1000
-ENTRIES_PER_BATCH = 100
 PARAM_LENGTH = 6000
 TAG_LENGTH = 5000
 
 PREFIX = "dps/"
 KIND_TAG = "dps.kind"
 DIGEST_TAG = "dps.digest"
+TRIAL_TAG = "dps.trial"
 EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
 DIGEST_LENGTH = 12
 DIRECTORY_TAG = "dps.directory"
@@ -56,7 +55,7 @@ TRANSPORT_TAG = "dps.transport"
 VIRTUAL_TAG = "dps.virtual"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
-T = TypeVar("T")
+Point = tuple[str, float, int, int]  # name, value, milliseconds since the Unix epoch, step
 
 
 class Tracker:
@@ -139,22 +138,25 @@ class Tracker:
             fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
             known = self._children(outcome)
             same = (run for run in known if run.data.tags.get(RECORD_TAG) == fingerprint)
-            whole = next((str(run.info.run_id) for run in same), None)
-            self._delete(run for run in known if run.info.run_id != whole)
+            whole = next(same, None)
+            self._delete(run for run in known if run is not whole)
             if whole is not None:
-                self._enter_effects(whole, outcome)
-                return whole
+                self._enter_effects(whole, whole.info.end_time, outcome)
+                return str(whole.info.run_id)
             shift = _shift(record, outcome, events_file)
-            run_id = self._start_child(record, outcome, shift)
-            self._log_settings(run_id, record, outcome.identity, dataset_digest)
-            self._log_metrics(run_id, record, outcome, shift)
+            run = self._start_child(record, outcome, shift)
+            run_id = str(run.info.run_id)
+            # All in one call, which divides what is too much for one request.
+            points, params = _points(record, outcome, shift), _params(record, outcome.identity)
+            self._client.log_batch(run_id, _as_metrics(points), params)
+            self._log_dataset(run_id, record, dataset_digest)
             self._log_trial_files(run_id, record, outcome, events_file)
             status = "FINISHED" if outcome.valid else "FAILED"
             ended = _milliseconds(record.events[-1].t + shift)
             self._client.set_terminated(run_id, status, ended)
             # Last, so that a child whose writing was interrupted is not taken for a whole one.
             self._client.set_tag(run_id, RECORD_TAG, fingerprint)
-            self._enter_effects(run_id, outcome)
+            self._enter_effects(run, ended, outcome)
             self.written += 1
             return run_id
 
@@ -181,14 +183,18 @@ class Tracker:
         now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
         with self._errors("the report"):
             scalars = _counts(outcomes)
-            self._log_points(self.parent_id, [(name, v, now, 0) for name, v in scalars.items()])
+            counts = _as_metrics([(name, v, now, 0) for name, v in scalars.items()])
+            self._client.log_batch(self.parent_id, counts)
             self._client.log_artifact(self.parent_id, str(report))
             self._client.log_artifacts(self.parent_id, str(figures), "figures")
-            for outcome in outcomes:
-                if outcome.effects.control is not None:
-                    for run in filter(_is_whole, self._children(outcome)):
-                        self._enter_effects(run.info.run_id, outcome)
-            self._tag_experiment(outcomes)
+            children = self._search(f"tags.`mlflow.parentRunId` = '{self.parent_id}'")
+            by_trial = {(each.identity.digest, each.identity.trial): each for each in outcomes}
+            for run in filter(_is_whole, children):
+                tags = run.data.tags
+                outcome = by_trial.get((tags.get(DIGEST_TAG, ""), tags.get(TRIAL_TAG, "")))
+                if outcome is not None:
+                    self._enter_effects(run, run.info.end_time, outcome)
+            self._tag_experiment(outcomes, children)
             failed = not any(outcome.valid for outcome in outcomes)
             self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
 
@@ -234,7 +240,7 @@ class Tracker:
         wanted = {
             "mlflow.parentRunId": self.parent_id,
             DIGEST_TAG: outcome.identity.digest,
-            "dps.trial": outcome.identity.trial,
+            TRIAL_TAG: outcome.identity.trial,
         }
         return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
 
@@ -249,11 +255,18 @@ class Tracker:
             self._client.delete_run(run.info.run_id)
 
     def _search(self, query: str) -> list[Any]:
-        return list(self._client.search_runs([self._experiment_id], query))
+        """Return all runs that match; a store gives a page of them at a time."""
+        found: list[Any] = []
+        token: str | None = ""
+        while token is not None:
+            page = self._client.search_runs([self._experiment_id], query, page_token=token or None)
+            found += page
+            token = page.token or None
+        return found
 
     # -- writing runs --------------------------------------------------------------------------
 
-    def _start_child(self, record: Record, outcome: Outcome, shift: float) -> str:
+    def _start_child(self, record: Record, outcome: Outcome, shift: float) -> Any:
         identity = outcome.identity
         tags = {
             "mlflow.parentRunId": self.parent_id,
@@ -262,7 +275,7 @@ class Tracker:
             DIRECTORY_TAG: self._directory,
             DIGEST_TAG: identity.digest,
             "dps.experiment": self._name,
-            "dps.trial": identity.trial,
+            TRIAL_TAG: identity.trial,
             "dps.strategy": identity.strategy,
             "dps.condition": identity.condition,
             "dps.seed": str(identity.seed),
@@ -273,31 +286,17 @@ class Tracker:
             **_circumstances(record),
             **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
         }
-        run = self._client.create_run(
+        return self._client.create_run(
             self._experiment_id,
             start_time=_milliseconds(record.events[0].t + shift),
             tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
             run_name=identity.trial,
         )
-        return str(run.info.run_id)
 
-    def _log_settings(
-        self, run_id: str, record: Record, identity: Identity, dataset_digest: str | None
-    ) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+    def _log_dataset(self, run_id: str, record: Record, dataset_digest: str | None) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        if record.started is None:
-            return
         config = record.config
-        # The labels are params as well as tags: parallel coordinates show params only, and begin
-        # with the first ones by name.
-        labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
-        known = {**labels, **flat(config)}
-        named = {NO_NAME.sub("_", key): value for key, value in known.items()}
-        params = [Param(key, _shortened(value)) for key, value in named.items()]
-        versions = [Param(f"versions.{k}", str(v)) for k, v in record.started.versions.items()]
-        for batch in _batches([*params, *versions], ENTRIES_PER_BATCH):
-            self._client.log_batch(run_id, params=batch)
         kind = config.get("dataset", {}).get("kind")
         if kind:
             dataset = Dataset(
@@ -309,45 +308,22 @@ class Tracker:
             context = InputTag("mlflow.data.context", "training")
             self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
-    def _log_metrics(self, run_id: str, record: Record, outcome: Outcome, shift: float) -> None:
-        steps = Steps(record)
-        end = _milliseconds(record.events[-1].t + shift)
-        row = outcome.row()
-        known = [column for column in COLUMNS if column not in EFFECTS]
-        finals = {c.metric: row[c.key] for c in known if c.metric and row[c.key] is not None}
-        points = [
-            (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
-            # What processes used goes by the names of MLflow's system metrics.
-            for point in (*series(record), *system_metrics(record))
-        ]
-        points += [(name, float(value), end, 0) for name, value in finals.items()]
-        finite = [point for point in points if math.isfinite(point[1])]
-        dropped = float(len(points) - len(finite))
-        self._log_points(run_id, [*finite, ("final/non_finite_values_dropped", dropped, end, 0)])
-
-    def _enter_effects(self, run_id: str, outcome: Outcome) -> None:
+    def _enter_effects(self, run: Any, ended: int, outcome: Outcome) -> None:
         """Log the effects of a trial's faults, unless the run has these already."""
+        from mlflow.entities import RunTag
+
         if outcome.effects.control is None:
             return
         row = outcome.row()
         finals = {c.metric: row[c.key] for c in EFFECTS if c.metric and row[c.key] is not None}
         digest = hashlib.sha256(json.dumps(finals, sort_keys=True).encode()).hexdigest()
-        run = self._client.get_run(run_id)
         if run.data.tags.get(EFFECTS_TAG) == digest[:DIGEST_LENGTH]:
             return
-        end = run.info.end_time
-        self._log_points(run_id, [(name, float(v), end, 0) for name, v in finals.items()])
-        self._client.set_tag(run_id, CONTROL_TAG, outcome.effects.control[:TAG_LENGTH])
+        metrics = _as_metrics([(name, float(v), ended, 0) for name, v in finals.items()])
+        control = RunTag(CONTROL_TAG, outcome.effects.control[:TAG_LENGTH])
+        self._client.log_batch(run.info.run_id, metrics, tags=[control])
         # Last, so that an interruption does not leave some of them out for good.
-        self._client.set_tag(run_id, EFFECTS_TAG, digest[:DIGEST_LENGTH])
-
-    def _log_points(self, run_id: str, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Log (name, finite value, timestamp, step) in batches."""
-        from mlflow.entities import Metric
-
-        metrics = [Metric(*point) for point in points]
-        for batch in _batches(metrics, METRICS_PER_BATCH):
-            self._client.log_batch(run_id, metrics=batch)
+        self._client.set_tag(run.info.run_id, EFFECTS_TAG, digest[:DIGEST_LENGTH])
 
     def _log_trial_files(
         self, run_id: str, record: Record, outcome: Outcome, events_file: Path
@@ -357,13 +333,12 @@ class Tracker:
         self._client.log_artifact(run_id, str(events_file))
         self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
 
-    def _tag_experiment(self, outcomes: Sequence[Outcome]) -> None:
+    def _tag_experiment(self, outcomes: Sequence[Outcome], runs: Iterable[Any]) -> None:
         digests = sorted(outcome.identity.digest for outcome in outcomes)
         digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_LENGTH]
-        of_parent = f"tags.`mlflow.parentRunId` = '{self.parent_id}'"
         children = [
             run.info.run_id
-            for run in self._search(of_parent)
+            for run in runs
             if run.data.tags.get(DIGEST_TAG) in digests
             if run.data.tags.get(EXPERIMENT_DIGEST_TAG) != digest
         ]
@@ -423,6 +398,45 @@ def _shift(record: Record, outcome: Outcome, events_file: Path) -> float:
     return events_file.stat().st_mtime - record.events[-1].t if outcome.virtual else 0.0
 
 
+def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
+    """The series and figures of a trial that are finite, and how many are not."""
+    steps = Steps(record)
+    end = _milliseconds(record.events[-1].t + shift)
+    row = outcome.row()
+    known = [column for column in COLUMNS if column not in EFFECTS]
+    finals = {c.metric: row[c.key] for c in known if c.metric and row[c.key] is not None}
+    points = [
+        (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
+        # What processes used goes by the names of MLflow's system metrics.
+        for point in (*series(record), *system_metrics(record))
+    ]
+    points += [(name, float(value), end, 0) for name, value in finals.items()]
+    finite = [point for point in points if math.isfinite(point[1])]
+    dropped = float(len(points) - len(finite))
+    return [*finite, ("final/non_finite_values_dropped", dropped, end, 0)]
+
+
+def _as_metrics(points: Iterable[Point]) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [Metric(*point) for point in points]
+
+
+def _params(record: Record, identity: Identity) -> list[Any]:
+    """The settings of a trial, and the versions of the software that it ran on."""
+    from mlflow.entities import Param
+
+    if record.started is None:
+        return []
+    # The labels are params as well as tags: parallel coordinates show params only, and begin
+    # with the first ones by name.
+    labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
+    known = {**labels, **flat(record.config)}
+    named = {NO_NAME.sub("_", key): value for key, value in known.items()}
+    versions = {f"versions.{k}": str(v) for k, v in record.started.versions.items()}
+    return [Param(key, _shortened(value)) for key, value in {**named, **versions}.items()]
+
+
 def _milliseconds(seconds: float) -> int:
     return round(1000 * seconds)
 
@@ -430,8 +444,3 @@ def _milliseconds(seconds: float) -> int:
 def _shortened(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 1] + "…"
-
-
-def _batches(entries: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(entries), size):
-        yield entries[start : start + size]

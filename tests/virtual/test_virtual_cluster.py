@@ -113,6 +113,20 @@ def test_what_recovery_costs_differs_by_strategy_as_it_does_on_processes() -> No
         assert [event.node for event in came.of(CapacityRestored)] == ["server-0-b"]  # type: ignore[attr-defined]
 
 
+def test_runs_leave_nothing_behind() -> None:
+    """Neither what ended by itself, nor what was killed and could not tidy up."""
+
+    def objects() -> int:
+        counted("chain", FAULTS["kill of a server"])
+        gc.collect()
+        return len(gc.get_objects())
+
+    objects()
+    before = objects()
+    after = [objects() for _ in range(20)][-1]
+    assert after - before < 20 * 25  # a single server is some hundreds
+
+
 def test_another_seed_is_another_run() -> None:
     assert counted(seed=1).digest != counted(seed=2).digest
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from dps.cluster.platform import platform_of
 from dps.cluster.transport.process_state import made_once, state_of
 from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics
 
@@ -90,7 +91,7 @@ def publish(
     figures: Callable[[], Sequence[ReplicaMetrics]],
 ) -> Callable[[], None]:
     """Have a host's replicas among the metrics of its Dask worker; return what ends that."""
-    if find_spec("prometheus_client") is None:
+    if not platform_of(dask_worker).serves_metrics or find_spec("prometheus_client") is None:
         return lambda: None
     from prometheus_client import REGISTRY
 

@@ -114,8 +114,6 @@ def row_of(system: str, trials: Sequence[Measured]) -> Row:
     valid = [trial for trial in trials if not trial.reason]
     control = {t.seed: t for t in valid if not t.killed}
     kill = {t.seed: t for t in valid if t.killed}
-    lost = [t.lost for t in kill.values() if t.lost is not None]
-    down = [t.down_seconds for t in kill.values() if t.down_seconds is not None]
     return Row(
         system=system,
         control=_mean(control, "target_seconds"),
@@ -127,8 +125,8 @@ def row_of(system: str, trials: Sequence[Measured]) -> Row:
         effect_seconds=_effect(kill, control, "target_seconds"),
         effect_accuracy=_effect(kill, control, "accuracy_final"),
         reached=(sum(t.target_seconds is not None for t in kill.values()), len(kill)),
-        lost=fmean(lost) if lost else None,
-        down_seconds=fmean(down) if down else None,
+        lost=_plain_mean(kill, "lost"),
+        down_seconds=_plain_mean(kill, "down_seconds"),
         invalid=len(trials) - len(valid),
     )
 
@@ -149,9 +147,11 @@ def table(found: Comparison) -> str:
     lines += ["", "accuracy: at the end, control → kill; lost: gradients, * computed again"]
     lines.append(f"load of the machine: {found.load[0]:.1f} before, {found.load[1]:.1f} after")
     for trial in found.trials:
+        name = f"{trial.system}, {'kill' if trial.killed else 'control'}, seed {trial.seed}"
         if trial.reason:
-            what = "kill" if trial.killed else "control"
-            lines.append(f"{trial.system}, {what}, seed {trial.seed} is left out: {trial.reason}")
+            lines.append(f"{name} is left out: {trial.reason}")
+        elif trial.unfinished:
+            lines.append(f"{name} counts as it is: {trial.unfinished}")
     lines += [f"{name} is left out: {why}" for name, why in found.left_out.items()]
     return "\n".join(lines)
 
@@ -193,9 +193,13 @@ def _turns(names: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, in
 
 def _told(trial: Measured) -> str:
     what = "kill" if trial.killed else "control"
-    said = trial.reason or (
-        f"target after {_number(trial.target_seconds, '.2f')} s, "
-        f"accuracy {_number(trial.accuracy_final, '.3f')}"
+    said = (
+        trial.reason
+        or trial.unfinished
+        or (
+            f"target after {_number(trial.target_seconds, '.2f')} s, "
+            f"accuracy {_number(trial.accuracy_final, '.3f')}"
+        )
     )
     return f"seed {trial.seed}, {trial.system}, {what}: {said}"
 
@@ -211,6 +215,12 @@ def _mean(trials: Mapping[int, Measured], name: str) -> Interval | None:
     if not values or len(values) < len(trials):
         return None
     return interval([*values.values()], np.random.default_rng(0))
+
+
+def _plain_mean(trials: Mapping[int, Measured], name: str) -> float | None:
+    """The mean alone; None where a trial has no such figure: it may never have come back."""
+    values = _values(trials, name)
+    return fmean(values.values()) if values and len(values) == len(trials) else None
 
 
 def _effect(

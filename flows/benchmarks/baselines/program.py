@@ -52,14 +52,31 @@ class Kill:
     gone: bool
 
 
-def run(module: str, task: Task, kill_at: int | None) -> Kill | None:
-    """Run a baseline to its end, and kill its server after so many gradients.
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ran.
+
+    Attributes
+    ----------
+    kill
+        The kill; None: it did not come to that, or none was wanted.
+    unfinished
+        That it was ended at its time limit, or failed after the kill, and what it wrote last; "":
+        it was done.
+    """
+
+    kill: Kill | None
+    unfinished: str = ""
+
+
+def run(module: str, task: Task, kill_at: int | None) -> Ran:
+    """Run a baseline to its end or its time limit, and kill its server after so many gradients.
 
     Raises
     ------
     DpsError
-        The program failed, or took longer than the time limit of its configuration; what it wrote
-        is in `program.log` in its folder, whose last lines are in the message.
+        The program failed without a kill; what it wrote is in `program.log` in its folder, whose
+        last lines are in the message.
     """
     until = time.monotonic() + task.time_limit
     with (task.path / LOG_FILE).open("wb") as log:
@@ -69,18 +86,21 @@ def run(module: str, task: Task, kill_at: int | None) -> Kill | None:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+    killed = None
     try:
         killed = None if kill_at is None else strike(program, task.path, kill_at, until)
         code = program.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise DpsError(f"{module}: not done within {task.time_limit:g} s{_said(task)}") from None
+        return Ran(killed, f"not done within {task.time_limit:g} s{_said(task)}")
     finally:
         if program.poll() is None:
             _end(psutil.Process(program.pid))
         program.wait()
-    if code:
+    if not code:
+        return Ran(killed)
+    if killed is None:
         raise DpsError(f"{module}: ended with code {code}{_said(task)}")
-    return killed
+    return Ran(killed, f"ended with code {code}{_said(task)}")
 
 
 def strike(
@@ -102,8 +122,9 @@ def strike(
 
 
 def read_trace(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace, in the order in which they were told."""
-    lines = (folder / TRACE_FILE).read_text("utf-8").splitlines()
+    """Return the events of a trace, in the order in which they were told; none without a file."""
+    path = folder / TRACE_FILE
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 

@@ -114,7 +114,7 @@ def main(folder: str) -> None:
     for attempt in range(1 + MOST_RESTARTS):
         if attempt:
             time.sleep(task.back_after)
-        if _all_done(_started(task, str(task.path.absolute() / f"group-{attempt}"))):
+        if all_done(_started(task, str(task.path.absolute() / f"group-{attempt}"))):
             return
     sys.exit(1)
 
@@ -129,13 +129,17 @@ def _started(task: Task, group: str) -> list[BaseProcess]:
     return members
 
 
-def _all_done(members: list[BaseProcess]) -> bool:
-    """Wait for all to end; as soon as one of them fails, end the others."""
+def all_done(members: list[BaseProcess]) -> bool:
+    """Wait for all to end; as soon as one of them fails, end the others.
+
+    A process that ends closes its pipe a moment before it has an exit code, so that is asked for
+    before each wait: the others may never end by themselves, not even when their calls fail.
+    """
     while left := [member for member in members if member.is_alive()]:
-        connection.wait([member.sentinel for member in left])
         if any(member.exitcode for member in members):
             for member in left:
                 member.kill()
+        connection.wait([member.sentinel for member in left])
     for member in members:
         member.join()
     return not any(member.exitcode for member in members)

@@ -20,7 +20,7 @@ from dps.errors import DpsError
 from flows.analysis.finished import read_finished
 from flows.analysis.learning import LAST_EVALUATIONS
 from flows.analysis.prices import Prices, load_prices
-from flows.benchmarks.baselines.program import Kill, read_trace, run
+from flows.benchmarks.baselines.program import Ran, read_trace, run
 from flows.benchmarks.baselines.task import Task, snapshots
 from flows.config.experiment import ExperimentConfig, TrialConfig
 from flows.config.trials import Trial, expand
@@ -145,6 +145,9 @@ class Measured:
         Gradients that had been applied, and were not in the weights with which it went on.
     down_seconds
         From the kill to the next gradient that was applied.
+    unfinished
+        Why it was not done: it was ended at its time limit, or failed after the kill; "": it was.
+        Such a trial counts: it says of the target whether it was reached by then.
     """
 
     system: str
@@ -158,6 +161,7 @@ class Measured:
     kill_version: int | None = None
     lost: int | None = None
     down_seconds: float | None = None
+    unfinished: str = ""
 
 
 def missing() -> dict[str, str]:
@@ -227,8 +231,11 @@ def _of_dps(system: str, trial: Trial, killed: bool, folder: Path) -> Measured:
     prices = load_prices()
     found = read_finished(folder / EVENTS_FILE, prices).outcome
     seconds, fault = found.target.seconds, found.first_loss
-    reason = "" if found.valid else f"{found.status}: {found.reason}"
-    if killed and not reason and (fault is None or fault.first_applied is None):
+    wrong = "" if found.valid else f"{found.status}: {found.reason}"
+    # What fails after its kill counts, as it does with the others.
+    unfinished = wrong if killed and fault is not None and found.status == "failed" else ""
+    reason = "" if unfinished else wrong
+    if killed and found.valid and (fault is None or fault.first_applied is None):
         reason = "invalid: no gradient was applied after the kill"
     roles = [role_of(name) for name in trial.config.node_names]
     return Measured(
@@ -238,11 +245,12 @@ def _of_dps(system: str, trial: Trial, killed: bool, folder: Path) -> Measured:
         reason,
         target_seconds=seconds,
         target_usd=None if seconds is None else usd(roles, seconds, prices),
-        training_seconds=found.pace.seconds,
-        accuracy_final=found.accuracy.final,
+        training_seconds=None if unfinished else found.pace.seconds,
+        accuracy_final=None if unfinished else found.accuracy.final,
         kill_version=fault.updates if fault else None,
         lost=found.ledger.lost if killed else None,
         down_seconds=fault.rto_seconds if fault else None,
+        unfinished=unfinished,
     )
 
 
@@ -261,8 +269,8 @@ def _of_baseline(
     task = task_of(config, settings, folder)
     task.write()
     kill_at = settings.kill_at(config.seed) if killed else None
-    kill = run(f"{__package__}.{baseline.module}", task, kill_at)
-    return judged(system, config, killed, kill, folder)
+    ran = run(f"{__package__}.{baseline.module}", task, kill_at)
+    return judged(system, config, killed, ran, folder)
 
 
 def task_of(config: TrialConfig, settings: Settings, folder: Path) -> Task:
@@ -284,13 +292,17 @@ def task_of(config: TrialConfig, settings: Settings, folder: Path) -> Task:
     )
 
 
-def judged(
-    system: str, config: TrialConfig, killed: bool, kill: Kill | None, folder: Path
-) -> Measured:
-    """Return what came of a baseline's trial, by its trace and its snapshots."""
-    trace = read_trace(folder)
-    start = min(event["t"] for event in trace if event["event"] == "began")
+def judged(system: str, config: TrialConfig, killed: bool, ran: Ran, folder: Path) -> Measured:
+    """Return what came of a baseline's trial, by its trace and its snapshots.
+
+    One that was not done counts by what it had come to: to leave out who does not come back from a
+    kill would flatter the system.
+    """
+    trace, kill, done = read_trace(folder), ran.kill, not ran.unfinished
+    start = min((event["t"] for event in trace if event["event"] == "began"), default=None)
     applied = [event for event in trace if event["event"] == "applied"]
+    if start is None or not applied:
+        raise DpsError(f"{system}: no gradient was applied; {ran.unfinished}")
     reason, lost, down = "", None, None
     if kill is not None:
         # What the victim still applied between the line that was seen and the signal counts too.
@@ -300,7 +312,7 @@ def judged(
         if not kill.gone:
             reason = f"invalid: process {kill.pid} was still there after the kill"
         elif after is None:
-            reason = "invalid: no gradient was applied after the kill"
+            reason = "invalid: no gradient was applied after the kill" if done else ""
         else:
             # A synchronous step applies several at once, so the next version may be a later one.
             lost, down = max(0, before - (after["version"] - 1)), after["t"] - kill.t
@@ -319,9 +331,10 @@ def judged(
         reason,
         target_seconds=seconds,
         target_usd=None if seconds is None else usd(roles, seconds, load_prices()),
-        training_seconds=applied[-1]["t"] - start,
-        accuracy_final=fmean(accuracy for _, accuracy in scores[-LAST_EVALUATIONS:]),
+        training_seconds=applied[-1]["t"] - start if done else None,
+        accuracy_final=fmean(a for _, a in scores[-LAST_EVALUATIONS:]) if done else None,
         kill_version=kill.version if kill else None,
         lost=lost,
         down_seconds=down,
+        unfinished=ran.unfinished,
     )

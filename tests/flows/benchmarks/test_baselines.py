@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +20,9 @@ from typer.testing import CliRunner
 from dps.errors import DpsError, StoreUnavailable
 from flows.benchmarks.baselines import comparison, trials
 from flows.benchmarks.baselines.comparison import Comparison, compare, row_of, table, write
-from flows.benchmarks.baselines.program import Kill, read_trace, run
+from flows.benchmarks.baselines.program import Kill, Ran, read_trace, run
 from flows.benchmarks.baselines.task import TRACE_FILE, Gradients, Task, Trace, snapshots
+from flows.benchmarks.baselines.torch_rpc import all_done
 from flows.benchmarks.baselines.trials import (
     Measured,
     Settings,
@@ -130,7 +136,9 @@ def test_a_single_process_that_is_killed_ends_with_the_weights_of_one_that_was_n
     tmp_path: Path,
 ) -> None:
     task = small_task(tmp_path / "x")
-    kill = run("flows.benchmarks.baselines.single_process", task, QUICK.kill_at(SEED))
+    ran = run("flows.benchmarks.baselines.single_process", task, QUICK.kill_at(SEED))
+    assert ran.unfinished == ""
+    kill = ran.kill
     assert kill is not None
     assert kill.gone
     assert kill.version >= QUICK.kill_at(SEED)
@@ -224,8 +232,8 @@ def test_a_program_that_fails_says_what_it_wrote(tmp_path: Path) -> None:
 def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     task = small_task(tmp_path / "x", replace(QUICK, compute_seconds=30.0, time_limit=3.0))
-    with pytest.raises(DpsError, match="not done within 3 s"):
-        run("flows.benchmarks.baselines.single_process", task, None)
+    ran = run("flows.benchmarks.baselines.single_process", task, None)
+    assert ran.unfinished.startswith("not done within 3 s")
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -253,7 +261,7 @@ AFTER = [line(11.5 + v / 100, v, 8) for v in range(41, 60)]
 def test_what_was_lost_is_what_the_victim_had_applied(tmp_path: Path) -> None:
     config = trials_of(SEED, QUICK)["none", False].config
     folder = traced(tmp_path, [*BEFORE, *AFTER])
-    found = judged("Ray actors", config, True, Kill(10.44, 7, 44, True), folder)
+    found = judged("Ray actors", config, True, Ran(Kill(10.44, 7, 44, True)), folder)
     assert found.reason == ""
     assert found.lost == 5  # 41 to 45: one more had been applied by the time of the signal
     assert found.kill_version == 44
@@ -273,8 +281,55 @@ def test_without_a_proven_kill_a_trial_is_invalid(
     kill: Kill | None, lines: list[dict[str, object]], reason: str, tmp_path: Path
 ) -> None:
     config = trials_of(SEED, QUICK)["none", False].config
-    found = judged("Ray actors", config, True, kill, traced(tmp_path, lines))
+    found = judged("Ray actors", config, True, Ran(kill), traced(tmp_path, lines))
     assert reason in found.reason
+
+
+def test_a_system_that_does_not_come_back_counts_as_one_that_did_not_get_there(
+    tmp_path: Path,
+) -> None:
+    config = trials_of(SEED, QUICK)["none", False].config
+    ran = Ran(Kill(10.44, 7, 44, True), "not done within 3 s")
+    found = judged("torch RPC", config, True, ran, traced(tmp_path, BEFORE))
+    assert found.reason == ""
+    assert found.target_seconds is found.training_seconds is found.accuracy_final is None
+    assert found.lost is found.down_seconds is None
+    trials = [*TRIALS[:-1], replace(found, seed=2)]
+    row = row_of("torch RPC", trials)
+    assert (row.invalid, row.reached) == (0, (2, 3))
+    assert row.kill is row.effect_seconds is row.lost is row.down_seconds is None
+    text = table(Comparison(Settings(), [0, 1, 2], trials, {}, (0, 0)))
+    assert "torch RPC, kill, seed 2 counts as it is: not done within 3 s" in text
+
+
+def test_what_never_began_says_why(tmp_path: Path) -> None:
+    config = trials_of(SEED, QUICK)["none", False].config
+    with pytest.raises(DpsError, match=r"no gradient was applied; not done within 3 s"):
+        judged("torch RPC", config, False, Ran(None, "not done within 3 s"), traced(tmp_path, []))
+
+
+def fail() -> None:
+    os._exit(9)
+
+
+def wait_for_ever() -> None:
+    signal.pause()
+
+
+def test_a_group_is_ended_whenever_it_is_seen_that_a_member_has_failed() -> None:
+    """Here it has an exit code already; the others do not end by themselves."""
+    context = get_context("spawn")
+    members: list[BaseProcess] = [context.Process(target=each) for each in (fail, wait_for_ever)]
+    for member in members:
+        member.start()
+    members[0].join()
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(all_done, members)
+        try:
+            assert done.result(timeout=30) is False
+        finally:
+            for member in members:
+                member.kill()
 
 
 # -- the comparison ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from flows.config.trials import flat
 from flows.records.record import Record, read_record
 from flows.report.html import write_report
 from flows.tracking.store import default_uri
-from flows.tracking.tracker import METRICS_PER_BATCH, Tracker, tracked_experiments
+from flows.tracking.tracker import Tracker, tracked_experiments
 from tests.support.synthetic import (
     UPDATES,
     missed,
@@ -38,6 +38,7 @@ pytestmark = (
 )  # `make test` tracks trials in tests/flows/execution/test_experiment.py
 
 HOUR = 3600.0
+MLFLOW_AT_ONCE = 1000  # metrics
 TRIALS = 16
 
 
@@ -345,7 +346,7 @@ def test_values_that_are_not_finite_are_dropped_and_counted(
 def test_long_series_and_long_settings_fit(tracked: Tracked, tmp_path: Path) -> None:
     started, *rest = toy_events("none", "no fault")
     settings = {**started.settings, "digest": "long", "config": {"note": "x" * 20_000}}  # type: ignore[attr-defined]
-    many = [reported(rest[0].t + i / 1000, i, 1.0) for i in range(3 * METRICS_PER_BATCH)]
+    many = [reported(rest[0].t + i / 1000, i, 1.0) for i in range(3 * MLFLOW_AT_ONCE)]
     events = [dataclasses.replace(started, settings=settings), *many, *rest]  # type: ignore[call-arg]
     path = write_events(tmp_path, events)
     record = read_record(path)
@@ -353,7 +354,7 @@ def test_long_series_and_long_settings_fit(tracked: Tracked, tmp_path: Path) -> 
     run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
     run = tracked.client.get_run(run_id)
     assert run.data.params["note"].endswith("x…")
-    assert len(tracked.client.get_metric_history(run_id, "train/loss")) > 3 * METRICS_PER_BATCH
+    assert len(tracked.client.get_metric_history(run_id, "train/loss")) > 3 * MLFLOW_AT_ONCE
 
 
 def test_an_experiment_deleted_in_the_interface_comes_back(tracked: Tracked) -> None:
