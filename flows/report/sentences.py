@@ -216,12 +216,21 @@ def _outages(group: Group) -> str:
     met = group.spread("faults")
     if met is None or met.high <= 1:
         return ""
+    met_text = f"{span(group, 'faults')} faults{_skipped(group)}"
     if (outages := group.spread("outages")) is None or outages.high == 0:
-        return f"Each trial met {span(group, 'faults')} faults, and no shard went down."
+        return f"Each trial met {met_text}, and no shard went down."
     return (
-        f"Each trial met {span(group, 'faults')} faults; in {span(group, 'outages')} outages, a "
+        f"Each trial met {met_text}; in {span(group, 'outages')} outages, a "
         f"shard was down for {span(group, 'downtime_seconds', ' s')} in all."
     )
+
+
+def _skipped(group: Group) -> str:
+    """How many more there would have been; nothing where none was skipped."""
+    skipped = group.spread("faults_skipped")
+    if skipped is None or skipped.high == 0:
+        return ""
+    return f" ({span(group, 'faults_skipped')} more found nobody there to be hit)"
 
 
 def _effect(group: Group) -> str:
