@@ -55,9 +55,9 @@ def statement(claim: ClaimSection) -> str:
     under = ", ".join(claim.condition.values())
     about = subject(claim) + (f" ({under})" if under else "")
     if claim.direction == "equivalent":
-        other = "0" if claim.one_sample else f"what it is with {claim.against}"
+        other = "0" if claim.one_sample else f"what it is with {claim.baseline}"
         return f"{about}: within {smallest(claim)} of {other}"
-    other = "0" if claim.one_sample else f"with {claim.against}"
+    other = "0" if claim.one_sample else f"with {claim.baseline}"
     interest = f"of interest: {smallest(claim)} or more"
     return f"{about}: {claim.direction} than {other} ({interest})"
 
@@ -77,12 +77,12 @@ def effect(judged: JudgedClaim) -> str:
     if claim.one_sample:
         value = f"{about}: {amount(claim, found.mean)}{_interval(judged, 1)}"
     elif found.mean == 0:
-        value = f"{about}: the same as with {claim.against}{_interval(judged, 1)}"
+        value = f"{about}: the same as with {claim.baseline}{_interval(judged, 1)}"
     else:
         sign = 1 if found.mean > 0 else -1
         way = "more" if sign > 0 else "less"
         by = amount(claim, abs(found.mean))
-        value = f"{about}: {by} {way} than with {claim.against}{_interval(judged, sign)}"
+        value = f"{about}: {by} {way} than with {claim.baseline}{_interval(judged, sign)}"
     seeds = f"{found.n} seed" + ("s" if found.n != 1 else "")
     return ", ".join(filter(None, (value, seeds, tested(judged))))
 

@@ -147,6 +147,29 @@ def test_a_figure_that_is_a_difference_itself_is_compared_with_0() -> None:
     assert "Final accuracy with chain: 85.0 points [81.8, 88.2]" in verdict_sentence(found)
 
 
+def test_a_strategy_is_compared_with_itself_under_another_condition() -> None:
+    """Seed by seed, as with another strategy."""
+    few, many = (
+        [
+            dataclasses.replace(
+                each,
+                identity=dataclasses.replace(
+                    each.identity, labels={**each.identity.labels, "workers": workers}
+                ),
+            )
+            for each in trials(finals)
+        ]
+        for workers, finals in (("2", [0.8] * 4), ("8", FOUR))
+    )
+    condition = {"faults": "kill", "workers": "8"}
+    found = one([*few, *many], claim(against={"workers": "2"}, condition=condition))
+    assert found.trials == 8
+    assert verdict_sentence(found) == (
+        "Final accuracy with chain: 5.0 points more than with workers 2 [1.8, 8.2], 4 seeds, "
+        "p = 0.015: holds (by 1 point or more)."
+    )
+
+
 def test_all_claims_count_for_the_correction_of_each() -> None:
     other = claim(metric="updates_lost", strategy="chain", direction="less", smallest=50)
     alone, among = one(trials(FOUR), claim()), one(trials(FOUR), claim(), other, claim(smallest=9))
