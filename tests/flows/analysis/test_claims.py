@@ -24,7 +24,15 @@ from flows.analysis.statistics.claims import (
 )
 from flows.config.claims import ClaimSection
 from flows.records.record import Record
-from flows.report.claims import print_claims, print_plan, verdict_sentence, warnings
+from flows.report.claims import (
+    print_claims,
+    print_plan,
+    smallest,
+    statement,
+    subject,
+    verdict_sentence,
+    warnings,
+)
 from tests.support.synthetic import missed, toy_events
 
 PRICES = load_prices()
@@ -99,6 +107,23 @@ def test_the_size_is_told_by_where_the_interval_lies_to_the_smallest(
     """It is from 1.8 to 8.2 points, on either side of 0."""
     for outcomes in (trials(FOUR), trials([0.8] * 4, FOUR)):
         assert one(outcomes, claim(smallest=smallest)).size == size
+
+
+def test_short_intervals_are_told_with_two_decimals() -> None:
+    short = [0.8 + (each - 0.85) / 100 for each in FOUR]
+    told = verdict_sentence(one(trials(short), claim(direction="equivalent")))
+    assert "with none [−0.03, 0.03], 4 seeds" in told
+    assert smallest(claim(smallest=0.0005)) == "0.05 points"
+
+
+def test_an_effect_of_faults_is_told_by_the_span_that_it_is_over() -> None:
+    assert subject(claim(metric="effect_time_mean")) == (
+        "effect on accuracy, at the same times, with chain"
+    )
+    assert statement(claim(metric="effect_gradients_end", against="none-given")) == (
+        "effect on accuracy, after as many gradients, at the end, with chain (kill): more than 0 "
+        "(of interest: 1 point or more)"
+    )
 
 
 def test_an_equivalence_is_told_by_its_margin() -> None:
