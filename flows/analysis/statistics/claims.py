@@ -243,7 +243,7 @@ class _Evidence:
         shared = set(sides[0]).intersection(*sides)
         tellers = tuple(each for side in sides for seed, each in side.items() if seed in shared)
         mine = _figures(sides[0])
-        base = {seed: {claim.metric: 0.0} for seed in mine}
+        base: Trials = {seed: {claim.metric: 0.0} for seed in mine}
         if not claim.one_sample:
             base = _figures(sides[1])
         gap = uneven(mine, base, claim.metric)
