@@ -27,7 +27,7 @@ demo: setup ## run the main experiment on digits, print the comparison, write re
 	$(BIN)/dps run demo
 	$(BIN)/dps report demo --output report.html
 
-explore: setup ## the questions of demo with 30 seeds, 8 and 32 workers, on virtual time: 480 trials
+explore: setup ## the questions of demo with 40 seeds, 8 and 32 workers, on virtual time: 640 trials
 	$(BIN)/dps run explore
 
 fashion: setup fashion-data ## the same on Fashion-MNIST

@@ -52,7 +52,7 @@ class Disturber:
         began = self._clock.now()
         try:
             if isinstance(fault, Corrupt):
-                effect, seen = None, damage(self._folder(), fault.target)
+                effect, seen = None, self._damage(fault.target)
             else:
                 effect = made(fault, self._hit(number, node))
                 seen = effect.begin()
@@ -92,12 +92,13 @@ class Disturber:
     def _hit(self, number: int, node: str) -> Hit:
         return Hit(number, node, self._cluster, self._ps, self._clock, self._failures)
 
-    def _folder(self) -> str:
-        """Where this parameter server keeps its checkpoints."""
+    def _damage(self, shard: int) -> Seen:
         durability = self._ps.group.recovery.durability
         if durability.path is None:
             raise LookupError("there are no checkpoints")
-        return f"{durability.path}/{self._ps.group.name}"
+        shards = {view.shard for view in self._ps.table().views}
+        together = shards if durability.restores_together else ()
+        return damage(f"{durability.path}/{self._ps.group.name}", shard, together)
 
     def _miss(self, fault: int, node: str, reason: str) -> bool:
         self._emit(FaultMissed(self._clock.now(), fault, node, reason))

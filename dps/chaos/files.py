@@ -10,7 +10,7 @@ import hashlib
 import json
 import posixpath
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import fsspec
@@ -97,13 +97,16 @@ class FullDisk:
         return Seen(f"{len(failed)} checkpoints failed ({failed[0].reason}); {state}", True)
 
 
-def damage(folder: str, shard: int) -> Seen:
+def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
     """Flip bytes in the newest complete checkpoint of a shard, and read all of it again.
 
     Parameters
     ----------
     folder
         With the checkpoints of one parameter server: a path that fsspec knows.
+    together
+        The shards that go back together, if they do: a checkpoint is complete when all of them have
+        written theirs of the same cut. To damage a newer one would harm nothing.
 
     Raises
     ------
@@ -111,11 +114,13 @@ def damage(folder: str, shard: int) -> Seen:
         There is none.
     """
     files = CheckpointFiles(folder, shard, keep=1)
+    others = [CheckpointFiles(folder, other, keep=1) for other in together if other != shard]
     fs, _ = fsspec.url_to_fs(folder)
     for _ in range(TRIES):
-        found = files.found()
+        written = [{found.cut for found in each.found()} for each in others]
+        found = [f for f in files.found() if all(f.cut in cuts for cuts in written)]
         if not found:
-            raise LookupError(f"shard {shard} has no checkpoint in {folder}")
+            raise LookupError(f"shard {shard} has no complete checkpoint in {folder}")
         manifest = found[0].manifest
         try:
             name = json.loads(fs.cat_file(manifest))["file"]

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from dps.core.names import ROLES
-from dps.events import Evaluated, EvaluationMissed, FaultMissed, TrialResumed
-from flows.analysis.effects.difference import UNKNOWN, Difference, Effects
+from dps.events import Evaluated, EvaluationMissed, FaultMissed, FaultSkipped, TrialResumed
+from flows.analysis.effects.difference import UNKNOWN, Effect, Effects
 from flows.analysis.effects.outages import Downtime, downtime
 from flows.analysis.faults import FaultTimes, fault_times, training_span
 from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, target
@@ -105,8 +105,8 @@ class Outcome:
         struck) or "failed", and why.
     failed_before
         How many attempts at the trial failed before this one.
-    faults
-        The moments of each fault.
+    faults, faults_skipped
+        The moments of each fault; and how many there would have been, had anybody been there.
     downtime
         The outages that these brought about, summed up.
     effects
@@ -167,6 +167,7 @@ class Outcome:
     effects: Effects = UNKNOWN
     target_usd: float | None = None
     circumstances: Mapping[str, int] = field(default_factory=dict)
+    faults_skipped: int = 0
 
     @property
     def valid(self) -> bool:
@@ -221,7 +222,7 @@ class Outcome:
         found = self.effects
         row: dict[str, Any] = {"control": found.control}
         for over in ("time", "gradients", "money"):
-            each: Difference | None = getattr(found, over)
+            each: Effect | None = getattr(found, over)
             row[f"effect_{over}_mean"] = each.mean if each else None
             row[f"effect_{over}_end"] = each.end if each else None
         row["effect_time_area"] = found.time.area if found.time else None
@@ -235,6 +236,7 @@ class Outcome:
         found = self.downtime
         return {
             "faults": len(self.faults),
+            "faults_skipped": self.faults_skipped,
             "outages": found.outages,
             "outages_unrecovered": found.unrecovered,
             "downtime_seconds": found.seconds,
@@ -354,6 +356,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         evaluations_missed=len(record.of(EvaluationMissed)),
         whole=not record.of(TrialResumed),
         circumstances=record.circumstances,
+        faults_skipped=len(record.of(FaultSkipped)),
         target_usd=_spent_until(record, prices, wanted.seconds),
     )
 

@@ -40,13 +40,15 @@ class ClaimSection(Section):
     minus that of `against`, seed by seed under `condition`, is to be `less` or `more` than 0, or
     `equivalent`: nowhere beyond the margin `smallest`. Of the others `smallest` is the smallest
     difference of interest, in the unit of `dps results --format json`. `against: none-given` is for
-    figures that are differences already. `condition` is a label on another axis, or labels by axis.
+    figures that are differences already, and `against: {axis: label}` for the same strategy under
+    another condition: that with these labels in the place of its own. `condition` is a label on
+    another axis, or labels by axis.
     """
 
     claim: Annotated[str, Field(max_length=LONGEST_KEY)] = ""
     metric: str
     strategy: str
-    against: str
+    against: str | dict[str, str]
     condition: dict[str, str] = Field(default_factory=dict)
     direction: Literal["less", "more", "equivalent"]
     smallest: PositiveFloat
@@ -64,7 +66,14 @@ class ClaimSection(Section):
     def _label(cls, label: Any) -> Any:
         if label is None or isinstance(label, bool):
             refuse(f"YAML reads {label!r} as no text; put the label in quotes")
-        return str(label) if isinstance(label, int | float) else label
+        return _text(label)
+
+    @field_validator("against", mode="after")
+    @classmethod
+    def _is_some_condition(cls, against: str | dict[str, str]) -> str | dict[str, str]:
+        if against == {}:
+            refuse("expected a strategy, or labels by axis, such as {training.workers: 8}")
+        return against
 
     @field_validator("condition", mode="before")
     @classmethod
@@ -75,10 +84,7 @@ class ClaimSection(Section):
             return {"": str(condition)}  # of the axis that has it; see `checked`
         if not isinstance(condition, dict):
             refuse("expected a label on another axis, or labels by axis, such as {faults: kill}")
-        return {
-            str(axis): str(label) if isinstance(label, int | float) else label
-            for axis, label in condition.items()
-        }
+        return _text(condition)
 
     @property
     def column(self) -> Metric:
@@ -91,9 +97,22 @@ class ClaimSection(Section):
         return self.against == NONE_GIVEN
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        """The strategies that it is about: one, or two."""
-        return (self.strategy,) if self.one_sample else (self.strategy, self.against)
+    def baseline(self) -> str:
+        """What the strategy is compared with, in words."""
+        if isinstance(self.against, str):
+            return self.against
+        return ", ".join(f"{axis} {label}" for axis, label in self.against.items())
+
+    @property
+    def sides(self) -> tuple[tuple[str, dict[str, str]], ...]:
+        """The strategy and the condition that it is about, and those of what it is compared with.
+
+        One for a figure that is a difference already, else two.
+        """
+        own = (self.strategy, self.condition)
+        if isinstance(self.against, dict):
+            return own, (self.strategy, self.condition | self.against)
+        return (own,) if self.one_sample else (own, (self.against, self.condition))
 
     @property
     def digest(self) -> str:
@@ -101,9 +120,12 @@ class ClaimSection(Section):
         said = self.model_dump(mode="json", include=DECISIVE)
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
 
-    def of_condition(self, labels: Mapping[str, str]) -> bool:
-        """Whether a trial with these labels is under the condition that is meant."""
-        return all(labels.get(axis) == label for axis, label in self.condition.items())
+    def side_of(self, strategy: str, labels: Mapping[str, str]) -> int | None:
+        """Return on which of its sides a trial is, by strategy and labels; None: on neither."""
+        for side, (name, condition) in enumerate(self.sides):
+            if name == strategy and condition.items() <= labels.items():
+                return side
+        return None
 
 
 def checked(
@@ -154,8 +176,10 @@ def _whole(
     others = {axis: labels for axis, labels in grid.axes.items() if axis != strategy_axis}
     _check_strategies(claim, strategies, key)
     whole = claim.model_copy(update={"condition": _condition(claim, others, key)})
-    for name in claim.sides:
-        wanted = whole.condition | ({} if strategy_axis is None else {strategy_axis: name})
+    if isinstance(claim.against, dict):
+        _check_other_condition(whole, claim.against, others, key)
+    for name, condition in whole.sides:
+        wanted = condition | ({} if strategy_axis is None else {strategy_axis: name})
         if not any(wanted == labels for labels in grid):
             refuse(f"the grid leaves out {quoted(name)} under this condition", key=key)
     return whole
@@ -165,7 +189,7 @@ def _check_strategies(claim: ClaimSection, strategies: Sequence[str], key: str) 
     if claim.strategy not in strategies:
         known = suggest(claim.strategy, strategies)
         refuse(f"there is no strategy {quoted(claim.strategy)}; {known}", key=f"{key}.strategy")
-    if claim.one_sample:
+    if claim.one_sample or isinstance(claim.against, dict):
         return
     if claim.against not in strategies:
         known = suggest(claim.against, [*strategies, NONE_GIVEN])
@@ -196,18 +220,7 @@ def _condition(
             both = listed(having, MOST_CLAIMS)
             refuse(f"{quoted(bare)} is a label on {both}; say which", key=f"{key}.condition")
         given = {having[0]: bare}
-    for axis, label in given.items():
-        if axis not in others:
-            refuse(
-                f"there is no axis {quoted(axis)} besides that of strategies; "
-                f"{suggest(axis, others)}",
-                key=f"{key}.condition",
-            )
-        if label not in others[axis]:
-            refuse(
-                f"no value is labelled {quoted(label)}; {suggest(str(label), others[axis])}",
-                key=f"{key}.condition.{axis}",
-            )
+    _check_labels(given, others, f"{key}.condition")
     open_axes = [axis for axis, labels in others.items() if axis not in given and len(labels) > 1]
     if open_axes:
         axis = open_axes[0]
@@ -217,3 +230,38 @@ def _condition(
             key=f"{key}.condition",
         )
     return {axis: given.get(axis, labels[0]) for axis, labels in others.items()}
+
+
+def _check_other_condition(
+    claim: ClaimSection, against: Mapping[str, str], others: Mapping[str, Sequence[str]], key: str
+) -> None:
+    _check_labels(against, others, f"{key}.against")
+    for axis, label in against.items():
+        if claim.condition[axis] == label:
+            refuse(
+                "is the condition itself; expected another label",
+                key=f"{key}.against.{axis}",
+            )
+
+
+def _check_labels(given: Mapping[str, str], others: Mapping[str, Sequence[str]], key: str) -> None:
+    for axis, label in given.items():
+        if axis not in others:
+            refuse(
+                f"there is no axis {quoted(axis)} besides that of strategies; "
+                f"{suggest(axis, others)}",
+                key=key,
+            )
+        if label not in others[axis]:
+            refuse(
+                f"no value is labelled {quoted(label)}; {suggest(str(label), others[axis])}",
+                key=f"{key}.{axis}",
+            )
+
+
+def _text(label: Any) -> Any:
+    """A label as text, or labels by axis, where YAML has read numbers."""
+    if isinstance(label, dict):
+        return {str(axis): _text(each) for axis, each in label.items()}
+    is_number = isinstance(label, int | float) and not isinstance(label, bool)
+    return str(label) if is_number else label

@@ -12,20 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from dps.errors import ConfigurationError
+from flows.analysis.effects.controls import Setup, setup
 from flows.analysis.finished import RESULTS, experiment_folder, read_experiment
-from flows.analysis.outcome import Outcome
+from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.prices import Prices
+from flows.config.claims import ClaimSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, load_trials
 from flows.config.yaml_document import Document
 from flows.execution.drivers import Drivers
 from flows.execution.experiment import run_experiment
 from flows.execution.plan import at_once_by_default
+from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
 
 VIRTUAL = "virtual"  # the pilot that is run for it
 PROFILE = "laptop"
-SEEDS = 5
+SEEDS = 10
 
 
 def twin_name(experiment: str) -> str:
@@ -70,6 +73,8 @@ def virtual_pilot(
 ) -> tuple[ExperimentConfig, tuple[Trial, ...]]:
     """Return a few seeds of an experiment on virtual time, none of them planned for itself.
 
+    The trials are those that its claims are about, and their controls; without claims, all.
+
     Raises
     ------
     ConfigurationError
@@ -91,7 +96,8 @@ def virtual_pilot(
     if experiment.cluster.kind != VIRTUAL:
         changes["cluster"] = {"kind": VIRTUAL, "profile": PROFILE}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    return load_trials(document, [*settings, *written])
+    twin, trials = load_trials(document, [*settings, *written])
+    return twin, _telling(trials, experiment.claims) if experiment.claims else trials
 
 
 def run_pilot(
@@ -110,6 +116,36 @@ def run_pilot(
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _telling(trials: Sequence[Trial], claims: Sequence[ClaimSection]) -> tuple[Trial, ...]:
+    """The trials that claims are about and, for the effects of faults, the controls of these."""
+    about = {trial.name for trial in trials if any(_is_about(claim, trial) for claim in claims)}
+    setups = {trial.name: _setup(trial) for trial in trials}
+    effects = [claim for claim in claims if claim.column in EFFECTS]
+    told_beside = {
+        setups[trial.name].but_for_faults
+        for trial in trials
+        if any(_is_about(claim, trial) for claim in effects)
+    }
+    controls = {
+        name
+        for name, each in setups.items()
+        if not each.plans_faults and each.but_for_faults in told_beside
+    }
+    return tuple(trial for trial in trials if trial.name in about | controls)
+
+
+def _setup(trial: Trial) -> Setup:
+    config = trial.config.model_dump(mode="json")
+    return setup({"config": config, "experiment": trial.experiment, "seed": trial.seed})
+
+
+def _is_about(claim: ClaimSection, trial: Trial) -> bool:
+    who = Identity(trial.name, trial.experiment, trial.labels, trial.seed, trial.digest)
+    # Without axes the experiment is the strategy, and its pilot has another name.
+    strategy = who.strategy if trial.labels else claim.strategy
+    return claim.side_of(strategy, trial.labels) is not None
 
 
 def _outcomes(

@@ -22,9 +22,10 @@ IDENTITY = (
         "status",
         "status",
         "",
-        "“valid”; “invalid” when a planned fault did not happen, or a node was given up that no "
-        "fault had struck; “failed” when the trial ended in an error, lost a process by itself, or "
-        "has no end. Only valid trials enter statistics.",
+        "“valid”; “invalid” when a planned fault did not happen (one of a random process or a "
+        "trace may be skipped), or a node was given up that no fault had struck; “failed” when the "
+        "trial ended in an error, lost a process by itself, or has no end. Only valid trials enter "
+        "statistics.",
     ),
     Metric("reason", "reason", "", "Why a trial is invalid or failed."),
     Metric(

@@ -13,6 +13,8 @@ Period = Literal["before", "during", "after"]
 LINKS = ("train", "replicate", "store", "control")
 
 NOT_APPLICABLE = "–"
+# Units of shares and of differences of shares, which are written in per cent.
+SHARES = ("%", "points", "point-seconds")
 # Units of what is counted or measured from 0 on.
 FROM_ZERO = ("count", "s", "MB", "USD", "per second")
 
@@ -57,21 +59,24 @@ class Metric:
         """Return the bound of an interval of a mean, cut at 0 where the figure cannot be less."""
         return max(0.0, bound) if self.unit in FROM_ZERO and not self.signed else bound
 
-    def text(self, value: Any) -> str:
-        """Return a value of this column as a reader wants to see it."""
+    def text(self, value: Any, finer: bool = False) -> str:
+        """Return a value of this column as a reader wants to see it.
+
+        `finer` writes a share or its difference with two decimals instead of one.
+        """
         if value is None or value == "":
             return NOT_APPLICABLE
         if isinstance(value, str):
             return value
-        text = _number(float(value), self.unit)
+        text = _number(float(value), self.unit, 2 if finer else 1)
         return (text if text.strip("-0.") else text.lstrip("-")).replace("-", "−")
 
 
-def _number(value: float, unit: Unit) -> str:
+def _number(value: float, unit: Unit, decimals: int) -> str:
     if value == 0:
         return "0"
-    if unit in ("%", "points", "point-seconds"):
-        return f"{100 * value:.1f}"
+    if unit in SHARES:
+        return f"{100 * value:.{decimals}f}"
     if unit in ("count", "") and value == int(value):
         return f"{value:,.0f}"
     if unit == "count":

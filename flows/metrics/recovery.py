@@ -14,6 +14,14 @@ OUTAGES = (
         "recovery/faults",
     ),
     Metric(
+        "faults_skipped",
+        "faults skipped",
+        "count",
+        "Faults of a random process or of a trace that came when nobody was there to be hit: what "
+        "is down cannot fail. They are not among the faults met.",
+        "recovery/faults_skipped",
+    ),
+    Metric(
         "outages",
         "outages",
         "count",

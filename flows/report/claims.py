@@ -14,6 +14,7 @@ from flows.analysis.statistics import CONFIDENCE, FEWEST_SEEDS
 from flows.analysis.statistics.claims import JudgedClaim, PlannedClaim, is_count
 from flows.analysis.statistics.power import POWER, fewest_seeds
 from flows.config.claims import ClaimSection
+from flows.metrics.metric import SHARES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 TONES = {"holds": "good", "does not hold": "bad", "not resolved": "open"}
 STYLES = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
 _UNITS = {"%": " points", "points": " points", "s": " s", "MB": " MB", "USD": " USD"}
+SHORT = 0.005  # half a percentage point
+_EFFECTS = {
+    f"effect_{over}_{when}": f"effect on accuracy, {how}{', at the end' if when == 'end' else ''},"
+    for over, how in (
+        ("time", "at the same times"),
+        ("gradients", "after as many gradients"),
+        ("money", "for as much money"),
+    )
+    for when in ("mean", "end")
+}
 HEADING = "Claims, fixed beforehand"
 NO_CLAIMS = (
     "No claims were fixed beforehand (claims: in the configuration), so there are no verdicts: all "
@@ -29,14 +40,10 @@ NO_CLAIMS = (
 EXPLORATORY = "Exploratory"
 
 
-def amount(claim: ClaimSection, value: float) -> str:
-    """Return a difference of a claim's figure, without its sign unless it is given one."""
-    return claim.column.text(value) + _UNITS.get(claim.column.unit, "")
-
-
 def smallest(claim: ClaimSection) -> str:
     """Return the smallest difference of interest, without zeros that nobody has written."""
-    text = claim.column.text(claim.smallest)
+    shares = claim.column.unit in SHARES
+    text = f"{100 * claim.smallest:.3g}" if shares else claim.column.text(claim.smallest)
     text = text.rstrip("0").rstrip(".") if "." in text else text
     unit = _UNITS.get(claim.column.unit, "")
     return text + (" point" if (text, unit) == ("1", " points") else unit)
@@ -44,7 +51,7 @@ def smallest(claim: ClaimSection) -> str:
 
 def subject(claim: ClaimSection) -> str:
     """Return the figure and the strategy that a claim is about."""
-    label = claim.column.label
+    label = _EFFECTS.get(claim.metric, claim.column.label)
     if claim.metric.startswith("updates_"):
         label = f"updates {label}"
     return f"{label} with {claim.strategy}"
@@ -55,9 +62,9 @@ def statement(claim: ClaimSection) -> str:
     under = ", ".join(claim.condition.values())
     about = subject(claim) + (f" ({under})" if under else "")
     if claim.direction == "equivalent":
-        other = "0" if claim.one_sample else f"what it is with {claim.against}"
+        other = "0" if claim.one_sample else f"what it is with {claim.baseline}"
         return f"{about}: within {smallest(claim)} of {other}"
-    other = "0" if claim.one_sample else f"with {claim.against}"
+    other = "0" if claim.one_sample else f"with {claim.baseline}"
     interest = f"of interest: {smallest(claim)} or more"
     return f"{about}: {claim.direction} than {other} ({interest})"
 
@@ -75,14 +82,14 @@ def effect(judged: JudgedClaim) -> str:
         return "no seed has the figure" if judged.uneven is None else ""
     about = subject(claim)
     if claim.one_sample:
-        value = f"{about}: {amount(claim, found.mean)}{_interval(judged, 1)}"
+        value = f"{about}: {_amount(judged, 1)}{_interval(judged, 1)}"
     elif found.mean == 0:
-        value = f"{about}: the same as with {claim.against}{_interval(judged, 1)}"
+        value = f"{about}: the same as with {claim.baseline}{_interval(judged, 1)}"
     else:
         sign = 1 if found.mean > 0 else -1
         way = "more" if sign > 0 else "less"
-        by = amount(claim, abs(found.mean))
-        value = f"{about}: {by} {way} than with {claim.against}{_interval(judged, sign)}"
+        by = f"{_amount(judged, sign)} {way}"
+        value = f"{about}: {by} than with {claim.baseline}{_interval(judged, sign)}"
     seeds = f"{found.n} seed" + ("s" if found.n != 1 else "")
     return ", ".join(filter(None, (value, seeds, tested(judged))))
 
@@ -220,14 +227,26 @@ def plan_legend(planned: Sequence[PlannedClaim], seeds: int, pilot: str) -> str:
 # -- parts -------------------------------------------------------------------------------------
 
 
+def _amount(judged: JudgedClaim, sign: int) -> str:
+    """The mean difference, or its opposite, with its unit."""
+    column, found = judged.claim.column, judged.difference
+    assert found is not None, "there is a difference wherever one is told"
+    return column.text(sign * found.mean, _finer(judged)) + _UNITS.get(column.unit, "")
+
+
+def _finer(judged: JudgedClaim) -> bool:
+    """Whether the interval is so short that one decimal of a point would tell little of it."""
+    return judged.bounds is not None and 0 < judged.bounds[1] - judged.bounds[0] < SHORT
+
+
 def _interval(judged: JudgedClaim, sign: int) -> str:
     found = judged.difference
     if judged.bounds is None or found is None or found.n < FEWEST_SEEDS:
         return ""
     low, high = sorted(sign * bound for bound in judged.bounds)
-    column, level = judged.claim.column, judged.decision.confidence
+    column, level, finer = judged.claim.column, judged.decision.confidence, _finer(judged)
     at = "" if judged.claims == 1 else f" at {100 * level:.3g}%"
-    return f" [{column.text(low)}, {column.text(high)}{at}]"
+    return f" [{column.text(low, finer)}, {column.text(high, finer)}{at}]"
 
 
 def _opposite(judged: JudgedClaim) -> bool:
@@ -268,4 +287,4 @@ def _resolved(each: PlannedClaim) -> tuple[str, str, str]:
         return "?", "?", "?"
     power = f"{each.power:.0%}" if each.power < 0.995 else ">99%"
     needed = "over a million" if each.needed is None else f"{each.needed:,}"
-    return each.claim.column.text(each.sd), power, needed
+    return each.claim.column.text(each.sd, finer=True), power, needed

@@ -215,6 +215,7 @@ def render(
         experiment=outcomes[0].identity.experiment or "experiment",
         facts=_facts(trials),
         glance=tables.glance(groups),
+        short=words.in_short(groups),
         claims=[_claim(each) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
         told=_told(groups),

@@ -71,6 +71,18 @@ def span(group: Group, key: str, unit: str = "") -> str | None:
     return (low if low == high else f"{low}{separator}{high}") + unit
 
 
+def in_short(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return three sentences: what the faults were, what they did, and what to be ready costs.
+
+    They are of the first condition with faults; there is none without any, and fewer where a figure
+    is not known of any strategy.
+    """
+    faulty = [group for group in groups if group.faulty]
+    first = [group for group in faulty if group.condition == faulty[0].condition]
+    said = (plan(first), _effects_in_short(first), _price_in_short(first, groups))
+    return tuple(sentence for sentence in said if sentence)
+
+
 def through_fault(group: Group, quiet: Group | None) -> Sentence:
     """Say what a fault did to one strategy; `quiet` is the same strategy without a fault."""
     sentences = [
@@ -108,9 +120,9 @@ def _planned(faults: Sequence[FaultTimes]) -> str:
     low, high = min(f.updates for f in faults), max(f.updates for f in faults)
     at = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     waits = [f.capacity - f.began for f in faults if f.capacity is not None]
-    back = f" A fresh node was there {_seconds(waits)} later." if waits else ""
+    back = f"; a fresh node was there {_seconds(waits)} later" if waits else ""
     what = " or ".join(done(kind) for kind in sorted({fault.kind for fault in faults}))
-    return f"{nodes} was {what} once the shards had applied {at} updates.{back}"
+    return f"{nodes} was {what} once the shards had applied {at} updates{back}."
 
 
 def moments(group: Group) -> str:
@@ -194,6 +206,41 @@ def told(fault: FaultTimes, origin: float) -> str:
 # -- parts -------------------------------------------------------------------------------------
 
 
+def _effects_in_short(groups: Sequence[Group]) -> str:
+    means = {g.strategy: s.mean for g in groups if (s := g.spread("effect_time_mean"))}
+    if not means:
+        return ""
+    column, seeds = BY_KEY["effect_time_mean"], max(len(group.trials) for group in groups)
+    best = sorted(means, key=lambda strategy: -means[strategy])
+    each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
+    return (
+        "From the first fault on, accuracy differed from that of the same seeds without it by "
+        f"{_and(each)}, at the same times{f' and on average of {seeds} seeds' * (seeds > 1)}."
+    )
+
+
+def _price_in_short(groups: Sequence[Group], every: Sequence[Group]) -> str:
+    without = [found for group in groups if (found := quiet(every, group))]
+    base = baseline_of(without)
+    if base is None:
+        return ""
+    rest = [group for group in without if group is not base]
+    ratios = {g.strategy: r.mean for g in rest if (r := ratio(g, base, "cost_usd"))}
+    if not ratios:
+        return ""
+    cheapest = sorted(ratios, key=lambda strategy: ratios[strategy])
+    each = [f"{ratios[strategy]:.2f} × with {strategy}" for strategy in cheapest]
+    return (
+        f"To be ready for it costs, while nothing fails, beside the money of {base.strategy}, "
+        f"{_and(each)}."
+    )
+
+
+def _and(parts: Sequence[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def _recovery(group: Group) -> str:
     if all(fault.shard is None for trial in group.trials for fault in trial.faults):
         return "Every shard went on serving."
@@ -216,12 +263,21 @@ def _outages(group: Group) -> str:
     met = group.spread("faults")
     if met is None or met.high <= 1:
         return ""
+    met_text = f"{span(group, 'faults')} faults{_skipped(group)}"
     if (outages := group.spread("outages")) is None or outages.high == 0:
-        return f"Each trial met {span(group, 'faults')} faults, and no shard went down."
+        return f"Each trial met {met_text}, and no shard went down."
     return (
-        f"Each trial met {span(group, 'faults')} faults; in {span(group, 'outages')} outages, a "
+        f"Each trial met {met_text}; in {span(group, 'outages')} outages, a "
         f"shard was down for {span(group, 'downtime_seconds', ' s')} in all."
     )
+
+
+def _skipped(group: Group) -> str:
+    """How many more there would have been; nothing where none was skipped."""
+    skipped = group.spread("faults_skipped")
+    if skipped is None or skipped.high == 0:
+        return ""
+    return f" ({span(group, 'faults_skipped')} more found nobody there to be hit)"
 
 
 def _effect(group: Group) -> str:

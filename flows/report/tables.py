@@ -36,6 +36,7 @@ COMPARED: Mapping[str, Sequence[str]] = {
     ),
     "All faults of a trial": (
         "faults",
+        "faults_skipped",
         "outages",
         "outages_unrecovered",
         "downtime_seconds",

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ from dps.core.faults.plan import After, AtUpdates, Corrupt, DiskFull, Fault, InC
 from dps.errors import ConfigurationError
 from dps.events import (
     CapacityRestored,
+    CheckpointRefused,
     Disturbed,
     Killed,
     Paused,
@@ -323,6 +325,15 @@ def test_a_damaged_checkpoint_costs_the_updates_since_the_one_before() -> None:
     came = counted(Recovery(Checkpoint(every=10)), faults)
     assert came.lost > 0
     assert {ALL - came.lost, ALL} == set(came.seen)
+
+
+def test_a_damaged_cut_has_all_shards_go_back_to_the_one_before() -> None:
+    faults = [Corrupt(0, AtUpdates(60)), Kill("server-1", After(0), back_after=0.1)]
+    came = counted(Recovery(Checkpoint(every=10, scope="all")), faults)
+    (damaged,), (refused,) = came.of(Disturbed), came.of(CheckpointRefused)
+    assert damaged.effective
+    assert Path(refused.path).stem == damaged.evidence.partition(".")[0]
+    assert came.lost > 0
 
 
 def test_losses_are_warned_of_as_on_any_cluster() -> None:

@@ -14,7 +14,7 @@ from flows.analysis.effects.course import Course, Curve
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Effect:
     """Accuracy of a trial with faults minus that of its control, over one span.
 
     Attributes
@@ -54,16 +54,16 @@ class Effects:
     """
 
     control: str | None = None
-    time: Difference | None = None
-    gradients: Difference | None = None
-    money: Difference | None = None
+    time: Effect | None = None
+    gradients: Effect | None = None
+    money: Effect | None = None
     deficit: float | None = None
     seconds: float | None = None
     cost: float | None = None
 
 
 UNKNOWN = Effects()
-_NONE = Difference(0.0, 0.0, 0.0)
+_NONE = Effect(0.0, 0.0, 0.0)
 
 
 def effects(faulted: Course, control: Course, name: str) -> Effects:
@@ -90,7 +90,7 @@ def effects(faulted: Course, control: Course, name: str) -> Effects:
     )
 
 
-def difference(faulted: Curve, control: Curve, start: float, end: float) -> Difference | None:
+def difference(faulted: Curve, control: Curve, start: float, end: float) -> Effect | None:
     """Return what one curve differs by from another between two places, as far as both go.
 
     None where they have no span in common there.
@@ -100,7 +100,7 @@ def difference(faulted: Curve, control: Curve, start: float, end: float) -> Diff
     if end <= start:
         return None
     area = faulted.area(start, end) - control.area(start, end)
-    return Difference(end - start, area / (end - start), faulted.at(end) - control.at(end))
+    return Effect(end - start, area / (end - start), faulted.at(end) - control.at(end))
 
 
 # -- parts -------------------------------------------------------------------------------------

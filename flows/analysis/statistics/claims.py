@@ -234,19 +234,18 @@ class _Evidence:
     def of(
         cls, claim: ClaimSection, outcomes: Sequence[Outcome], rng: np.random.Generator
     ) -> _Evidence:
-        used = [
-            outcome
-            for outcome in outcomes
-            if outcome.valid
-            and outcome.identity.seed is not None
-            and outcome.identity.strategy in claim.sides
-            and claim.of_condition(outcome.identity.labels)
-        ]
-        mine, base = (_by_seed(used, name) for name in (claim.strategy, claim.against))
-        if claim.one_sample:
-            base = {seed: {claim.metric: 0.0} for seed in mine}
-        shared = mine.keys() & base.keys()
-        tellers = tuple(outcome for outcome in used if outcome.identity.seed in shared)
+        sides: tuple[dict[int, Outcome], ...] = tuple({} for _ in claim.sides)
+        for each in outcomes:
+            who = each.identity
+            side = claim.side_of(who.strategy, who.labels)
+            if each.valid and who.seed is not None and side is not None:
+                sides[side][who.seed] = each
+        shared = set(sides[0]).intersection(*sides)
+        tellers = tuple(each for side in sides for seed, each in side.items() if seed in shared)
+        mine = _figures(sides[0])
+        base: Trials = {seed: {claim.metric: 0.0} for seed in mine}
+        if not claim.one_sample:
+            base = _figures(sides[1])
         gap = uneven(mine, base, claim.metric)
         if gap is not None:
             return cls(claim, tellers, None, gap)
@@ -264,12 +263,8 @@ class _Evidence:
         return tuple(sorted({number for number in numbers if number is not None}))
 
 
-def _by_seed(outcomes: Sequence[Outcome], strategy: str) -> Trials:
-    found: dict[int, Mapping[str, Any]] = {}
-    for outcome in outcomes:
-        if outcome.identity.strategy == strategy and outcome.identity.seed is not None:
-            found[outcome.identity.seed] = known(outcome)
-    return found
+def _figures(trials: Mapping[int, Outcome]) -> Trials:
+    return {seed: known(outcome) for seed, outcome in trials.items()}
 
 
 def _power(claim: ClaimSection, sd: float, level: float, seeds: int) -> float:

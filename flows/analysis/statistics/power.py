@@ -85,11 +85,9 @@ def power_of_claim(
         wrong = effect < region.under or effect > region.over
         return float(region.above < effect < region.below and not wrong)
     reaches = _critical(n, level) * sd / np.sqrt(n) * _spreads(n)
-    # Against a claim with a region on both sides, each is tested at half the level.
-    other = _critical(n, level / max(1, region.sides)) * sd / np.sqrt(n) * _spreads(n)
     # What goes the right way and is shown to be too small is not said to hold.
-    low = np.maximum(region.above + reaches, region.under - other)
-    high = np.minimum(region.below - reaches, region.over + other)
+    low = np.maximum(region.above + reaches, region.under - reaches)
+    high = np.minimum(region.below - reaches, region.over + reaches)
     return float(np.mean(_between(low, high, effect, sd / np.sqrt(n))))
 
 

@@ -128,7 +128,7 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CellDifference:
     """Of two strategies in a cell: the mean over the `n` seeds that both have; is it resolved?"""
 
     mean: float
@@ -176,18 +176,18 @@ def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
                 yield Map(x, y, measure, others, known)
 
 
-def difference(one: Seeds, other: Seeds) -> Difference | None:
+def difference(one: Seeds, other: Seeds) -> CellDifference | None:
     """Return one minus the other over the seeds that both have; None without any."""
     both = [seed for seed in one if seed in other]
     if not both:
         return None
     values = np.array([one[seed] - other[seed] for seed in both])
     if np.abs(values).max() <= ROUNDING * max(abs(one[seed]) for seed in both):
-        return Difference(0.0, len(both), False)
+        return CellDifference(0.0, len(both), False)
     mean = float(values.mean())
     if len(both) < FEWEST_SEEDS:
-        return Difference(mean, len(both), False)
-    return Difference(mean, len(both), abs(mean) > float(student_reach(values[:, None])[0]))
+        return CellDifference(mean, len(both), False)
+    return CellDifference(mean, len(both), abs(mean) > float(student_reach(values[:, None])[0]))
 
 
 # -- drawing -----------------------------------------------------------------------------------

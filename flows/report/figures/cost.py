@@ -28,7 +28,7 @@ from flows.report.figures.style import (
     value_axis,
 )
 
-COST, ACCURACY = "cost_usd", "accuracy_final"
+COST, ACCURACY, LEFT = "cost_usd", "accuracy_final", "effect_time_end"
 Points = Mapping[int | None, tuple[float, float]]  # money in USD and what came of it, by seed
 Limits = tuple[float, float]
 
@@ -37,50 +37,45 @@ Limits = tuple[float, float]
 class Measure:
     """What money is set against: the name and title of the figure, and its vertical axis.
 
-    No value is outside of `limits`.
+    It is the figure `key` of each trial, times `scale`. No value is outside of `limits`.
     """
 
     name: str
     title: str
     note: str
+    key: str
     y: str
     limits: Limits
+    scale: float = 1.0
 
 
 FINAL = Measure(
-    "cost-accuracy", "Cost against accuracy", "", "final test accuracy", limits=(0.0, 1.0)
+    "cost-accuracy", "Cost against accuracy", "", ACCURACY, "final test accuracy", limits=(0.0, 1.0)
 )
 EFFECT = Measure(
     "cost-effect",
     "Cost against what the faults did",
-    " The effect is the final accuracy less that of the same strategy and seed without the faults.",
-    "effect on accuracy, points",
+    " The effect is the accuracy less that of the same strategy and seed without the faults, when "
+    "the first of the two trainings ended.",
+    LEFT,
+    "effect on accuracy at the end, points",
     limits=(-math.inf, math.inf),
+    scale=100.0,
 )
 
 
 def cost_accuracy(subject: Subject, condition: str) -> Drawing | None:
     """Draw money against final accuracy under one condition; None where either is missing."""
-    groups = subject.groups_under(condition)
-    return _drawing(subject, condition, FINAL, {group.strategy: _pairs(group) for group in groups})
+    return _drawing(subject, condition, FINAL)
 
 
 def cost_effect(subject: Subject, condition: str) -> Drawing | None:
-    """Draw money against what the faults did to the final accuracy; None without their controls."""
-    quiet = [name for name in subject.conditions if not subject.faulty(name)]
-    if len(quiet) != 1 or not subject.faulty(condition):
-        return None
-    without = {group.strategy: _pairs(group) for group in subject.groups_under(quiet[0])}
-    effects = {
-        group.strategy: _less(_pairs(group), without.get(group.strategy, {}))
-        for group in subject.groups_under(condition)
-    }
-    return _drawing(subject, condition, EFFECT, effects)
+    """Draw money against what the faults had done by the end; None without controls."""
+    return _drawing(subject, condition, EFFECT)
 
 
-def _drawing(
-    subject: Subject, condition: str, measure: Measure, found: Mapping[str, Points]
-) -> Drawing | None:
+def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | None:
+    found = {group.strategy: _points(group, measure) for group in subject.groups_under(condition)}
     points = {strategy: each for strategy, each in found.items() if each}
     if not points:
         return None
@@ -160,21 +155,12 @@ def _draw(axes: Any, points: Points, scale: float, look: Look, limits: Limits) -
     return [*y, *ends]
 
 
-def _pairs(group: Group) -> Points:
+def _points(group: Group, measure: Measure) -> Points:
     rows = {trial.identity.seed: trial.row() for trial in group.trials}
     return {
-        seed: (float(row[COST]), float(row[ACCURACY]))
+        seed: (float(row[COST]), measure.scale * float(row[measure.key]))
         for seed, row in rows.items()
-        if row[COST] is not None and row[ACCURACY] is not None
-    }
-
-
-def _less(points: Points, without: Points) -> Points:
-    """The money of each trial, and its accuracy less that of its control, in points."""
-    return {
-        seed: (cost, 100 * (accuracy - without[seed][1]))
-        for seed, (cost, accuracy) in points.items()
-        if seed in without
+        if row[COST] is not None and row[measure.key] is not None
     }
 
 

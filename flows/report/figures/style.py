@@ -22,6 +22,7 @@ from dps.protocol.durabilities.presets import PRESETS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
 
 INK, MUTED, GRID, REFERENCE = "#1c2127", "#5d6773", "#e3e7ec", "#98a2ad"
@@ -156,8 +157,7 @@ def fit(figure: Figure, width: float, height: float) -> None:
     figure.set_size_inches(width, height)
     figure.set_layout_engine("constrained")
     for legend in list(figure.legends):
-        names = [text.get_text() for text in legend.get_texts()]
-        keys = [Key(*pair) for pair in zip(names, legend.legend_handles, strict=True)]
+        keys = [Key(*pair) for pair in zip(_names(legend), legend.legend_handles, strict=True)]
         legend.remove()
         legend_above(figure, keys)
     if told:
@@ -166,10 +166,9 @@ def fit(figure: Figure, width: float, height: float) -> None:
 
 def _lines(figure: Figure) -> tuple[float, float]:
     """How high the legends and the footnote of a figure are, in inches."""
-    # matplotlib has no other name for the number of columns.
-    rows = (math.ceil(len(each.get_texts()) / each._ncols) for each in figure.legends)  # type: ignore[attr-defined]
+    rows = sum(_legend_lines(_names(each), figure) for each in figure.legends)
     told = figure.get_supxlabel()
-    return LEGEND_LINE * sum(rows), NOTE_LINE * (told.count("\n") + 1) if told else 0.0
+    return LEGEND_LINE * rows, NOTE_LINE * (told.count("\n") + 1) if told else 0.0
 
 
 def footnote(figure: Figure, told: str) -> None:
@@ -290,7 +289,7 @@ def legend_above(figure: Figure, keys: Sequence[Key]) -> None:
         [key.handle for key in keys],
         [key.name for key in keys],
         loc="outside upper left",
-        ncols=_legend_columns([key.name for key in keys], figure.get_figwidth() - 0.1),
+        ncols=_legend_columns([key.name for key in keys], figure),
         handlelength=2.1,
         handleheight=1,
         handletextpad=0.4,
@@ -305,8 +304,17 @@ def legend_above(figure: Figure, keys: Sequence[Key]) -> None:
     figure.set_figheight(figure.get_figheight() + _lines(figure)[0])
 
 
-def _legend_columns(names: Sequence[str], width: float) -> int:
+def _names(legend: Legend) -> list[str]:
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def _legend_lines(names: Sequence[str], figure: Figure) -> int:
+    return math.ceil(len(names) / _legend_columns(names, figure))
+
+
+def _legend_columns(names: Sequence[str], figure: Figure) -> int:
     """How many entries fit beside one another; columns are as wide as their longest entry."""
+    width = figure.get_figwidth() - 0.1
     for columns in range(len(names), 1, -1):
         rows, longer = divmod(len(names), columns)
         sizes = [rows + (column < longer) for column in range(columns)]

@@ -24,7 +24,15 @@ from flows.analysis.statistics.claims import (
 )
 from flows.config.claims import ClaimSection
 from flows.records.record import Record
-from flows.report.claims import print_claims, print_plan, verdict_sentence, warnings
+from flows.report.claims import (
+    print_claims,
+    print_plan,
+    smallest,
+    statement,
+    subject,
+    verdict_sentence,
+    warnings,
+)
 from tests.support.synthetic import missed, toy_events
 
 PRICES = load_prices()
@@ -101,6 +109,23 @@ def test_the_size_is_told_by_where_the_interval_lies_to_the_smallest(
         assert one(outcomes, claim(smallest=smallest)).size == size
 
 
+def test_short_intervals_are_told_with_two_decimals() -> None:
+    short = [0.8 + (each - 0.85) / 100 for each in FOUR]
+    told = verdict_sentence(one(trials(short), claim(direction="equivalent")))
+    assert "with none [−0.03, 0.03], 4 seeds" in told
+    assert smallest(claim(smallest=0.0005)) == "0.05 points"
+
+
+def test_an_effect_of_faults_is_told_by_the_span_that_it_is_over() -> None:
+    assert subject(claim(metric="effect_time_mean")) == (
+        "effect on accuracy, at the same times, with chain"
+    )
+    assert statement(claim(metric="effect_gradients_end", against="none-given")) == (
+        "effect on accuracy, after as many gradients, at the end, with chain (kill): more than 0 "
+        "(of interest: 1 point or more)"
+    )
+
+
 def test_an_equivalence_is_told_by_its_margin() -> None:
     small = [0.8 + (each - 0.85) / 10 for each in FOUR]
     same = claim(direction="equivalent")
@@ -145,6 +170,29 @@ def test_a_figure_that_is_a_difference_itself_is_compared_with_0() -> None:
     assert found.difference is not None
     assert found.difference.mean == pytest.approx(0.85)
     assert "Final accuracy with chain: 85.0 points [81.8, 88.2]" in verdict_sentence(found)
+
+
+def test_a_strategy_is_compared_with_itself_under_another_condition() -> None:
+    """Seed by seed, as with another strategy."""
+    few, many = (
+        [
+            dataclasses.replace(
+                each,
+                identity=dataclasses.replace(
+                    each.identity, labels={**each.identity.labels, "workers": workers}
+                ),
+            )
+            for each in trials(finals)
+        ]
+        for workers, finals in (("2", [0.8] * 4), ("8", FOUR))
+    )
+    condition = {"faults": "kill", "workers": "8"}
+    found = one([*few, *many], claim(against={"workers": "2"}, condition=condition))
+    assert found.trials == 8
+    assert verdict_sentence(found) == (
+        "Final accuracy with chain: 5.0 points more than with workers 2 [1.8, 8.2], 4 seeds, "
+        "p = 0.015: holds (by 1 point or more)."
+    )
 
 
 def test_all_claims_count_for_the_correction_of_each() -> None:

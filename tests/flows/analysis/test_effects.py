@@ -27,7 +27,7 @@ from dps.events import (
 )
 from flows.analysis.effects.controls import setup
 from flows.analysis.effects.course import Curve, accuracy_points
-from flows.analysis.effects.difference import Difference, difference
+from flows.analysis.effects.difference import Effect, difference
 from flows.analysis.faults import FaultTimes
 from flows.analysis.finished import (
     Finished,
@@ -81,8 +81,8 @@ def test_the_difference_is_that_of_two_curves_on_a_fine_grid(seed: int) -> None:
 
 def test_nothing_is_said_beyond_what_both_curves_have() -> None:
     long, short = Curve([(0.0, 1.0), (10.0, 1.0)]), Curve([(3.0, 0.5), (5.0, 0.5)])
-    assert difference(long, short, 0.0, 10.0) == Difference(2.0, 0.5, 0.5)
-    assert difference(short, long, 4.0, 10.0) == Difference(1.0, -0.5, -0.5)
+    assert difference(long, short, 0.0, 10.0) == Effect(2.0, 0.5, 0.5)
+    assert difference(short, long, 4.0, 10.0) == Effect(1.0, -0.5, -0.5)
     assert difference(long, short, 5.0, 10.0) is None
 
 
@@ -282,7 +282,7 @@ def test_the_span_ends_where_the_shorter_training_does() -> None:
 def test_a_plan_that_struck_nothing_had_no_effect() -> None:
     planned = trial(lambda t: rising(t) + 0.1, faults=[{**FAULT, "every": {"mtbf": 1e6}}])
     [found, _] = effects_of(planned, trial(rising))
-    assert found.effects.time == Difference(0.0, 0.0, 0.0)
+    assert found.effects.time == Effect(0.0, 0.0, 0.0)
     assert not lacks_control(found)
 
 

@@ -65,6 +65,41 @@ def test_what_cannot_be_judged_is_refused(change: dict[str, object], message: st
         claims({**CLAIM, **change})
 
 
+FEWER = {
+    **CLAIM,
+    "strategy": "checkpoint",
+    "against": {"training.workers": 2},
+    "condition": {"faults": "kill", "training.workers": 4},
+}
+WORKERS = {"axes.training.workers": [2, 4]}
+
+
+def test_a_strategy_may_be_compared_with_itself_under_another_condition() -> None:
+    (found,) = claims(FEWER, **WORKERS)
+    other = {"faults": "kill", "training.workers": "2"}
+    assert found.sides == (("checkpoint", found.condition), ("checkpoint", other))
+    assert found.side_of("checkpoint", {"recovery": "checkpoint", **other}) == 1
+    assert found.side_of("chain", {"recovery": "chain", **other}) is None
+    assert found.baseline == "training.workers 2"
+    assert not found.one_sample
+
+
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        ({}, r"claims.0.against: expected a strategy, or labels by axis"),
+        ({"training.workers": 4}, r"claims.0.against.training.workers: is the condition itself"),
+        ({"training.workers": 3}, r"claims.0.against.training.workers: no value is labelled '3'"),
+        ({"workers": 2}, r"claims.0.against: there is no axis 'workers'"),
+        ({"recovery": "chain"}, r"claims.0.against: there is no axis 'recovery' besides"),
+        ([2], r"claims.0.against"),
+    ],
+)
+def test_another_condition_that_there_is_not_is_refused(against: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        claims({**FEWER, "against": against}, **WORKERS)
+
+
 def test_the_smallest_difference_of_interest_must_be_given() -> None:
     with pytest.raises(ConfigurationError, match=r"claims.0.smallest: is missing"):
         claims({key: value for key, value in CLAIM.items() if key != "smallest"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.synthetic import write_experiment
 
 DEMO = str(Path(__file__).parents[3] / "configs" / "demo.yaml")
 PRICES = load_prices()
+CLAIM = {"against": "none-given", "condition": "kill", "direction": "less", "smallest": 1.0}
 
 
 def test_a_pilot_is_what_is_recorded_or_what_is_named(tmp_path: Path) -> None:
@@ -38,6 +40,24 @@ def test_a_virtual_pilot_has_seeds_of_its_own() -> None:
     assert {trial.config.cluster.kind for trial in trials} == {"virtual"}
     assert {trial.config.training.updates for trial in trials} == {400}
     assert twin.claims == ()
+
+
+def test_a_virtual_pilot_is_of_what_the_claims_are_about_and_its_controls() -> None:
+    def kinds(*settings: str) -> set[tuple[str, ...]]:
+        demo = load_experiment(DEMO, settings)
+        _, trials = virtual_pilot(find_document(DEMO), settings, demo)
+        return {tuple(trial.labels.values()) for trial in trials}
+
+    assert kinds() == {
+        (strategy, faults)
+        for strategy in ("none", "checkpoint", "chain")
+        for faults in ("kill", "no fault")
+    }
+    time = json.dumps(CLAIM | {"metric": "rto_seconds", "strategy": "chain", "against": "none"})
+    assert kinds(f"claims=[{time}]") == {("none", "kill"), ("chain", "kill")}
+    effect = json.dumps(CLAIM | {"metric": "effect_time_mean", "strategy": "stateless"})
+    assert kinds(f"claims=[{effect}]") == {("stateless", "kill"), ("stateless", "no fault")}
+    assert len(kinds("claims=[]")) == 8
 
 
 def test_a_virtual_pilot_of_what_varies_its_nodes_is_refused() -> None:

@@ -17,7 +17,7 @@ import yaml
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
 from flows.analysis.faults import FaultTimes
-from flows.analysis.finished import lacks_control, without_control
+from flows.analysis.finished import lacks_control, read_experiment, without_control
 from flows.analysis.groups import Group, summarize
 from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome, outcome
@@ -506,6 +506,27 @@ def test_what_was_not_claimed_is_exploratory_on_the_page(unsure_page: str) -> No
     assert "Exploratory statistics" in text
     assert "p 0.032 lower" in text
     assert "holds" not in text.partition("Exploratory statistics")[0]
+
+
+def test_the_page_opens_with_what_faults_did_and_what_to_be_ready_costs(tmp_path: Path) -> None:
+    found = read_experiment(write_experiment(tmp_path), load_prices())
+    told = words.in_short(summarize([each.outcome for each in found]))
+    assert len(told) == 3
+    assert told[0].startswith("server-0 was killed with SIGKILL once the shards had applied")
+    rows = [each.outcome.row() for each in found]
+    means = {
+        name: BY_KEY["effect_time_mean"].text(
+            np.mean([r["effect_time_mean"] for r in rows if r["strategy"] == name and r["control"]])
+        )
+        for name in STRATEGIES
+    }
+    for name, mean in means.items():
+        assert f"{mean} points with {name}" in told[1]
+    assert told[1].index(" with chain") < told[1].index(" with none"), "the best first"
+    assert "on average of 2 seeds" in told[1]
+    assert "beside the money of none" in told[2]
+    quiet = [each.outcome for each in found if not each.outcome.faults]
+    assert words.in_short(summarize(quiet)) == (), "nothing failed"
 
 
 def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:

@@ -9,6 +9,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.text import Text
 
+from flows.analysis.finished import Finished, with_effects
+from flows.analysis.prices import load_prices
 from flows.report.figures import cost, curves, distribution, recovery, style, timeline
 from flows.report.figures.dataset import Subject, start
 from flows.report.figures.figure import SCREEN, Drawing, write_files
@@ -116,21 +118,20 @@ def test_many_faults_make_few_lines() -> None:
         assert named == ["none", "fault", "detected", "serving again", "down"]
 
 
-def test_the_front_is_of_money_and_what_faults_did(toy: Subject) -> None:
+def test_the_front_is_of_money_and_what_faults_did() -> None:
+    done = [Finished(Path(), *trial) for trial in trials(seeds=(0, 1))]
+    toy = Subject.of([(each.record, each.outcome) for each in with_effects(done, load_prices())])
     found = cost.cost_effect(toy, "kill")
     assert found is not None
-    finals = {
-        (o.identity.strategy, o.identity.condition, o.identity.seed): o.accuracy.final or 0.0
-        for _, o in toy.trials
-    }
     effects = {row[:2]: row[3] for row in found.table.rows if row[1] != "mean"}
-    assert len(effects) == 6
-    for (strategy, seed), effect in effects.items():
-        quiet, hit = (finals[strategy, c, seed] for c in ("no fault", "kill"))
-        assert effect == pytest.approx(100 * (hit - quiet))
+    assert effects == {
+        (o.identity.strategy, o.identity.seed): pytest.approx(100 * o.row()["effect_time_end"])
+        for _, o in toy.trials
+        if o.identity.condition == "kill"
+    }
+    assert len(effects) == 4
     assert cost.cost_effect(toy, "no fault") is None
     assert cost.cost_effect(subject(faults=("kill",)), "kill") is None
-    assert len(found.figure.axes[0].containers) == 2  # both intervals, of each strategy
 
 
 # -- distributions of recovery times -----------------------------------------------------------
