@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "dps.torch needs torch, which is not installed: in a clone of dps, `make torch` "
-        "or pip install '.[torch]'"
+        "or pip install -e '.[torch]'"
     ) from error
 
 Module = Any  # an `nn.Module`

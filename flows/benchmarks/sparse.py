@@ -90,7 +90,7 @@ def table(rows: Sequence[Row], rounds: int = ROUNDS) -> str:
         speeds = f"{row.pull / 1e6:>8.2f} {row.push / 1e6:>8.2f} {1e3 * row.push_p99:>9.1f}"
         lines.append(f"{row.name:<28} {speeds} {ratios}")
     if len(rows) < len(_SYSTEMS):
-        missing = "in a clone of dps, pip install '.[bench]' has it measured as well"
+        missing = "in a clone of dps, pip install -e '.[bench]' has it measured as well"
         lines += ["", f"Ray is not installed; {missing}"]
     return "\n".join(lines)
 

@@ -210,7 +210,7 @@ def _multiple(found: Measured, name: str, other: str) -> str:
 
 def _absent(peer: str) -> str:
     _, extra = NEEDS[peer]
-    cure = f"in a clone of dps, pip install '.[{extra}]' has it measured as well"
+    cure = f"in a clone of dps, pip install -e '.[{extra}]' has it measured as well"
     return f"{peer}: not installed; {cure}"
 
 

@@ -79,7 +79,7 @@ def _versions() -> Iterator[Finding]:
         yield Finding(
             "torch",
             "not installed; only the workloads torch and cnn need it: in a clone of dps, "
-            "`make torch` or pip install '.[torch]'",
+            "`make torch` or pip install -e '.[torch]'",
         )
 
 

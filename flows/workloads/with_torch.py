@@ -71,7 +71,7 @@ def need_torch() -> None:
     if find_spec("torch") is None:
         raise ConfigurationError(
             "torch is not installed; install the extra torch: in a clone of dps, "
-            "`make torch` or pip install '.[torch]'"
+            "`make torch` or pip install -e '.[torch]'"
         )
 
 

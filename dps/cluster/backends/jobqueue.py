@@ -290,7 +290,7 @@ def _jobqueue() -> ModuleType:
     except ImportError as error:
         raise ConfigurationError(
             "jobs are submitted with dask-jobqueue, which is not installed: in a clone of dps, "
-            "pip install '.[jobqueue]'"
+            "pip install -e '.[jobqueue]'"
         ) from error
     finally:
         dask.config.PATH = place

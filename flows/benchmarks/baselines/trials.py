@@ -67,10 +67,10 @@ _REPLICAS = ("worker", "worker")
 BASELINES: Mapping[str, Baseline] = {
     "single process": Baseline("single_process", ("worker",), again=True),
     "Ray actors": Baseline(
-        "ray_actors", _SERVED, again=False, needs=("ray", "pip install '.[bench]'")
+        "ray_actors", _SERVED, again=False, needs=("ray", "pip install -e '.[bench]'")
     ),
     "torch RPC": Baseline(
-        "torch_rpc", _SERVED, again=True, needs=("torch", "pip install '.[torch]'")
+        "torch_rpc", _SERVED, again=True, needs=("torch", "pip install -e '.[torch]'")
     ),
     "torchft": Baseline(
         "torchft_replicas", _REPLICAS, again=False, needs=("torchft", "pip install torchft")

@@ -411,7 +411,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(trials.importlib.util, "find_spec", lambda name: None)
     assert list(trials.missing()) == ["Ray actors", "torch RPC", "torchft"]
     assert trials.systems()[-1] == "single process"
-    assert "pip install '.[bench]'" in trials.missing()["Ray actors"]
+    assert "pip install -e '.[bench]'" in trials.missing()["Ray actors"]
 
 
 def test_a_number_of_seeds_that_cannot_be_is_refused() -> None:
