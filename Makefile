@@ -93,9 +93,9 @@ replicate-full: torch fashion-data ## the same with all cells and seeds: about f
 	$(BIN)/dps replicate ftps --full
 
 frontier: setup ## who wins when, on virtual time: the grids, and the figures of docs/who-wins-when.md
-	for each in frontier frontier-workers frontier-size interval; do $(BIN)/dps run $$each || exit; done
-	cp results/frontier/figures/winners-target-usd-faults-faults-back_after.svg docs/figures/frontier/
-	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg docs/figures/frontier/
+	for each in frontier frontier-workers frontier-size interval partial; do $(BIN)/dps run $$each || exit; done
+	cp results/frontier/figures/winners-target-usd-faults-faults-back_after.svg results/frontier/figures/winners-target-usd-faults-faults-back_after.csv docs/figures/frontier/
+	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.csv docs/figures/frontier/
 	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
 
 findings: replicate framework ## all of these, and bring figures and sections of docs/findings.md up to date

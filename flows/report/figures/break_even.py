@@ -270,7 +270,9 @@ def _winners(found: Map) -> Drawing:
             if own:
                 axes.plot(at[0] + 0.5, at[1] + 0.5, own.marker, color=LIGHT, markersize=5)
             told = best if own else EVEN
-            rows.append((found.x.tick(column), found.y.tick(line), told, second, _mean(seeds)))
+            where = found.x.tick(column), found.y.tick(line)
+            for name in ranked:
+                rows.append((*where, told, second, name, *_interval(found, name, place)))
     _hatch(axes, found, unresolved, LIGHT)
     won = [name for name in strategies if any(row[2] == name for row in rows)]
     looked = ((name, by_name[name]) for name in won)
@@ -289,7 +291,10 @@ def _winners(found: Map) -> Drawing:
         f"The best of {len(strategies)} strategies by {BY_KEY[found.measure.key].label}.",
         figure,
         Table(
-            (found.x.name, found.y.name, "best", "second", BY_KEY[found.measure.key].label),
+            (
+                *(found.x.name, found.y.name, "best", "second", "strategy"),
+                *(BY_KEY[found.measure.key].label, "low", "high", "seeds"),
+            ),
             tuple(rows),
         ),
         rows=True,
@@ -309,6 +314,20 @@ def _ranked(found: Map, place: Place) -> list[str]:
 
 def _mean(seeds: Seeds) -> float:
     return math.fsum(seeds.values()) / len(seeds)
+
+
+def _interval(found: Map, name: str, place: Place) -> tuple[Any, ...]:
+    """A strategy's mean in a cell, the bounds of its interval, and of how many seeds it is.
+
+    There are no bounds of too few seeds, and none is where no value can be.
+    """
+    seeds = found.values[name][place]
+    mean = _mean(seeds)
+    if len(seeds) < FEWEST_SEEDS:
+        return mean, None, None, len(seeds)
+    reach = float(student_reach(np.array(list(seeds.values()))[:, None])[0])
+    cut = BY_KEY[found.measure.key].cut
+    return mean, cut(mean - reach), cut(mean + reach), len(seeds)
 
 
 def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from flows.analysis.groups import Group
 from flows.report.figures import bands, bars, break_even, curves, distribution, staleness
 from flows.report.figures import by_axis as against
 from flows.report.figures import cost as tradeoff
 from flows.report.figures import recovery as through
 from flows.report.figures import timeline as story
-from flows.report.figures.dataset import Subject, Trial
+from flows.report.figures.dataset import Subject, Trial, mean_of
 from flows.report.figures.figure import Chapter, Drawing
 from flows.report.figures.numeric_axis import numeric_axes
+
+# Figures of one strategy under one condition: of a larger grid nobody looks at all of them, and
+# they would take most of the time of its report.
+MOST_APART = 24
 
 
 def chapters(trials: Sequence[Trial], baseline: str | None = None) -> tuple[Chapter, ...]:
@@ -38,18 +43,20 @@ def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
         name, title = f"against-{axis.slug}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))
     yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
+    apart = _apart(subject)
+    left_out = _left_out(subject, apart)
     yield _chapter(
         "through",
         "Through the fault",
         "Every trial of a strategy on the time since its fault; of several, the first by which a "
-        "shard was not served for a time, else the first of all.",
-        _through(subject),
+        f"shard was not served for a time, else the first of all.{left_out}",
+        _through(subject, apart),
     )
     yield _chapter(
         "timeline",
         "One trial from beginning to end",
-        "A lane for each shard, with the parts of every recovery, and for each node.",
-        (story.story(subject, group) for group in subject.groups if group.faulty),
+        f"A lane for each shard, with the parts of every recovery, and for each node.{left_out}",
+        (story.story(subject, group) for group in apart),
     )
     yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
     yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
@@ -68,12 +75,41 @@ def _accuracy(subject: Subject) -> Iterator[Drawing | None]:
         yield curves.curves(subject, curves.LOSS_BY_GRADIENTS, condition)
 
 
-def _through(subject: Subject) -> Iterator[Drawing | None]:
+def _apart(subject: Subject) -> tuple[Group, ...]:
+    """Return the groups with faults that have figures of their own.
+
+    Where all are too many, those under as many conditions as fit, the longest outages first.
+    """
+    faulty = tuple(group for group in subject.groups if group.faulty)
+    if len(faulty) <= MOST_APART:
+        return faulty
+    down: dict[str, float] = {}
+    for group in faulty:
+        seconds = mean_of(group, "downtime_seconds")
+        down[group.condition] = max(seconds, down.get(group.condition, 0.0))
+    shown: list[str] = []
+    for condition in sorted(down, key=lambda condition: -down[condition]):
+        if sum(group.condition in (*shown, condition) for group in faulty) > MOST_APART:
+            break
+        shown.append(condition)
+    return tuple(group for group in faulty if group.condition in shown)
+
+
+def _left_out(subject: Subject, apart: Sequence[Group]) -> str:
+    """Say which strategies under which conditions have figures of their own, if not all have."""
+    faulty = sum(group.faulty for group in subject.groups)
+    if len(apart) == faulty:
+        return ""
+    shown = ", ".join(dict.fromkeys(f"“{group.condition}”" for group in apart))
+    told = f"those with the longest outages: {shown}" if apart else "none"
+    return f" Of {faulty} strategies under conditions with faults, {told}."
+
+
+def _through(subject: Subject, apart: Sequence[Group]) -> Iterator[Drawing | None]:
     quiet = {group.condition for group in subject.groups if not group.faulty}
     reference = next(iter(quiet)) if len(quiet) == 1 else None
-    for group in subject.groups:
-        if group.faulty:
-            yield through.through_fault(subject, group, reference)
+    for group in apart:
+        yield through.through_fault(subject, group, reference)
 
 
 def _recovery(subject: Subject) -> Iterator[Drawing | None]:

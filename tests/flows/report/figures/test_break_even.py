@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
+from scipy import stats
 
 from flows.analysis.learning import Target
 from flows.report.figures import break_even
@@ -105,6 +106,16 @@ def test_of_three_strategies_the_best_of_each_cell_is_shown() -> None:
     assert best["4", "0"] == "chain"
     assert best["1", "2"] == "checkpoint"
     assert sum(name.startswith("break-even-accuracy-final") for name in found) == 3
+
+
+def test_the_table_of_the_best_has_every_strategy_with_its_interval() -> None:
+    found = drawn(grid(("none", "checkpoint", "chain")))
+    rows = found["winners-accuracy-final-training-workers-faults"].table.rows
+    assert len(rows) == 9 * 3
+    [chain] = [row for row in rows if row[:2] == ("2", "0") and row[4] == "chain"]
+    values = [planted("chain", 2, 0, seed) for seed in SEEDS]
+    bounds = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert chain[5:] == pytest.approx((np.mean(values), *bounds, 3))
 
 
 def test_of_many_strategies_each_is_set_against_the_baseline() -> None:

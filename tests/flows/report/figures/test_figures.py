@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from matplotlib.text import Text
 
 from flows.analysis.finished import Finished, with_effects
 from flows.analysis.prices import load_prices
-from flows.report.figures import cost, curves, distribution, recovery, style, timeline
-from flows.report.figures.dataset import Subject, start
+from flows.report.figures import cost, curves, distribution, gallery, recovery, style, timeline
+from flows.report.figures.dataset import Subject, Trial, start
 from flows.report.figures.figure import SCREEN, Drawing, write_files
 from flows.report.figures.gallery import chapters, drawings
 from tests.flows.report.figures.support import segments, subject, trials
@@ -219,3 +220,28 @@ def test_files_that_are_not_written_anew_are_removed(tmp_path: Path, toy: Subjec
     write_files([drawing], tmp_path)
     write_files([drawing], tmp_path, SCREEN)
     assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".csv"}
+
+
+def test_of_a_large_grid_only_the_longest_outages_have_figures_of_each_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 3 conditions with faults for each of 2 strategies, as many whole ones as fit into 5."""
+
+    def down(trial: Trial, condition: str, seconds: float) -> Trial:
+        record, found = trial
+        labels = {**found.identity.labels, "faults": condition}
+        identity = replace(found.identity, labels=labels)
+        downtime = replace(found.downtime, seconds=seconds)
+        return record, replace(found, identity=identity, downtime=downtime)
+
+    toys = trials(("none", "chain"), ("kill",), (0,))
+    many = [down(toy, name, s) for name, s in (("a", 1), ("b", 3), ("c", 2)) for toy in toys]
+    monkeypatch.setattr(gallery, "MOST_APART", 5)
+    found = {chapter.name: chapter for chapter in gallery.chapters(many)}
+    for name in ("through", "timeline"):
+        assert {each.name.split("-")[-2] for each in found[name].drawings} == {"b", "c"}
+        assert "Of 6 strategies under conditions with faults" in found[name].note
+    monkeypatch.setattr(gallery, "MOST_APART", 6)
+    found = {chapter.name: chapter for chapter in gallery.chapters(many)}
+    assert len(found["timeline"].drawings) == 6
+    assert "Of 6" not in found["timeline"].note
