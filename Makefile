@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: shapes wordnet help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \

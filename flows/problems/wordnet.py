@@ -1,4 +1,4 @@
-"""WordNet's glosses as a sparse set of real data: is it the gloss of a noun, or of another word?
+"""WordNet's glosses as a sparse set of real data: those of nouns, against those of other words.
 
 `python -m flows.problems.wordnet FOLDER FILE` writes them in svmlight's format, for `dps example
 l1_logistic --data FILE`. FOLDER has WordNet's `data.noun`, `data.verb`, `data.adj` and `data.adv`,
