@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: shapes wordnet help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -78,6 +78,12 @@ deployment-test: setup ## run trials on Dask deployments, beside tracking server
 examples: setup fashion-data ## solve each example problem, and compare with its reference
 	$(BIN)/dps example all
 
+wordnet: setup ## L1-logistic regression on the glosses of WordNet, which Debian packages: 118,000 examples of 34,000 words
+	@test -f /usr/share/wordnet/data.noun || { apt-get update -qq && apt-get install -y -qq --no-install-recommends wordnet-base; }
+	mkdir -p build
+	$(BIN)/python -m flows.problems.wordnet /usr/share/wordnet build/wordnet.svm
+	$(BIN)/dps example l1_logistic --data build/wordnet.svm
+
 examples-large: setup fashion-data ## the same at their large sizes: some minutes each
 	$(BIN)/dps example all --size large
 
@@ -87,6 +93,11 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
 	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
+
+shapes: setup ## the same on virtual time, on the framework's own problems: the tables of docs/shapes.md
+	$(BIN)/dps run staleness --set cluster.kind=virtual --set experiment=staleness-virtual
+	for each in saturation problems-l1-workers problems-l1-delays problems-rica-workers problems-rica-delays \
+		problems-rica-filters; do $(BIN)/dps run $$each || exit; done
 
 replicate-full: torch fashion-data ## the same with all cells and seeds: about four and a half hours
 	$(BIN)/dps replicate ttf --full

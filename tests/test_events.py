@@ -89,7 +89,7 @@ REAL: dict[type[Event], Event] = {
     events.TrialStarted: STARTED,
     events.TrialEnded: events.TrialEnded(1.0, "failed", "«x»"),
 }
-VALUES = {"float": 1.5, "int": 7, "str": "x", "bool": True, "int | None": None}
+VALUES = {"float": 1.5, "int": 7, "str": "x", "bool": True, "int | None": None, "float | None": 0.5}
 VALUES |= {"dict[str, int]": {"train": 3}, "dict[str, str]": {}, "tuple[float, ...]": (1.0, 2.5)}
 VALUES |= {"tuple[int, ...]": (1, 2), "tuple[str, ...]": ("a", "b"), "tuple[bool, ...]": ()}
 

@@ -427,11 +427,16 @@ class CheckpointRefused(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The evaluator scored a snapshot read at `t`; `updates` is the mean of its versions."""
+    """The evaluator scored a snapshot read at `t`; `updates` is the mean of its versions.
+
+    `objective` and `stationarity` are of the problem that is trained on, where they are asked for.
+    """
 
     updates: float
     loss: float
     accuracy: float
+    objective: float | None = None
+    stationarity: float | None = None
 
 
 SCORE_RAISED = "the score raised"

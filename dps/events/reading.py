@@ -24,7 +24,7 @@ DEEPEST = 40  # of what is nested in a trial's settings
 
 # What the training computes, and what it may fail to compute. All other numbers are finite.
 _MAY_BE_INFINITE = {
-    "Evaluated": ("loss", "accuracy"),
+    "Evaluated": ("loss", "accuracy", "objective", "stationarity"),
     "Reported": ("values",),
     "Filtered": ("residual_norm",),
 }

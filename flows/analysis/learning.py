@@ -1,4 +1,4 @@
-"""What a trial did to the model: accuracy and loss over the course of the training.
+"""What a trial did to the model: accuracy, loss and objective over the course of the training.
 
 Everything is from the evaluator's snapshots. The course of a training is told against time, against
 the gradients that workers had pushed, and against the samples in them; lost gradients count, for
@@ -84,6 +84,32 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """The training problem as the evaluator saw it; None where it was not asked for, or not finite.
+
+    Attributes
+    ----------
+    final, lowest
+        The objective: mean of the last 3 evaluations, and the lowest.
+    excess
+        `final` minus the reference that the configuration names, as a fraction of that.
+    stationarity, stationarity_lowest
+        Norm of the proximal gradient mapping: mean of the last 3 evaluations, and the lowest.
+    seconds, gradients
+        From the start of the training to the first evaluation whose excess is at most the target
+        of the configuration, and the gradients pushed until then.
+    """
+
+    final: float | None = None
+    lowest: float | None = None
+    excess: float | None = None
+    stationarity: float | None = None
+    stationarity_lowest: float | None = None
+    seconds: float | None = None
+    gradients: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One evaluation on the course of a training.
 
@@ -104,6 +130,8 @@ class Step:
     held: float
     accuracy: float
     loss: float
+    objective: float | None = None
+    stationarity: float | None = None
 
 
 def course(record: Record) -> list[Step]:
@@ -125,6 +153,8 @@ def course(record: Record) -> list[Step]:
                 held=score.updates,
                 accuracy=score.accuracy,
                 loss=score.loss,
+                objective=score.objective,
+                stationarity=score.stationarity,
             )
         )
     return steps
@@ -162,10 +192,30 @@ def loss(record: Record) -> Loss:
     """Return the test loss at the end, and the lowest."""
     values = [score.loss for score in evaluations(record)]
     finite = [value for value in values if math.isfinite(value)]
-    final = _mean(values[-LAST_EVALUATIONS:])
-    return Loss(
-        final=final if final is not None and math.isfinite(final) else None,
-        lowest=min(finite, default=None),
+    return Loss(final=_finite_mean(values[-LAST_EVALUATIONS:]), lowest=min(finite, default=None))
+
+
+def objective(record: Record) -> Objective:
+    """Return what the evaluator saw of the training problem."""
+    steps = course(record)
+    values = [step.objective for step in steps if step.objective is not None]
+    norms = [step.stationarity for step in steps if step.stationarity is not None]
+    wanted = record.config.get("evaluation", {}).get("objective") or {}
+    reference, at_most = wanted.get("reference"), wanted.get("target")
+    final = _finite_mean(values[-LAST_EVALUATIONS:])
+    reached = None
+    if reference is not None and at_most is not None:
+        bound = reference * (1 + at_most)
+        near = (step for step in steps if step.objective is not None and step.objective <= bound)
+        reached = next(near, None)
+    return Objective(
+        final=final,
+        lowest=min(filter(math.isfinite, values), default=None),
+        excess=None if final is None or reference is None else final / reference - 1,
+        stationarity=_finite_mean(norms[-LAST_EVALUATIONS:]),
+        stationarity_lowest=min(filter(math.isfinite, norms), default=None),
+        seconds=max(0.0, reached.seconds) if reached else None,
+        gradients=reached.gradients if reached else None,
     )
 
 
@@ -212,3 +262,8 @@ def _regain(
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _finite_mean(values: Sequence[float]) -> float | None:
+    mean = _mean(values)
+    return mean if mean is not None and math.isfinite(mean) else None

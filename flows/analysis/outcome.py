@@ -18,7 +18,16 @@ from dps.events import Evaluated, EvaluationMissed, FaultMissed, FaultSkipped, T
 from flows.analysis.effects.difference import UNKNOWN, Effect, Effects
 from flows.analysis.effects.outages import Downtime, downtime
 from flows.analysis.faults import FaultTimes, fault_times, training_span
-from flows.analysis.learning import Accuracy, Loss, Target, accuracy, loss, target
+from flows.analysis.learning import (
+    Accuracy,
+    Loss,
+    Objective,
+    Target,
+    accuracy,
+    loss,
+    objective,
+    target,
+)
 from flows.analysis.ledger import Ledger, applied_rows, ledger
 from flows.analysis.prices import Prices
 from flows.analysis.resources import (
@@ -47,6 +56,7 @@ from flows.records.record import Record
 _OF_THE_WHOLE = frozenset(
     {
         *("accuracy_area_time", "accuracy_area_gradients", "target_seconds", "target_gradients"),
+        *("objective_target_seconds", "objective_target_gradients"),
         *("target_usd", "evaluations", "evaluations_missed"),
         *(
             f"updates_{name}"
@@ -112,7 +122,7 @@ class Outcome:
     effects
         What they did, against the trial's control; that is known only beside other trials, see
         `flows.analysis.finished.with_effects`.
-    accuracy, loss, target
+    accuracy, loss, objective, target
         What it did to the model.
     target_usd
         Money spent until the target was reached; None: it was not, or there is none.
@@ -149,6 +159,7 @@ class Outcome:
     downtime: Downtime
     accuracy: Accuracy
     loss: Loss
+    objective: Objective
     target: Target
     staleness: Staleness
     staleness_in: dict[Period, Staleness]
@@ -263,6 +274,13 @@ class Outcome:
             "target_usd": self.target_usd,
             "loss_final": self.loss.final,
             "loss_lowest": self.loss.lowest,
+            "objective_final": self.objective.final,
+            "objective_lowest": self.objective.lowest,
+            "objective_excess": self.objective.excess,
+            "objective_target_seconds": self.objective.seconds,
+            "objective_target_gradients": self.objective.gradients,
+            "stationarity_final": self.objective.stationarity,
+            "stationarity_lowest": self.objective.stationarity_lowest,
             "evaluations": self.evaluations,
             "evaluations_missed": self.evaluations_missed,
         }
@@ -340,6 +358,7 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         downtime=downtime(record, faults),
         accuracy=accuracy(record, _first_loss(faults)),
         loss=loss(record),
+        objective=objective(record),
         target=wanted,
         staleness=staleness(heads),
         staleness_in={k: staleness(rows) for k, rows in by_period(heads, faults).items()},

@@ -56,6 +56,10 @@ def _evaluation(record: Record) -> Iterator[Point]:
     for step in course(record):
         yield Point("eval/accuracy", step.t, step.accuracy)
         yield Point("eval/loss", step.t, step.loss)
+        if step.objective is not None:
+            yield Point("eval/objective", step.t, step.objective)
+        if step.stationarity is not None:
+            yield Point("eval/stationarity", step.t, step.stationarity)
         yield Point("eval/gradients", step.t, step.gradients)
         yield Point("eval/samples", step.t, step.samples)
 

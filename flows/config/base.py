@@ -431,11 +431,36 @@ class RecoverySection(Section):
         return dps.Recovery(self.durability.build(), self.outage.build(), self.replay.build())
 
 
+class ObjectiveSection(Section):
+    """The objective of the training problem, and its distance from being stationary.
+
+    Both are of all training data, with the penalty of the update rule; `step` is that of the
+    proximal step by which stationarity is measured. `reference` is an objective to compare with,
+    such as the optimum of a convex problem, and `target` the excess over it, as a fraction of it,
+    whose time is of interest.
+    """
+
+    reference: PositiveFloat | None = None
+    target: PositiveFloat | None = None
+    step: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _excess_over_something(self) -> ObjectiveSection:
+        if self.target is not None and self.reference is None:
+            refuse("an excess over what? Give the reference as well", key="target")
+        return self
+
+
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest."""
+    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest.
+
+    With `objective`, it tells the objective of the training problem as well.
+    """
 
     every_seconds: PositiveFloat = 0.25
     target: Annotated[float, Field(gt=0, le=1)] | None = None
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    objective: ObjectiveSection | None = Field(default=None, exclude_if=lambda said: said is None)
 
 
 class ComparisonSection(Section):

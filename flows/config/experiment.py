@@ -87,6 +87,7 @@ from flows.config.yaml_document import (
     set_key,
 )
 from flows.quoting import quoted, shown
+from flows.workloads import Objective
 
 # The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
 SHAPE = ("axes", "exclude", "experiment", "zip")
@@ -311,6 +312,13 @@ class TrialConfig(_Settings):
     def build_optimizer(self) -> UpdateRule:
         """Return the update rule of the shards."""
         return self.optimizer.build()
+
+    def build_objective(self) -> Objective | None:
+        """Return what is told of the training problem; None: nothing is."""
+        wanted = self.evaluation.objective
+        if wanted is None:
+            return None
+        return Objective(workload_of(self), self.optimizer.build_penalty(), wanted.step)
 
     def build_filters(self) -> dict[str, list[Filter]]:
         """Return the filters of each array that has any, "*" for those that are not named."""

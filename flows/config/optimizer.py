@@ -76,6 +76,10 @@ class _RuleSection(Section):
         strength = self.delay_compensation
         return rule if strength is None else DelayCompensated(rule, strength)
 
+    def build_penalty(self) -> Penalty | None:
+        """Return what the rule adds to the loss; None where that is nothing."""
+        return None
+
     def _rule(self) -> UpdateRule:
         """Return the update rule with its own steps."""
         made: UpdateRule = self.makes(
@@ -131,6 +135,10 @@ class FtrlSection(_RuleSection):
     l1: NonNegativeFloat = 0.0
     l2: NonNegativeFloat = 0.0
 
+    def build_penalty(self) -> Penalty | None:
+        """Return both penalties."""
+        return ElasticNet(self.l1, self.l2)
+
 
 class ProximalSection(_RuleSection):
     """Proximal gradient descent on the loss with a penalty."""
@@ -138,6 +146,10 @@ class ProximalSection(_RuleSection):
     kind: Literal["proximal"]
     learning_rate: NonNegativeFloat
     penalty: PenaltySection
+
+    def build_penalty(self) -> Penalty | None:
+        """Return the penalty."""
+        return self.penalty.build()
 
     def _rule(self) -> UpdateRule:
         return Proximal(self.learning_rate, self.penalty.build())
@@ -152,6 +164,10 @@ class DelayedProximalSection(_RuleSection):
     tau: NonNegativeInt
     penalty: PenaltySection
     eps: PositiveFloat = 1e-6
+
+    def build_penalty(self) -> Penalty | None:
+        """Return the penalty."""
+        return self.penalty.build()
 
     def _rule(self) -> UpdateRule:
         return DelayedProximal(self.l_var, self.l_cov, self.tau, self.penalty.build(), self.eps)

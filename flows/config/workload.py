@@ -5,7 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from flows.config.base import KIND_ALONE, Section
 from flows.config.errors import refuse, refusing
@@ -17,11 +24,15 @@ from flows.workloads import (
     DatasetShape,
     DatasetSource,
     Part,
+    PatchDataset,
     Workload,
     build_workload,
     load_dataset,
 )
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
+
+MOST_FILTERS = 4096
+MOST_PATCHES = 1_000_000
 
 
 class _WorkloadSection(Section):
@@ -60,6 +71,14 @@ class LogisticSection(_WorkloadSection):
     """Logistic regression that tells even classes from odd ones."""
 
     kind: Literal["logistic"]
+
+
+class RicaSection(_WorkloadSection):
+    """Reconstruction ICA: so many `filters`, and the weight of their rare response."""
+
+    kind: Literal["rica"]
+    filters: Annotated[PositiveInt, Field(le=MOST_FILTERS)] = 64
+    sparsity: NonNegativeFloat = 0.5
 
 
 class TorchSection(_WorkloadSection):
@@ -110,7 +129,7 @@ WORKLOADS = Group(
 )
 
 WorkloadSection = Annotated[
-    MlpSection | SoftmaxSection | LogisticSection | TorchSection | CnnSection,
+    MlpSection | SoftmaxSection | LogisticSection | RicaSection | TorchSection | CnnSection,
     Field(discriminator="kind"),
     WORKLOADS,
     KIND_ALONE,
@@ -155,6 +174,38 @@ class FashionMnistSection(_DatasetSection):
     test_examples: Annotated[int, Field(ge=1, le=10_000)] | None = None
 
 
+class PatchesSection(Section):
+    """Whitened patches of `size` × `size` pixels of `images`, which `rica` learns filters of.
+
+    `count` are to train on, a tenth as many to score weights on; `seed` says where they are cut.
+    """
+
+    kind: Literal["patches"]
+    count: Annotated[PositiveInt, Field(le=MOST_PATCHES)] = 10_000
+    size: Annotated[int, Field(ge=2)] = 6
+    components: PositiveInt = 24
+    images: Literal["digits", "fashion_mnist"] = "digits"
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _can_be_cut(self) -> PatchesSection:
+        with refusing():
+            self._made()
+        return self
+
+    @property
+    def shape(self) -> DatasetShape:
+        """The shape of the data."""
+        return self._made().shape
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Load the data set, or a part of it."""
+        return self._made().load(part)
+
+    def _made(self) -> PatchDataset:
+        return PatchDataset(**self.model_dump(exclude={"kind"}))
+
+
 class _RegisteredDataset(Registered, Section):
     """A data set that an installed package registers."""
 
@@ -176,7 +227,10 @@ class _RegisteredDataset(Registered, Section):
 DATASETS = Group("dps.datasets", _RegisteredDataset, needed=("shape", "load"))
 
 DatasetSection = Annotated[
-    DigitsSection | FashionMnistSection, Field(discriminator="kind"), DATASETS, KIND_ALONE
+    DigitsSection | FashionMnistSection | PatchesSection,
+    Field(discriminator="kind"),
+    DATASETS,
+    KIND_ALONE,
 ]
 
 

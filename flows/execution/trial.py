@@ -475,14 +475,24 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> b
 
 
 class Scorer:
-    """Scores weights on the test set, which it loads when it is first called."""
+    """Scores weights on the test set, which it loads when it is first called.
+
+    Where the objective is asked for, it loads all training data as well.
+    """
 
     def __init__(self, config: TrialConfig) -> None:
         self._config = config
+        self._objective = config.build_objective()
 
-    def __call__(self, weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
-        """Return loss and accuracy."""
-        return self._workload.evaluate(dict(weights), self._data.x_test, self._data.y_test)
+    def __call__(
+        self, weights: Mapping[str, np.ndarray]
+    ) -> tuple[float, float] | tuple[float, float, float, float]:
+        """Return loss and accuracy, and objective and stationarity if they are asked for."""
+        params, data = dict(weights), self._data
+        scores = self._workload.evaluate(params, data.x_test, data.y_test)
+        if self._objective is None:
+            return scores
+        return (*scores, *self._objective.score(params, data.x_train, data.y_train))
 
     @cached_property
     def _workload(self) -> Workload:
@@ -490,7 +500,7 @@ class Scorer:
 
     @cached_property
     def _data(self) -> Dataset:
-        return self._config.dataset.load("test")
+        return self._config.dataset.load("test" if self._objective is None else "both")
 
 
 def nodes(config: TrialConfig) -> list[NodeSpec]:

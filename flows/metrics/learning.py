@@ -144,6 +144,68 @@ ACCURACY = (
         "final/lowest_loss",
         better="lower",
     ),
+    Metric(
+        "objective_final",
+        "final objective",
+        "",
+        "Mean loss over all training data, with the penalty of the update rule: mean of the last 3 "
+        "evaluations; empty where one is not finite, and without `evaluation.objective`.",
+        "final/objective",
+        better="lower",
+    ),
+    Metric(
+        "objective_lowest",
+        "lowest objective",
+        "",
+        "Lowest objective of the trial.",
+        "final/lowest_objective",
+        better="lower",
+    ),
+    Metric(
+        "objective_excess",
+        "excess over the reference",
+        "%",
+        "Final objective minus `evaluation.objective.reference`, in per cent of that.",
+        "final/objective_excess",
+        better="lower",
+        signed=True,
+    ),
+    Metric(
+        "objective_target_seconds",
+        "time to the objective",
+        "s",
+        "From the start of the training to the first evaluation whose objective exceeds the "
+        "reference by `evaluation.objective.target` at most; empty when never reached.",
+        "target/objective_seconds",
+        better="lower",
+    ),
+    Metric(
+        "objective_target_gradients",
+        "gradients to the objective",
+        "count",
+        "Gradients pushed until the first evaluation whose objective exceeds the reference by "
+        "`evaluation.objective.target` at most.",
+        "target/objective_gradients",
+        better="lower",
+    ),
+    Metric(
+        "stationarity_final",
+        "distance from stationarity",
+        "",
+        "Norm of the proximal gradient mapping over all training data, which is 0 where the "
+        "weights are stationary and nowhere else: mean of the last 3 evaluations; empty without "
+        "`evaluation.objective`.",
+        "final/stationarity",
+        better="lower",
+    ),
+    Metric(
+        "stationarity_lowest",
+        "least distance from stationarity",
+        "",
+        "Lowest norm of the proximal gradient mapping of the trial.",
+        "final/lowest_stationarity",
+        better="lower",
+    ),
     Metric("evaluations", "evaluations", "count", "Snapshots scored.", "final/evaluations"),
     Metric(
         "evaluations_missed",

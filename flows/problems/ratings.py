@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dps.errors import ConfigurationError
-from flows.problems.patches import fashion, images_of
 from flows.readers.ratings import Integers, Ratings, read_ratings
+from flows.workloads.patches import fashion, images_of
 
 DRAWN = {"digits": 44, "Fashion-MNIST": 40}  # pixels for each image, some of them twice
 HELD_OUT = 10  # one of so many ratings

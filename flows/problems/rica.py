@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from dps import BSP, Adam, ParameterServer, Worker
 from flows.problems.outcome import PATIENT, Outcome, Task
-from flows.problems.patches import PatchSource, load_images, load_patches
 from flows.workloads import batches
+from flows.workloads.patches import PatchSource, load_images, load_patches
+from flows.workloads.rica import random_filters, reconstruction
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -29,7 +30,6 @@ Array = npt.NDArray[np.float64]
 
 TOLERANCE = 0.01
 SPARSITY = 0.5  # λ
-SMOOTH = 0.01  # ε: how far around 0 the absolute value is rounded off, squared
 RULE = Adam(0.005)
 Plan = tuple[tuple[int, int], ...]
 PLAN: Plan = ((1500, 200), (400, 1000), (200, 5000))  # steps of all workers, patches in a batch
@@ -46,20 +46,13 @@ def objective(filters: Array, x: Array) -> tuple[float, Array]:
     x
         Patches × components.
     """
-    responses = x @ filters.T
-    errors = responses @ filters - x
-    smooth = np.sqrt(responses**2 + SMOOTH)
-    value = (0.5 * np.sum(errors**2) + SPARSITY * smooth.sum()) / len(x)
-    through = errors @ filters.T + SPARSITY * responses / smooth
-    return float(value), (responses.T @ errors + through.T @ x) / len(x)
+    return reconstruction(filters, x, SPARSITY)
 
 
 def initial(source: PatchSource, filters: int) -> Array:
     """Filters in random directions, of the length at which patches are about reconstructed."""
     components = load_patches(source).x.shape[1]
-    drawn = np.random.default_rng([source.seed, 1]).standard_normal((filters, components))
-    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-    return np.asarray(drawn * min(1.0, np.sqrt(components / filters)))
+    return random_filters(np.random.default_rng([source.seed, 1]), filters, components)
 
 
 def train(source: PatchSource, plan: Plan, worker: Worker) -> None:

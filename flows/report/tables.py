@@ -53,6 +53,11 @@ COMPARED: Mapping[str, Sequence[str]] = {
         "target_gradients",
         "target_usd",
         "loss_final",
+        "objective_final",
+        "objective_excess",
+        "objective_target_seconds",
+        "objective_target_gradients",
+        "stationarity_final",
     ),
     "Recovery from the first fault": (
         "detect_seconds",

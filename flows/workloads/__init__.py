@@ -25,6 +25,9 @@ from flows.workloads.datasets import find_dataset as find_dataset
 from flows.workloads.datasets import load_dataset as load_dataset
 from flows.workloads.logistic import ParityRegression as ParityRegression
 from flows.workloads.mlp import MLP as MLP
+from flows.workloads.objective import Objective as Objective
+from flows.workloads.patches import PatchDataset as PatchDataset
+from flows.workloads.rica import Rica as Rica
 from flows.workloads.softmax import SoftmaxRegression as SoftmaxRegression
 from flows.workloads.with_torch import cnn, torch_module
 
@@ -32,6 +35,7 @@ WORKLOADS: Mapping[str, Callable[..., Workload]] = {
     "mlp": MLP,
     "softmax": SoftmaxRegression,
     "logistic": ParityRegression,
+    "rica": Rica,
     "torch": torch_module,
     "cnn": cnn,
 }

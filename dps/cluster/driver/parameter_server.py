@@ -356,7 +356,8 @@ class ParameterServer:
         Parameters
         ----------
         score
-            Called with the weights; returns loss and accuracy, which are recorded as `Evaluated`.
+            Called with the weights; returns loss and accuracy, or these and the objective and the
+            stationarity of the training problem, which are recorded as `Evaluated`.
         every
             Seconds from one evaluation to the next.
 

@@ -24,7 +24,9 @@ from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, Re
 from dps.protocol.client.client import Client
 from dps.protocol.group import Group
 
-Score = Callable[[Mapping[str, np.ndarray]], tuple[float, float]]
+Score = Callable[
+    [Mapping[str, np.ndarray]], tuple[float, float] | tuple[float, float, float, float]
+]
 
 
 class EvaluatorActor:
@@ -33,7 +35,8 @@ class EvaluatorActor:
     Parameters
     ----------
     score
-        Returns loss and accuracy of weights; called in a thread.
+        Returns loss and accuracy of weights, and their objective and stationarity if it wants;
+        called in a thread.
     every
         Seconds from one evaluation to the next, and how long it tries to read a snapshot; for the
         first and the last one, which cannot be made up for, it tries for the group's patience at
@@ -124,8 +127,7 @@ class EvaluatorActor:
         if (error := scoring.exception()) is not None:
             self._recorder(EvaluationMissed(read, f"{SCORE_RAISED} {error!r}"))
             return
-        loss, accuracy = scoring.result()
-        self._recorder(Evaluated(read, sum(versions) / len(versions), loss, accuracy))
+        self._recorder(Evaluated(read, sum(versions) / len(versions), *scoring.result()))
 
     def _sample(self) -> ResourceSampled:
         return sample(self._node, "evaluator", self._meter, platform=self._platform)

@@ -39,6 +39,10 @@ class Penalty(Protocol):
         """
         ...
 
+    def value(self, values: Array) -> float:
+        """Return what is added to the loss; `values` are as for `shrink`, and stay as they are."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class L1:
@@ -62,6 +66,10 @@ class L1:
         """Apply the soft threshold γλ."""
         soft_threshold(values, step * self.strength)
 
+    def value(self, values: Array) -> float:
+        """Return λ·Σ|w|."""
+        return self.strength * float(np.abs(values).sum(dtype=np.float64))
+
 
 @dataclass(frozen=True, slots=True)
 class L2:
@@ -84,6 +92,10 @@ class L2:
     def shrink(self, values: Array, step: float) -> None:
         """Divide by 1 + γλ."""
         values /= 1 + step * self.strength
+
+    def value(self, values: Array) -> float:
+        """Return ½·λ·Σw²."""
+        return self.strength / 2 * float(np.square(values, dtype=np.float64).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,10 @@ class ElasticNet:
         """Apply the soft threshold γλ₁ and divide by 1 + γλ₂."""
         soft_threshold(values, step * self.l1)
         values /= 1 + step * self.l2
+
+    def value(self, values: Array) -> float:
+        """Return λ₁·Σ|w| + ½·λ₂·Σw²."""
+        return L1(self.l1).value(values) + L2(self.l2).value(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +162,11 @@ class GroupL1:
         np.divide(threshold, norms, out=kept, where=norms > threshold)
         np.subtract(1, kept, out=kept, where=norms > threshold)
         values *= kept.astype(values.dtype)
+
+    def value(self, values: Array) -> float:
+        """Return λ·Σ‖row‖₂."""
+        norms = np.sqrt(np.square(values, dtype=np.float64).sum(axis=1))
+        return self.strength * float(norms.sum())
 
 
 def soft_threshold(values: Array, threshold: float) -> None:

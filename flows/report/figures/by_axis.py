@@ -278,6 +278,12 @@ MEASURES = (
     _column("idle_share", "Idle workers", "share of the workers' time", 1.0),
     _column("target_seconds", "Time to target", "seconds to the target"),
     _column("target_gradients", "Gradients to target", "gradients to the target"),
+    _column("objective_target_seconds", "Time to the objective", "seconds to the objective"),
+    _column(
+        "objective_target_gradients", "Gradients to the objective", "gradients to the objective"
+    ),
+    _column("objective_excess", "Excess over the reference", "excess over the reference"),
+    _column("stationarity_final", "Distance from stationarity", "norm of the gradient mapping"),
     _column("staleness_median", "Staleness, median", "staleness in versions, median"),
     _column("staleness_p99", "Staleness, p99", "staleness in versions, p99"),
     ACCURACY,

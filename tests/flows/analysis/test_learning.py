@@ -14,7 +14,7 @@ from dps.events import (
     TrialResumed,
     TrialStarted,
 )
-from flows.analysis.learning import Loss, Target, course
+from flows.analysis.learning import Loss, Objective, Target, course
 from flows.analysis.outcome import outcome
 from flows.analysis.resources import Spending
 from flows.analysis.statistics import nearest_rank
@@ -79,9 +79,12 @@ def test_percentiles_of_nothing_and_of_one() -> None:
     assert nearest_rank([7.0], 0.01) == 7.0
 
 
-def trained(*events: Event, target: float | None = None) -> Record:
+def trained(
+    *events: Event, target: float | None = None, objective: dict[str, float] | None = None
+) -> Record:
     """A training from 100.0 on, of which 4 gradients of 8 examples are acked, a second each."""
-    config = {"training": {"batch_size": 8}, "evaluation": {"target": target}}
+    evaluation = {"target": target, "objective": objective}
+    config = {"training": {"batch_size": 8}, "evaluation": evaluation}
     acks = [acked([i], t=100.0 + i) for i in (1, 2, 3, 4)]
     started = TrialStarted(90.0, "t", {"config": config}, {})
     return Record((started, TrainingStarted(100.0, 1, 1, 10), *acks, *events))
@@ -137,6 +140,35 @@ def test_time_and_gradients_to_a_target() -> None:
     assert outcome(trained(*curve, target=0.8), PRICES).target == Target(0.8, 3.0, 3)
     assert outcome(trained(*curve, target=0.95), PRICES).target == Target(0.95, None, None)
     assert outcome(trained(*curve), PRICES).target == Target(None, None, None)
+
+
+def test_the_objective_its_excess_and_when_it_was_near_enough() -> None:
+    values = (9.0, 5.0, 2.1, 2.3, 2.2)
+    curve = [Evaluated(99.0 + i, 0, 1.0, 0.5, value, value / 10) for i, value in enumerate(values)]
+    wanted = {"reference": 2.0, "target": 0.1}
+    found = outcome(trained(*curve, objective=wanted), PRICES)
+    assert found.objective.final == pytest.approx(2.2)
+    assert found.objective.lowest == 2.1
+    assert found.objective.excess == pytest.approx(0.1)
+    assert found.objective.stationarity == pytest.approx(0.22)
+    assert found.objective.stationarity_lowest == pytest.approx(0.21)
+    assert (found.objective.seconds, found.objective.gradients) == (1.0, 1)
+    row = found.row()
+    assert (row["objective_target_seconds"], row["objective_target_gradients"]) == (1.0, 1)
+    assert row["objective_excess"] == found.objective.excess
+    never = outcome(trained(*curve, objective={"reference": 2.0, "target": 0.01}), PRICES)
+    assert (never.objective.seconds, never.objective.gradients) == (None, None)
+    alone = outcome(trained(*curve, objective={}), PRICES).objective
+    assert (alone.excess, alone.seconds) == (None, None)
+    assert alone.final == pytest.approx(2.2)
+
+
+def test_an_objective_that_is_not_finite_is_none_and_one_not_asked_for_neither() -> None:
+    wild = [Evaluated(99.0 + i, 0, 1.0, 0.5, v, v) for i, v in enumerate((3.0, float("nan")))]
+    found = outcome(trained(*wild, objective={"reference": 2.0}), PRICES).objective
+    assert (found.final, found.excess, found.stationarity) == (None, None, None)
+    assert (found.lowest, found.stationarity_lowest) == (3.0, 3.0)
+    assert outcome(trained(scored(99.0, 0.1)), PRICES).objective == Objective()
 
 
 def test_money_to_a_target_is_what_was_spent_by_then() -> None:

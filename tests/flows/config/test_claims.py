@@ -128,6 +128,18 @@ def test_claims_are_no_part_of_a_trial() -> None:
     assert "claims" not in one.model_dump()
 
 
-@pytest.mark.parametrize("name", ["demo", "explore"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "demo",
+        "explore",
+        "saturation",
+        "problems-l1-workers",
+        "problems-l1-delays",
+        "problems-rica-workers",
+        "problems-rica-delays",
+        "problems-rica-filters",
+    ],
+)
 def test_packaged_claims_can_be_judged(name: str) -> None:
     assert all(each.claim for each in load_experiment(str(CONFIGS / f"{name}.yaml")).claims)

@@ -13,6 +13,7 @@ import yaml
 import dps
 from dps.core.faults.plan import AtUpdates, Kill, Pause
 from dps.core.outage import Continue, Replay
+from dps.core.rules.penalties import L1, L2, ElasticNet
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
@@ -320,6 +321,42 @@ def test_node_names_follow_from_shards_and_recovery(config: Path) -> None:
     assert "store-0" not in only(config, "recovery=checkpoint").node_names
 
 
+def test_the_objective_has_the_penalty_of_the_update_rule(config: Path) -> None:
+    assert only(config).build_objective() is None
+    proximal = "optimizer={kind: proximal, learning_rate: 0.1, penalty: {kind: l1, strength: 0.2}}"
+    delayed = (
+        "optimizer={kind: delayed_proximal, l_var: 1, l_cov: 1, tau: 2, "
+        "penalty: {kind: l2, strength: 0.3}}"
+    )
+    ftrl = "optimizer={kind: ftrl, l1: 0.4, l2: 0.5}"
+    for rule, penalty in (
+        ("optimizer={kind: sgd, learning_rate: 0.1}", None),
+        (proximal, L1(0.2)),
+        (delayed, L2(0.3)),
+        (ftrl, ElasticNet(0.4, 0.5)),
+    ):
+        wanted = only(config, rule, "evaluation.objective={step: 0.5}").build_objective()
+        assert wanted is not None
+        assert (wanted.penalty, wanted.step) == (penalty, 0.5)
+
+
+def test_an_excess_is_over_something(config: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"evaluation.objective.target: an excess over"):
+        only(config, "evaluation.objective={target: 0.1}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("size: 9", r"size=9, expected 2 to 8, as the images have 8 × 8 pixels"),
+        ("size: 4, components: 16", r"components=16, expected 1 to 15, as patches of 4 × 4"),
+    ],
+)
+def test_patches_that_cannot_be_cut_are_refused(config: Path, settings: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        only(config, "workload={kind: rica}", f"dataset={{kind: patches, {settings}}}")
+
+
 # -- where it comes from -----------------------------------------------------------------------
 
 
@@ -420,7 +457,7 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["dataset.folder=x"], "dataset.folder: unknown key"),
         (
             ["workload.kind=gan"],
-            "unknown kind 'gan'; there are: mlp, softmax, logistic, torch, cnn",
+            "unknown kind 'gan'; there are: mlp, softmax, logistic, rica, torch, cnn",
         ),
         (["consistency={}"], "consistency: needs a 'kind'"),
         (["training=5"], "training: expected a section with keys, got 5"),

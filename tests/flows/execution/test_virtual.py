@@ -15,6 +15,7 @@ from dps.events import (
     CapacityRestored,
     CheckpointRefused,
     Disturbed,
+    Evaluated,
     Event,
     Killed,
     Reported,
@@ -29,7 +30,7 @@ from flows.config.faults import FaultSection
 from flows.config.profile import load_profile
 from flows.config.trials import Trial, digest
 from flows.execution.preflight import check_deployments
-from flows.execution.trial import run_trial
+from flows.execution.trial import initial, run_trial
 from flows.records.record import EVENTS_FILE
 from flows.report.html import write_report
 
@@ -282,3 +283,25 @@ def test_one_trial_runs_on_each_core_unless_trials_take_the_cores_from_each_othe
     assert check_deployments([trial(), trial()], None, pytest.fail) == available_cores()
     assert check_deployments([trial(), local], None, pytest.fail) == 1
     assert check_deployments([trial()], 7, pytest.fail) == 7
+
+
+def test_objective_and_stationarity_are_told_where_they_are_asked_for(tmp_path: Path) -> None:
+    penalty = {"kind": "l1", "strength": 0.05}
+    settings: dict[str, Any] = {
+        "workload": {"kind": "rica", "filters": 12},
+        "dataset": {"kind": "patches", "count": 200, "size": 4, "components": 8},
+        "optimizer": {"kind": "proximal", "learning_rate": 0.02, "penalty": penalty},
+        "evaluation": {"every_seconds": 0.2, "objective": {"reference": 1.0, "target": 20.0}},
+    }
+    scores = ran(tmp_path / "rica", **settings).record.of(Evaluated)
+    first, last = scores[0], scores[-1]
+    config = trial(**settings).config
+    problem, data = config.build_objective(), config.dataset.load("train")
+    assert problem is not None
+    start = problem.score(initial(config), data.x_train, data.y_train)
+    assert (first.objective, first.stationarity) == pytest.approx(start, rel=1e-4)
+    assert last.objective is not None
+    assert last.stationarity is not None
+    assert last.objective < 0.9 * start[0]
+    assert last.stationarity < start[1]
+    assert "objective" not in trial().config.model_dump(mode="json")["evaluation"]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
+from dps.core.rules.penalties import L1
 from dps.errors import ConfigurationError
-from flows.problems import patches as module
-from flows.problems.patches import PatchSource, load_patches
+from flows.config.experiment import load_experiment
+from flows.config.workload import workload_of
 from flows.problems.rica import draw, initial, l_bfgs, objective
+from flows.workloads import Objective
+from flows.workloads import patches as module
+from flows.workloads.patches import PatchSource, load_patches
+from flows.workloads.rica import reconstruction
 
 RNG = np.random.default_rng(0)
 
@@ -94,3 +102,42 @@ def test_filters_are_drawn_as_tiles(tmp_path: Path) -> None:
     assert picture[1, 5] == pytest.approx(1)  # the middle of the second tile
     assert picture[0, 8] == pytest.approx(0)
     assert picture[0, 0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_reference_of_packaged_experiments_is_a_local_minimum() -> None:
+    """Scipy's L-BFGS-B, on the filters' positive and negative parts, whose sum is the penalty."""
+    experiment = load_experiment("problems-rica-workers")
+    workload, data = workload_of(experiment), experiment.dataset.load("train")
+    penalty = experiment.optimizer.build_penalty()
+    wanted = experiment.evaluation.objective
+    assert isinstance(penalty, L1)
+    assert wanted is not None
+    start = workload.initial(np.random.default_rng([0, 0]))["filters"].astype(float)
+
+    def filters(parts: np.ndarray) -> np.ndarray:
+        return np.subtract(*np.split(parts, 2)).reshape(start.shape)
+
+    def split(parts: np.ndarray) -> tuple[float, np.ndarray]:
+        loss, gradient = reconstruction(
+            filters(parts), data.x_train.astype(float), workload.sparsity
+        )
+        slope = np.concatenate([gradient.ravel(), -gradient.ravel()]) + penalty.strength
+        return loss + penalty.strength * float(parts.sum()), slope
+
+    parts = np.concatenate([np.maximum(start, 0).ravel(), np.maximum(-start, 0).ravel()])
+    options: dict[str, Any] = {"maxiter": 500, "maxfun": 800, "ftol": 1e-8, "maxcor": 20}
+    found = minimize(
+        split,
+        parts,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0, None)] * parts.size,
+        options=options,
+    )
+    assert wanted.reference == pytest.approx(found.fun, rel=1e-3)
+    problem = Objective(replace(workload, dtype="float64"), penalty)
+    score = problem.score({"filters": filters(found.x)}, data.x_train, data.y_train)
+    assert score[0] == pytest.approx(found.fun, rel=1e-6)
+    assert score[1] < 0.01
+    for other in ("problems-rica-delays", "problems-rica-filters"):
+        assert load_experiment(other).evaluation.objective == wanted

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from dps.testing.contracts import DatasetContract, WorkloadContract
 from dps.testing.contracts.workloads import initial
-from flows.config.workload import DigitsSection
+from flows.config.workload import DigitsSection, PatchesSection
 from flows.workloads import (
     MLP,
     DatasetShape,
     DatasetSource,
     ParityRegression,
+    PatchDataset,
+    Rica,
     SoftmaxRegression,
     Workload,
 )
 from tests.support.needs_torch import needs_torch
 
 SHAPE = DatasetShape(features=12, classes=4)
+
+PATCHES = PatchDataset(400, 6, 12)
 
 WORKLOADS: list[MLP | SoftmaxRegression | ParityRegression] = [
     MLP(SHAPE),
@@ -45,6 +50,23 @@ class TestWorkloads(WorkloadContract):
 
     def test_it_can_be_pickled(self, workload: Workload) -> None:
         assert pickle.loads(pickle.dumps(workload)) == workload  # noqa: S301
+
+
+class TestRica(WorkloadContract):
+    @pytest.fixture(params=["float32", "float64"])
+    def workload(self, request: pytest.FixtureRequest) -> Workload:
+        return Rica(PATCHES.shape, filters=20, dtype=request.param)
+
+    @pytest.fixture
+    def data(self, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+        patches = PATCHES.load("train")
+        return patches.x_train, patches.y_train
+
+
+class TestPatches(DatasetContract):
+    @pytest.fixture
+    def dataset(self) -> DatasetSource:
+        return PatchesSection(kind="patches", count=300, size=5, components=12)
 
 
 class TestDigits(DatasetContract):

@@ -11,6 +11,7 @@ from flows.workloads import (
     SHAPES,
     DatasetShape,
     ParityRegression,
+    Rica,
     SoftmaxRegression,
     Workload,
     build_workload,
@@ -29,6 +30,7 @@ SHAPE = DatasetShape(features=6, classes=3)
         SoftmaxRegression(SHAPE, dtype="float64"),
         SoftmaxRegression(SHAPE, l2=0.3, dtype="float64"),
         ParityRegression(SHAPE, dtype="float64"),
+        Rica(SHAPE, filters=4, dtype="float64"),
     ],
     ids=str,
 )
@@ -115,13 +117,15 @@ def test_workloads_are_built_by_name() -> None:
         (
             "transformer",
             {},
-            "'transformer' is unknown; there are: mlp, softmax, logistic",
+            "'transformer' is unknown; there are: mlp, softmax, logistic, rica",
         ),
         ("mlp", {"hiden": [3]}, "workload mlp has no 'hiden'; did you mean 'hidden'?"),
         ("mlp", {"hidden": [3, 0]}, r"hidden=\[3, 0\], expected widths above 0"),
         ("mlp", {"dtype": "int8"}, "dtype=int8, expected float32 or float64"),
         ("softmax", {"l2": -1.0}, "l2=-1.0, expected 0 or more"),
         ("logistic", {"dtype": "float16"}, "dtype=float16, expected float32 or float64"),
+        ("rica", {"filters": 0}, "filters=0, expected 1 or more"),
+        ("rica", {"sparsity": -0.1}, "sparsity=-0.1, expected 0 or more"),
         ("softmax", {"dtype": "float16"}, "dtype=float16, expected float32 or float64"),
     ],
 )

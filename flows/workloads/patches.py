@@ -1,21 +1,28 @@
-"""The image patches that RICA is shown on: cut out at random, without their mean, whitened."""
+"""The image patches that RICA is shown on: cut out at random, without their mean, whitened.
+
+`PatchDataset` makes a data set of them for experiments.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from dps.errors import ConfigurationError
 from flows.readers import read_images
+from flows.workloads.base import Dataset, DatasetShape
+from flows.workloads.datasets import Part
 from flows.workloads.fashion_mnist import IMAGES, Sources, find
 
 Array = npt.NDArray[np.float64]
 Images = npt.NDArray[np.uint8]
 
 CONTRAST = 0.05  # standard deviation below which a patch shows nothing; pixels are from 0 to 1
+SIDES = {"digits": 8, "fashion_mnist": 28}  # pixels of the images, either way
 VARIANCE = 0.99  # what share of the patches' variance is kept
 
 
@@ -24,19 +31,24 @@ class PatchSource:
     """Which patches to cut: `count` of `size` × `size` pixels, from the images of a file.
 
     Without a file they are from Fashion-MNIST where that is installed, else from scikit-learn's
-    digits.
+    digits; `digits` takes these anyway. They are whitened to so many `components`, or to as many as
+    have 99% of the variance.
     """
 
     count: int
     size: int
     seed: int = 0
     path: Path | None = None
+    digits: bool = False
+    components: int | None = None
 
     @property
     def named(self) -> str:
         """What the images are."""
         if self.path is not None:
             return str(self.path)
+        if self.digits:
+            return "digits"
         return "Fashion-MNIST" if fashion() else "digits, as Fashion-MNIST is not installed"
 
 
@@ -54,6 +66,69 @@ class Patches:
 
     x: Array
     patterns: Array
+
+
+@dataclass(frozen=True, slots=True)
+class PatchDataset:
+    """Patches for experiments, of float32 and of one class; `count` for training and a tenth more.
+
+    Parameters
+    ----------
+    count
+        How many to train on; a tenth as many are to score weights on.
+    size
+        Pixels on a side.
+    components
+        To which they are whitened: the most of the variance.
+    images
+        Scikit-learn's digits, or Fashion-MNIST where that is installed.
+    seed
+        Of the places that they are cut out at.
+    """
+
+    count: int = 10_000
+    size: int = 6
+    components: int = 24
+    images: Literal["digits", "fashion_mnist"] = "digits"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        largest = SIDES[self.images]
+        if not 2 <= self.size <= largest:
+            raise ConfigurationError(
+                f"patches: size={self.size}, expected 2 to {largest}, as the images have "
+                f"{largest} × {largest} pixels"
+            )
+        if not 1 <= self.components < self.size**2:
+            raise ConfigurationError(
+                f"patches: components={self.components}, expected 1 to {self.size**2 - 1}, as "
+                f"patches of {self.size} × {self.size} pixels without their mean have"
+            )
+        if self.images == "fashion_mnist" and fashion() is None:
+            raise ConfigurationError(
+                "patches: Fashion-MNIST is not installed; `dps doctor` says where it is looked for"
+            )
+
+    @property
+    def shape(self) -> DatasetShape:
+        """Components, and one class."""
+        return DatasetShape(self.components, 1)
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Cut patches out; those of a part that is not wanted are left out."""
+        test = max(1, self.count // 10)
+        source = PatchSource(
+            self.count + test,
+            self.size,
+            self.seed,
+            digits=self.images == "digits",
+            components=self.components,
+        )
+        x = load_patches(source).x.astype(np.float32)
+        train = x[: self.count if part != "test" else 0]
+        scored = x[self.count :] if part != "train" else x[:0]
+        none = [np.zeros(len(rows), np.int64) for rows in (train, scored)]
+        return Dataset("patches", train, none[0], scored, none[1], 1)
 
 
 def load_patches(source: PatchSource) -> Patches:
@@ -76,7 +151,8 @@ def load_patches(source: PatchSource) -> Patches:
     pixels -= pixels.mean(axis=1, keepdims=True)
     variances, directions = np.linalg.eigh(pixels.T @ pixels / len(pixels))
     variances, directions = variances[::-1], directions[:, ::-1]
-    kept = 1 + int(np.searchsorted(np.cumsum(variances) / variances.sum(), VARIANCE))
+    explaining = 1 + int(np.searchsorted(np.cumsum(variances) / variances.sum(), VARIANCE))
+    kept = source.components or explaining
     deviations = np.sqrt(variances[:kept])
     return Patches(
         pixels @ (directions[:, :kept] / deviations), (directions[:, :kept] * deviations).T
@@ -91,7 +167,7 @@ def load_images(source: PatchSource) -> Images:
     ConfigurationError
         They cannot be read, or are smaller than a patch.
     """
-    images = images_of(source.path or fashion())
+    images = images_of(None if source.digits else source.path or fashion())
     _, height, width = images.shape
     if min(height, width) < source.size:
         raise ConfigurationError(
