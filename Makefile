@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: shapes wordnet help setup demo explore fashion fashion-data test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full shapes findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -109,14 +109,14 @@ frontier: setup ## who wins when, on virtual time: the grids, and the figures of
 	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.csv docs/figures/frontier/
 	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
 
-findings: replicate framework ## all of these, and bring figures and sections of docs/findings.md up to date
+findings: replicate framework shapes ## all of these, and bring figures and sections of docs/findings.md up to date
 	cp results/replicate-ttf-short/*.svg docs/figures/ttf/
 	cp results/replicate-ftps-short/figures/*.svg docs/figures/ftps/
 	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ttf-short/findings.md figures/ttf
 	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ftps-short/findings.md figures/ftps
-	cp results/staleness/figures/idle-share-against-consistency.svg docs/figures/framework/
-	cp results/staleness/figures/target-seconds-against-consistency.svg docs/figures/framework/
-	cp results/staleness/figures/accuracy-final-against-consistency.svg docs/figures/framework/
+	cp results/staleness-virtual/figures/idle-share-against-consistency.svg docs/figures/framework/
+	cp results/staleness-virtual/figures/target-seconds-against-consistency.svg docs/figures/framework/
+	cp results/staleness-virtual/figures/accuracy-final-against-consistency.svg docs/figures/framework/
 	cp results/scaling/figures/gradients-together-against-training.svg docs/figures/framework/
 	cp results/scaling/figures/server-busy-against-training.svg docs/figures/framework/
 	cp results/elastic/figures/gradients-per-second-time.svg docs/figures/framework/
