@@ -37,7 +37,7 @@ def moving(report: Callable[[Violation], None]) -> Iterator[None]:
     """Have each choice of a host looked at, and each move, where there is a ring."""
     rests: WeakKeyDictionary[Rebalancer, _Rest] = WeakKeyDictionary()
     best, move = ReplicaPlacement.best, ShardController.move
-    consider, lose = Rebalancer.consider, Coordinator._lose_host
+    consider, detected = Rebalancer.consider, Coordinator._detected
 
     def best_and_look(
         self: ReplicaPlacement, chain: tuple[Endpoint, ...], last: Endpoint | None
@@ -61,15 +61,18 @@ def moving(report: Callable[[Violation], None]) -> Iterator[None]:
             _reported(report, lambda: rests.setdefault(scaling, _Rest()).check(scaling, to))
         move(self, to)
 
-    async def note_and_lose(self: Coordinator, info: HostInfo, by: str) -> None:
+    def note_and_detect(
+        self: Coordinator, controller: ShardController, info: HostInfo, by: str
+    ) -> None:
+        # It may be back at the same address, in another life, before anybody looks.
         rests.setdefault(self.scaling, _Rest()).changed.add(info.host)
-        await lose(self, info, by)
+        detected(self, controller, info, by)
 
     replaced: list[tuple[Any, str, Any, Any]] = [
         (ReplicaPlacement, "best", best, best_and_look),
         (ShardController, "move", move, look_and_move),
         (Rebalancer, "consider", consider, consider_and_look),
-        (Coordinator, "_lose_host", lose, note_and_lose),
+        (Coordinator, "_detected", detected, note_and_detect),
     ]
     for target, name, _, by in replaced:
         setattr(target, name, by)
