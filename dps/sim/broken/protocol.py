@@ -442,6 +442,12 @@ def _order_by_turns(self: HostRing, shard: int, hosts: Sequence[HostInfo]) -> li
     return [info.host for info in (*around[first:], *around[:first])]
 
 
+@instead_of(HostRing, "owners", "shards moved by turns", rings)
+def _owners_by_turns(self: HostRing, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
+    """Move shards that have nothing to do with who has come or gone."""
+    return _order_by_turns(self, shard, hosts)[: self._replicas]
+
+
 @instead_of(rebalancer, "moves_to", "nothing moves on the ring", rings)
 def _move_nothing(owners: Any, chains: Any) -> tuple[Any, ...]:
     """Leave shards where they are when their own server is there again."""
