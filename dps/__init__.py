@@ -24,6 +24,7 @@ from dps.core.filters.filter import (
 )
 from dps.core.functions import Changed, Part
 from dps.core.outage import Continue, Replay, Wait
+from dps.core.placement.hash_ring import ConsistentHash
 from dps.core.rules.compensation import DelayCompensated
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
@@ -70,6 +71,7 @@ __all__ = [
     "Changed",
     "Checkpoint",
     "Consistency",
+    "ConsistentHash",
     "Continue",
     "DelayCompensated",
     "DelayedProximal",

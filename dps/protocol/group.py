@@ -9,6 +9,7 @@ from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import Function
+from dps.core.placement.hash_ring import ConsistentHash
 from dps.core.rules.rule import UpdateRule
 from dps.protocol.recovery import Recovery
 from dps.protocol.timings import Timings
@@ -26,6 +27,7 @@ class Group:
     moved until somebody asks for it. `functions` can be run on its shards, by name. `labels` go
     with what its processes say of themselves. `on_loss` is what follows when acknowledged updates
     are lost: "warn", "raise" or "ignore". `transport` is by what its processes call each other.
+    `placement` says which of the `servers` holds which shard; None: whichever has the fewest.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Group:
     on_loss: str = "warn"
     transport: TransportChoice = "auto"
     pull_filters: dict[str, FilterChain] = field(default_factory=dict)
+    placement: ConsistentHash | None = None
 
     @property
     def replicas(self) -> int:

@@ -17,6 +17,7 @@ from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.sim.checks.audit import Auditor, accepting, publishing, settled
 from dps.sim.checks.checkpoint_age import committing
 from dps.sim.checks.placement import choosing
+from dps.sim.checks.ring import moving
 from dps.sim.disk import SCHEME, SimDisk, disk
 from dps.sim.injector import Injector
 from dps.sim.loop import Deadlock, run
@@ -111,7 +112,7 @@ class _Run:
         given = {EVERY: case.pull_filters} if case.pull_filters else {}
         of_pulls = checked_of_pulls(given, layout.names)
         group = replace(group, filters=filters, servers=case.servers, functions=functions)
-        group = replace(group, pull_filters=of_pulls)
+        group = replace(group, pull_filters=of_pulls, placement=case.placement)
         self._case = case
         self._schedule = schedule
         self._record = record
@@ -143,6 +144,7 @@ class _Run:
             committing(auditor.committed),
             publishing(auditor.published),
             choosing(lambda: self._world.drained, report),
+            moving(report),
         ):
             work = asyncio.create_task(self._all())
             broken = self._network.broken
@@ -203,6 +205,7 @@ class _Run:
             filters=run.filters,
             servers=run.servers,
             pull_filters=run.pull_filters,
+            placement=run.placement,
             incarnations=saved.incarnations,
         )
         notices = self._stream(f"notices {self._generation}")

@@ -16,6 +16,7 @@ from dps.core.consistency import ASP, Consistency
 from dps.core.filters.chain import checked, checked_of_pulls
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
+from dps.core.placement.hash_ring import ConsistentHash
 from dps.core.rules.rule import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
@@ -153,6 +154,7 @@ def in_world(
     extra: Sequence[str] = (),
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     functions: Mapping[str, Function] | None = None,
+    placement: ConsistentHash | None = None,
     **timings: Any,
 ) -> T:
     """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
@@ -174,6 +176,7 @@ def in_world(
     group = replace(
         group, servers=servers, functions=functions or {}, incarnations=dict(incarnations or {})
     )
+    group = replace(group, placement=placement)
 
     async def main() -> T:
         setting = Setting(group, params, random, weather)

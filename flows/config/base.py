@@ -28,6 +28,12 @@ from pydantic import (
 import dps
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.outage import Outage
+from dps.core.placement.hash_ring import (
+    BALANCED,
+    MOST_VIRTUAL_NODES,
+    VIRTUAL_NODES,
+    ConsistentHash,
+)
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY, LEAST, MOST
 from dps.protocol.durability import Durability
 from dps.protocol.transport import TransportChoice
@@ -201,12 +207,33 @@ ConsistencySection = Annotated[
 ]
 
 
+class BalancedSection(Section):
+    """Whichever server has the fewest shards gets the next."""
+
+    kind: Literal["balanced"] = "balanced"
+
+    def build(self) -> str:
+        """Return the choice as `ParameterServer` takes it."""
+        return BALANCED
+
+
+class ConsistentHashSection(Built[ConsistentHash]):
+    """Each shard goes to the server that comes next on a ring of `virtual_nodes` for each."""
+
+    makes = ConsistentHash
+    kind: Literal["consistent_hash"]
+    virtual_nodes: Annotated[int, Field(ge=1, le=MOST_VIRTUAL_NODES)] = VIRTUAL_NODES
+
+
+PlacementSection = Annotated[BalancedSection | ConsistentHashSection, Field(discriminator="kind")]
+
+
 class ServerSection(Section):
     """The parameter server: its shards, and nodes kept idle and warm for a loss.
 
     `lease` is for how many seconds a node or worker that is not heard of is counted on; `servers`
     is how many nodes hold the shards at first, None: one for each replica of each; `transport` is
-    by what nodes send each other arrays.
+    by what nodes send each other arrays; `placement` says which of the `servers` holds which shard.
     """
 
     shards: Count = 2
@@ -215,6 +242,9 @@ class ServerSection(Section):
     spares: CountOrNone = 0
     lease: PositiveFloat = 1.0
     transport: TransportChoice = Field(default="auto", exclude_if=lambda chosen: chosen == "auto")
+    placement: PlacementSection = Field(
+        default=BalancedSection(), exclude_if=lambda chosen: chosen.kind == BALANCED
+    )
 
 
 class BudgetSection(Section):

@@ -36,6 +36,7 @@ from dps.core.faults.expansion import (
 from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
+from dps.core.placement.hash_ring import checked_placement
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
@@ -225,6 +226,8 @@ class TrialConfig(_Settings):
             with refusing(key):
                 if servers is not None:
                     as_servers(servers, self.server.shards, self.build_recovery())
+        with refusing("server.placement"):
+            checked_placement(self.server.placement.build(), self.servers)
         return self
 
     @cached_property

@@ -347,6 +347,7 @@ def _server(
         labels=labels,
         on_loss=ON_LOSS,
         transport=config.server.transport,
+        placement=config.server.placement.build(),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core.rebalancing import Move, moves
+from dps.core.placement.rebalancing import Move, moves
 
 HOSTS = "abcdefgh"
 

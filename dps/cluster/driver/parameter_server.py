@@ -52,6 +52,7 @@ from dps.cluster.transport.port import port_of_driver
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
+from dps.core.placement.hash_ring import BALANCED, ConsistentHash
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.spec import SparseSpec
 from dps.errors import (
@@ -138,6 +139,9 @@ class ParameterServer:
         processes of one user on one host, a stream between others), "shared_memory" or "stream"
         (that alone), or "dask". Dask's own connections are used wherever the one chosen does not
         work, and for what goes to the coordinator.
+    placement
+        Which of the `servers` holds which shard: "balanced" (whichever has the fewest),
+        "consistent_hash", or ``ConsistentHash(virtual_nodes=...)``.
 
     Attributes
     ----------
@@ -180,11 +184,12 @@ class ParameterServer:
         labels: Mapping[str, str] | None = None,
         on_loss: str = "warn",
         transport: TransportChoice = "auto",
+        placement: str | ConsistentHash = BALANCED,
     ) -> None:
         choices = optimizer, consistency, recovery, timings
         kept = about or {}
         more = tables, filters, servers, pull_filters
-        start = afresh(client, params, shards, *choices, kept, *more)
+        start = afresh(client, params, shards, *choices, kept, *more, placement=placement)
         talk = on_loss, transport
         self._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
+from dps.core.placement.hash_ring import BALANCED, ConsistentHash, checked_placement
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
@@ -80,6 +81,7 @@ def afresh(
     filters: Mapping[str, Sequence[Filter]] | None = None,
     servers: int | None = None,
     pull_filters: Mapping[str, Sequence[Filter]] | None = None,
+    placement: str | ConsistentHash = BALANCED,
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
@@ -96,9 +98,11 @@ def afresh(
         must_be_known("pull_filters", of_pulls)
     if servers is not None:
         servers = as_servers(servers, len(layout.shards), chosen)
+    ring = checked_placement(placement, servers)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     choices = optimizer, consistency, chosen, coordinator, timings
     group = Group(name, layout, *choices, filters=chains, servers=servers, pull_filters=of_pulls)
+    group = replace(group, placement=ring)
     return Start(group, initial, None, kept)
 
 
@@ -119,6 +123,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         filters=run.filters,
         servers=run.servers,
         pull_filters=run.pull_filters,
+        placement=run.placement,
     )
     return Start(group, (), saved, about(run))
 

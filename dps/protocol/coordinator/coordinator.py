@@ -15,7 +15,7 @@ from typing import Any
 
 from dps.core.consistency import ASP
 from dps.core.names import STORE_ROLES
-from dps.core.rebalancing import Move
+from dps.core.placement.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, TrainingStopped
 from dps.events import (
@@ -361,6 +361,10 @@ class Coordinator:
     def is_reserve(self, host: Endpoint) -> bool:
         """Whether a host is more than the wanted number of servers."""
         return self.scaling.is_reserve(host)
+
+    def preferred(self, shard: int) -> Sequence[Endpoint]:
+        """The hosts that are to hold a shard, the first before others; none: all are alike."""
+        return self.scaling.preferred(shard)
 
     def moved(self, view: View, move: Move[Endpoint], seconds: float, pause: float) -> None:
         """Record that a replica has moved."""

@@ -33,8 +33,9 @@ class ReplicaPlacement:
     def best(self, chain: tuple[Endpoint, ...], last: Endpoint | None) -> Endpoint | None:
         """The best host for one more replica: meant for this shard, else with the fewest.
 
-        Among equals it is one on another machine than those that have a replica, `chain`. `last` is
-        where the shard was before; None: there is none.
+        With consistent hashing it is the one that comes first on the ring. Among equals it is one
+        on another machine than those that have a replica, `chain`. `last` is where the shard was
+        before; None: there is none.
         """
         hosts = self._port.members.hosts
         machines = {hosts[member].machine for member in chain if member in hosts} - {""}
@@ -46,12 +47,16 @@ class ReplicaPlacement:
             and not (chain and self.is_avoided(host))
         ]
 
-        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, bool, str]:
+        preferred = self._port.preferred(self._shard)
+        places = {host: place for place, host in enumerate(preferred)}
+
+        def rank(info: HostInfo) -> tuple[bool, bool, bool, int, bool, int, bool, bool, str]:
             around, host = self._port, info.host
             return (
                 self.is_avoided(host),
                 around.is_reserve(host),
                 host != last,
+                places.get(host, len(places)),
                 info.home != self._shard,
                 around.load(host),
                 info.machine in machines,

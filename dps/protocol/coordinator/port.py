@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from dps.core.rebalancing import Move
+from dps.core.placement.rebalancing import Move
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.durability import CoordinatorPart
@@ -63,6 +64,10 @@ class CoordinatorPort(Protocol):
 
     def is_reserve(self, host: Endpoint) -> bool:
         """Whether a host is more than the wanted number of servers."""
+        ...
+
+    def preferred(self, shard: int) -> Sequence[Endpoint]:
+        """The hosts that are to hold a shard, the first before others; none: all are alike."""
         ...
 
     def moved(self, view: View, move: Move[Endpoint], seconds: float, pause: float) -> None:

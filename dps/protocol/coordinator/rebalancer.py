@@ -2,9 +2,10 @@
 
 As long as nobody has asked for a number of servers, hosts are meant for certain shards (their home)
 and nothing is moved. From then on replicas are kept evenly spread over that many hosts, whichever
-have come and gone, by one move at a time (`dps.core.rebalancing`,
+have come and gone, by one move at a time (`dps.core.placement.rebalancing`,
 `dps.protocol.coordinator.shard_controller`). A host that is drained is emptied, and is made no more
-use of.
+use of. With consistent hashing they are kept where the ring has them instead
+(`dps.protocol.coordinator.host_ring`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dps.core.names import STORE_ROLES
-from dps.core.rebalancing import Move, moves
+from dps.core.placement.rebalancing import Move, moves, moves_to
 from dps.errors import CapacityError, NotServing
+from dps.protocol.coordinator.host_ring import HostRing
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.group import Group
 from dps.protocol.messages import HostInfo
@@ -59,6 +61,7 @@ class Rebalancer:
         self._controllers = controllers
         self._keepers = keepers
         self._drained: dict[Endpoint, int] = {}
+        self._ring = HostRing(group.placement, group.replicas) if group.placement else None
 
     # -- what is asked for -----------------------------------------------------------------------
 
@@ -149,6 +152,10 @@ class Rebalancer:
         """Whether a host is more than the wanted number of servers."""
         return self.servers is not None and host not in self._in_use()
 
+    def preferred(self, shard: int) -> list[Endpoint]:
+        """The hosts that are to hold a shard, the first before others; none: all are alike."""
+        return self._ring.order(shard, self._infos_in_use()) if self._ring is not None else []
+
     def _able(self) -> list[HostInfo]:
         """The hosts that can hold any shard."""
         infos = self.usable.values()
@@ -157,10 +164,18 @@ class Rebalancer:
         ]
 
     def _in_use(self) -> list[Endpoint]:
-        """The hosts that are to hold shards: those that hold most already."""
+        """The hosts that are to hold shards."""
+        return [info.host for info in self._infos_in_use()]
+
+    def _infos_in_use(self) -> list[HostInfo]:
+        """Those that are on the ring, if there is one, then those that hold most already."""
         loads = self._loads()
-        able = sorted(self._able(), key=lambda info: (-loads[info.host], info.node))
-        return [info.host for info in able][: self.servers]
+        kept = self._ring.members if self._ring is not None else ()
+
+        def rank(info: HostInfo) -> tuple[bool, int, str]:
+            return info.host not in kept, -loads[info.host], info.node
+
+        return sorted(self._able(), key=rank)[: self.servers]
 
     def _loads(self) -> Counter[Endpoint]:
         loads: Counter[Endpoint] = Counter()
@@ -178,6 +193,8 @@ class Rebalancer:
             controller.view.serving and controller.moving is None
             for controller in self._controllers
         ):
+            if self._ring is not None:
+                self._ring.members = frozenset(self._in_use())
             ready = (m for m in self._plan() if self._controllers[m.shard].can_move_to(m.target))
             for move in islice(ready, 1):
                 self._controllers[move.shard].move(move)
@@ -203,7 +220,11 @@ class Rebalancer:
         if self.servers is None:
             return []
         chains = [controller.view.chain for controller in self._controllers]
-        found = moves(chains, self._in_use(), self._group.replicas)
+        if self._ring is None:
+            found = moves(chains, self._in_use(), self._group.replicas)
+        else:
+            infos = self._infos_in_use()
+            found = moves_to([self._ring.owners(s, infos) for s in range(len(chains))], chains)
         ready = [move for move in found if move.source is not None]
         return sorted(ready, key=self._urgency)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dps.core.rebalancing import Move
+from dps.core.placement.rebalancing import Move
 from dps.errors import CheckpointCorrupt, DpsError, NotServing, StaleEpoch, TransportError
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.port import CoordinatorPort

@@ -23,6 +23,7 @@ from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters import filter as filters
 from dps.core.filters.chain import FilterChain
+from dps.core.placement.hash_ring import ConsistentHash
 from dps.core.rules import compensation, ftrl, penalties, proximal, staleness
 from dps.core.rules import rule as rules
 from dps.core.rules.rule import UpdateRule
@@ -49,7 +50,7 @@ for _cls in (
     *(filters.SignificantlyModified, filters.KKT, filters.RandomSkip, filters.TopK),
     *(filters.Quantise, filters.Lossless),
     *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
-    *(consistency.BSP, consistency.SSP, consistency.ASP),
+    *(consistency.BSP, consistency.SSP, consistency.ASP, ConsistentHash),
 ):
     message(_cls)
 
@@ -60,7 +61,7 @@ class Run:
     """A group whose checkpoints can be gone on from.
 
     `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one;
-    `servers` is as in `Group`.
+    `servers` and `placement` are as in `Group`.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Run:
     filters: dict[str, FilterChain] = field(default_factory=dict)
     servers: int | None = None
     pull_filters: dict[str, FilterChain] = field(default_factory=dict)
+    placement: ConsistentHash | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ def describe(group: Group, generation: int, started: float, about: str) -> Run:
         group.filters,
         group.servers,
         group.pull_filters,
+        group.placement,
     )
 
 

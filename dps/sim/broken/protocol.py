@@ -17,7 +17,9 @@ from dps.errors import NotServing, TransportError
 from dps.protocol import lease
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.shard_client import ShardClient
+from dps.protocol.coordinator import rebalancer
 from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.host_ring import HostRing
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.rebalancer import Rebalancer
@@ -31,6 +33,7 @@ from dps.protocol.messages import (
     Done,
     Extend,
     GetState,
+    HostInfo,
     Install,
     Loss,
     Pull,
@@ -63,6 +66,7 @@ from dps.sim.broken.variant import (
     gated,
     instead_of,
     mailboxes,
+    rings,
     stores,
 )
 
@@ -425,6 +429,29 @@ def _take_no_note(self: Losses, *args: Any, **known: Any) -> list[Loss]:
 def _wait_for_the_dead(self: Losses, worker: str, incarnation: int) -> list[Loss]:
     """Wait for what a worker that was lost has to say of a loss."""
     return []
+
+
+# -- the ring --------------------------------------------------------------------------------------
+
+
+@instead_of(HostRing, "order", "shards dealt out by turns", rings)
+def _order_by_turns(self: HostRing, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
+    """Number the servers anew when one comes or goes, so that most shards have another one."""
+    around = sorted(hosts, key=lambda info: (info.node, str(info.host)))
+    first = shard % max(1, len(around))
+    return [info.host for info in (*around[first:], *around[:first])]
+
+
+@instead_of(HostRing, "owners", "shards moved by turns", rings)
+def _owners_by_turns(self: HostRing, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
+    """Move shards that have nothing to do with who has come or gone."""
+    return _order_by_turns(self, shard, hosts)[: self._replicas]
+
+
+@instead_of(rebalancer, "moves_to", "nothing moves on the ring", rings)
+def _move_nothing(owners: Any, chains: Any) -> tuple[Any, ...]:
+    """Leave shards where they are when their own server is there again."""
+    return ()
 
 
 _install, _configure, _apply = ShardServer._install, Replica.configure, Replica._apply

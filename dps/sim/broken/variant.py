@@ -165,6 +165,11 @@ def spread(case: Case) -> bool:
     return case.servers is not None
 
 
+def rings(case: Case) -> bool:
+    """Where shards are placed by consistent hashing."""
+    return case.placement is not None
+
+
 def held_back(case: Case) -> bool:
     """Where workers hold updates back that may be too late."""
     return gated(case) and buffers(case) and not mailboxes(case)

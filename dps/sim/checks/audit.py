@@ -43,6 +43,7 @@ from dps.protocol.server.replica import Replica
 from dps.protocol.storage.manifest import Saved
 from dps.sim.checks.checkpoint_age import Committed, now
 from dps.sim.checks.parts import PartsHistory, changed, numbers
+from dps.sim.checks.ring import check_ring
 from dps.sim.injector import Injector
 from dps.sim.process import Process, here
 from dps.sim.schedules.strategies import Case
@@ -552,9 +553,15 @@ class Auditor:
             self._check_told(view.shard, found)
 
     def _check_placement(self, table: Table) -> None:
-        """Replicas are spread evenly over no more hosts than are wanted, once anybody wants it."""
+        """Replicas are spread evenly over no more hosts than are wanted, once anybody wants it.
+
+        Or they are where the ring has them.
+        """
         scaling = self._world.scaling
         if scaling.servers is None:
+            return
+        if self._case.placement is not None:
+            check_ring(scaling, table.views)
             return
         loads = Counter(member.address for view in table.views for member in view.chain)
         even = max(loads.values()) - min(loads.values()) <= 1 and len(loads) <= scaling.servers

@@ -55,7 +55,10 @@ def _check(
     def as_good(host: Endpoint) -> tuple[object, ...]:
         reserve = around.is_reserve(host)
         home = hosts[host].home == shard
-        return candidates.is_avoided(host), reserve, host == last, home, around.load(host)
+        # Those on a ring are never as good as each other: see `dps.sim.checks.ring`.
+        place = [*around.preferred(shard), host].index(host)
+        avoided, load = candidates.is_avoided(host), around.load(host)
+        return avoided, reserve, host == last, place, home, load
 
     elsewhere = [
         info.node

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import Filter, Quantise, SignificantlyModified
 from dps.core.outage import Continue, Replay, Wait
+from dps.core.placement.hash_ring import ConsistentHash
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
@@ -30,7 +31,7 @@ class Case:
     `servers` is how many nodes hold the shards at first; None: one for each replica. `busy` workers
     hardly pause between updates, or for up to `think` seconds; with `calls`, functions make some of
     the updates. What workers pull goes through
-    `pull_filters`, which leave it exact.
+    `pull_filters`, which leave it exact. `placement` is as in `Group`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Case:
     servers: int | None = None
     calls: bool = False
     pull_filters: tuple[Filter, ...] = ()
+    placement: ConsistentHash | None = None
 
     @property
     def interval(self) -> float:
@@ -86,6 +88,8 @@ _FILTERS: tuple[Filter, ...] = (Bins(CELLS, WITHHELD), Quantise("bf16"))
 # Counts are whole numbers below 256, so what changes is above the threshold, and exact in bf16.
 _SPARSE: tuple[Filter, ...] = (SignificantlyModified(0.5),)
 _SHORT: tuple[Filter, ...] = (SignificantlyModified(0.5), Quantise("bf16"))
+
+_RING = ConsistentHash(8)
 
 _ALL = (
     Case("none", Recovery(NoDurability())),
@@ -195,6 +199,16 @@ _ALL = (
         workers=2,
         think=1.2,
         servers=2,
+    ),
+    Case("none, ring", Recovery(NoDurability()), shards=6, servers=3, placement=_RING),
+    Case("checkpoint, ring", Recovery(Checkpoint(every=4)), shards=5, servers=3, placement=_RING),
+    Case("chain(2), ring", Recovery(Chain(2)), shards=5, servers=4, placement=_RING),
+    Case(
+        "stateless, ring",
+        Recovery(SharedStore(every=4), Continue()),
+        shards=4,
+        servers=2,
+        placement=_RING,
     ),
 )
 CASES = {case.name: case for case in _ALL}

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import fmean
 
+from dps.core.placement.hash_ring import hashes
 from flows.replication.charts import Chart, Dot
 from flows.replication.claims import Measurement, mean_of, told
 from flows.replication.findings import Table
-from flows.replication.ftps.hash_ring import dps_balance, hashes, lose_first, ring_balance
+from flows.replication.ftps.balance import dps_balance, lose_first, ring_balance
 from flows.replication.ftps.measures import Measured
 from flows.report.figures.style import count_told
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from dps.core.placement.hash_ring import ConsistentHash
 from dps.errors import ConfigurationError
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand, in_blocks, trial_name
@@ -67,6 +68,20 @@ def test_digest_tells_what_a_trial_depends_on() -> None:
         load_experiment("demo", ["axes.recovery={hot: {durability: {kind: chain, replicas: 2}}}"])
     )
     assert relabelled[0].digest == first["chain.no-fault.seed-0"]
+
+
+def test_a_placement_that_is_not_chosen_leaves_a_trial_as_it_was() -> None:
+    def first(*overrides: str) -> Trial:
+        return expand(load_experiment("demo", overrides))[0]
+
+    assert first("server.placement={kind: balanced}").digest == first().digest
+    assert "placement" not in first().config.model_dump()["server"]
+    ring = "server={shards: 8, servers: 4, placement: {kind: consistent_hash, virtual_nodes: 9}}"
+    assert first(ring).config.server.placement.build() == ConsistentHash(9)
+    with pytest.raises(ConfigurationError, match=r"server\.placement.*needs servers="):
+        first("server.placement={kind: consistent_hash}")
+    with pytest.raises(ConfigurationError, match=r"virtual_nodes"):
+        first("server={servers: 2, placement: {kind: consistent_hash, virtual_nodes: 0}}")
 
 
 def test_a_transport_that_is_not_chosen_leaves_a_trial_as_it_was() -> None:

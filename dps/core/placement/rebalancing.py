@@ -2,7 +2,8 @@
 
 A host is to hold the mean number of replicas, rounded down or up. What is on a host that may hold
 none has to move; beyond that, replicas move from the fullest host to the emptiest until they differ
-by one at most, and of those the ones that have to move anyway.
+by one at most, and of those the ones that have to move anyway. Where something else says who is to
+hold what (`dps.core.placement.hash_ring`), they move there.
 """
 
 from __future__ import annotations
@@ -50,6 +51,25 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
         pass
     found = ((s, source, target) for (s, target), source in plan.sources.items())
     return tuple(Move(*move) for move in sorted(found, key=lambda move: move[0]))
+
+
+def moves_to(owners: Sequence[Sequence[H]], chains: Sequence[Sequence[H]]) -> tuple[Move[H], ...]:
+    """Return what is to move so that each shard's replicas are on its owners.
+
+    Parameters
+    ----------
+    owners
+        Who is to hold each shard. With fewer of them than replicas, what has nowhere to go stays.
+    chains
+        Each shard's replicas: the hosts that they are on, no host twice.
+    """
+    found = []
+    for shard, (wanted, chain) in enumerate(zip(owners, chains, strict=True)):
+        leaving = [host for host in chain if host not in wanted]
+        coming = [host for host in wanted if host not in chain]
+        pairs = zip(leaving, coming, strict=False)
+        found += [Move(shard, source, target) for source, target in pairs]
+    return tuple(found)
 
 
 class _Plan(Generic[H]):

@@ -1,45 +1,18 @@
 """How evenly keys fall on servers: by the consistent hashing of Pampari and Patel, and by dps.
 
-Consistent hashing puts every server on a ring at as many points as it has virtual nodes; a key
-belongs to the server whose point comes next. dps cuts arrays into blocks and places these
-(`dps.core.placement`).
+Their servers share single keys on a ring (`dps.core.placement.hash_ring`). dps cuts arrays into
+blocks and places these on shards (`dps.core.placement.of_blocks`); a ring may share out these.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dps.core.blocks import Layout
-
-
-@dataclass(frozen=True)
-class HashRing:
-    """Servers on a ring. It is never changed; without a server it is another ring."""
-
-    points: np.ndarray
-    owners: np.ndarray
-
-    @classmethod
-    def of(cls, servers: Sequence[str], virtual_nodes: int) -> HashRing:
-        """Put each server at `virtual_nodes` points."""
-        points = hashes([f"{server}#{i}" for server in servers for i in range(virtual_nodes)])
-        order = np.argsort(points, kind="stable")
-        return cls(points[order], np.repeat(np.arange(len(servers)), virtual_nodes)[order])
-
-    def owner(self, keys: np.ndarray) -> np.ndarray:
-        """Return the number of the server that each key's hash belongs to."""
-        found: np.ndarray = self.owners[np.searchsorted(self.points, keys) % len(self.points)]
-        return found
-
-
-def hashes(names: Sequence[str]) -> np.ndarray:
-    """Return where each name falls on the ring."""
-    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
-    return np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+from dps.core.placement.hash_ring import HashRing
 
 
 def ring_balance(keys: np.ndarray, servers: Sequence[str], virtual_nodes: int) -> float:

@@ -1,0 +1,1 @@
+"""Where things are: blocks on shards, and replicas of shards on hosts."""

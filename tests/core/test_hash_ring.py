@@ -1,0 +1,123 @@
+"""The ring of consistent hashing: who owns a key, how even the loads are, what a change moves."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dps.core.placement.hash_ring import ConsistentHash, HashRing, apart, hashes
+from dps.errors import ConfigurationError
+
+SERVERS = ["a", "b", "c", "d", "e"]
+KEYS = hashes([f"w{i}" for i in range(785)])
+NAMES = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
+
+
+@pytest.mark.parametrize("virtual_nodes", [1, 7, 100])
+def test_a_key_belongs_to_the_server_whose_point_comes_next(virtual_nodes: int) -> None:
+    points = {
+        int(hashes([f"{name}#{i}"])[0]): number
+        for number, name in enumerate(SERVERS)
+        for i in range(virtual_nodes)
+    }
+    found = HashRing.of(SERVERS, virtual_nodes).owner(KEYS)
+    for key, owner in zip(KEYS.tolist(), found.tolist(), strict=True):
+        following = min((p for p in points if p >= key), default=min(points))
+        assert owner == points[following]
+
+
+@given(NAMES, st.integers(1, 20), st.text(max_size=5))
+def test_successors_are_all_servers_once_and_the_owner_is_the_first(
+    servers: list[str], virtual_nodes: int, key: str
+) -> None:
+    ring = HashRing.of(servers, virtual_nodes)
+    found = ring.successors(key)
+    assert sorted(found) == list(range(len(servers)))
+    assert found[0] == int(ring.owner(hashes([key]))[0])
+
+
+@given(NAMES, st.integers(1, 20), st.integers(0, 7), st.integers(1, 3), st.integers(0, 3))
+def test_who_leaves_or_comes_changes_the_owners_of_its_own_keys_alone_and_by_one(
+    servers: list[str], virtual_nodes: int, which: int, replicas: int, machines: int
+) -> None:
+    """Read backwards it is the same for one that comes. With 0 machines each has one of its own."""
+    gone = servers[which % len(servers)]
+    rest = [name for name in servers if name != gone]
+    on = {name: str(i % machines) if machines else "" for i, name in enumerate(servers)}
+
+    def owners(names: list[str], key: str) -> list[str]:
+        following = [names[i] for i in HashRing.of(names, virtual_nodes).successors(key)]
+        return apart(following, on.__getitem__, replicas)[:replicas]
+
+    for key in (f"shard-{i}" for i in range(16)):
+        before = owners(servers, key)
+        after = owners(rest, key) if rest else []
+        assert len(before) == min(replicas, len(servers))
+        if gone not in before:
+            assert after == before
+        else:
+            kept = {name for name in before if name != gone}
+            assert kept <= set(after)
+            assert len(after) == min(replicas, len(rest))
+
+
+@given(NAMES, st.integers(1, 4), st.integers(1, 4))
+def test_the_first_replicas_are_on_as_many_machines_as_there_are(
+    servers: list[str], machines: int, replicas: int
+) -> None:
+    on = {name: str(len(name) % machines) for name in servers}
+    found = apart(servers, on.__getitem__, replicas)
+    assert sorted(found) == sorted(servers)
+    first = found[:replicas]
+    assert len({on[name] for name in first}) == min(len(first), len(set(on.values())))
+
+
+@pytest.mark.parametrize("virtual_nodes", [16, 64, 256])
+@pytest.mark.parametrize("servers", [4, 16])
+def test_more_virtual_nodes_share_the_ring_out_more_evenly(
+    servers: int, virtual_nodes: int
+) -> None:
+    """If points fall on the ring at random, a server's part of it is Beta(v, (n - 1)v)."""
+    keys = hashes([f"key-{i}" for i in range(30_000)])
+    shares: list[float] = []
+    for naming in range(320 // servers):
+        ring = HashRing.of([f"{naming}/{i}" for i in range(servers)], virtual_nodes)
+        shares += (np.bincount(ring.owner(keys), minlength=servers) / len(keys)).tolist()
+    expected = stats.beta(virtual_nodes, (servers - 1) * virtual_nodes)
+    assert stats.kstest(shares, expected.cdf).pvalue > 0.01
+    assert np.std(shares) / np.mean(shares) < 1.15 / math.sqrt(virtual_nodes)
+
+
+def test_every_process_has_the_same_ring() -> None:
+    program = (
+        "import json; from dps.core.placement.hash_ring import HashRing;"
+        "print(json.dumps([HashRing.of(list('abcde'), 9).successors(f's{i}') for i in range(9)]))"
+    )
+    here = [HashRing.of(SERVERS, 9).successors(f"s{i}") for i in range(9)]
+    for seed in ("1", "2"):
+        other = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(other.stdout) == here
+
+
+@pytest.mark.parametrize("virtual_nodes", [0, -1, 10_001, 1.5, True, "8"])
+def test_virtual_nodes_out_of_range_are_refused(virtual_nodes: object) -> None:
+    with pytest.raises(ConfigurationError, match="from 1 to 10,000"):
+        ConsistentHash(virtual_nodes)  # type: ignore[arg-type]
+
+
+def test_virtual_nodes_may_be_a_whole_number_of_another_kind() -> None:
+    assert type(ConsistentHash(np.int64(8)).virtual_nodes) is int
