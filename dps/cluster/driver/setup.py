@@ -15,6 +15,7 @@ from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
+from dps.core.rules.per_array import as_rule, check_names
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
@@ -71,7 +72,7 @@ def afresh(
     client: distributed.Client,
     params: Mapping[str, np.ndarray],
     shards: int,
-    optimizer: UpdateRule,
+    optimizer: UpdateRule | Mapping[str, UpdateRule],
     consistency: Consistency,
     recovery: str | Recovery,
     timings: Timings,
@@ -83,21 +84,23 @@ def afresh(
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
-    check_choices(optimizer, consistency)
+    check_consistency(consistency)
     chosen = checked_recovery(recovery, platform_of(client))
     check_tables(tables, chosen)
-    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
-    chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
+    rule = as_rule(optimizer)
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
+    check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
+    chains = checked_filters({} if filters is None else filters, layout.names, rule)
     given = {} if pull_filters is None else pull_filters
     of_pulls = checked_pull_filters(given, layout.names, chosen.durability)
     if chosen.durability.writes_checkpoints:
-        must_be_known("optimizer", optimizer)
+        must_be_known("optimizer", rule)
         must_be_known("filters", chains)
         must_be_known("pull_filters", of_pulls)
     if servers is not None:
         servers = as_servers(servers, len(layout.shards), chosen)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
-    choices = optimizer, consistency, chosen, coordinator, timings
+    choices = rule, consistency, chosen, coordinator, timings
     group = Group(name, layout, *choices, filters=chains, servers=servers, pull_filters=of_pulls)
     return Start(group, initial, None, kept)
 
@@ -183,12 +186,8 @@ def shared_path(path: str | None) -> str:
     return absolute(path)
 
 
-def check_choices(optimizer: object, consistency: object) -> None:
-    """Refuse what is no update rule, or no consistency model; raises `ConfigurationError`."""
-    if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
-        raise ConfigurationError(
-            f"optimizer={optimizer!r}, expected an update rule such as SGD(0.1) or Adam()"
-        )
+def check_consistency(consistency: object) -> None:
+    """Refuse what is no consistency model; raises `ConfigurationError`."""
     if not isinstance(consistency, BSP | SSP | ASP):
         raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
 
