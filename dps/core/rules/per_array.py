@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dps.core.rules.clipping import clipping_of
-from dps.core.rules.rule import UpdateRule, by_rows, needs_base
+from dps.core.rules.rule import UpdateRule, by_rows, needs_base, rule_for
 from dps.errors import ConfigurationError
 
 Array = np.ndarray
@@ -186,7 +186,7 @@ def check_names(rule: UpdateRule, names: Collection[str]) -> None:
     if named is None:
         return
     for name in names:
-        named.rule_for(name)
+        rule_for(rule, name)
     used = {named.chosen(name) for name in names}
     for entry, _ in named.rules:
         if entry not in used and entry != EVERY:
