@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dps.core.blocks import ShardLayout, all_finite
+from dps.core.blocks import Piece, ShardLayout, all_finite
 from dps.core.flat import Empty
 from dps.core.functions import Function, carried_out, changed_buffer
 from dps.core.rules.compensation import check_base, compensated
@@ -398,15 +398,8 @@ def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Bytes of a shard's buffer of one dtype and one rule; `row` is as in `Block`."""
-
-    begin: int
-    end: int
-    dtype: str
-    row: int
-    rule: UpdateRule | None
+# First byte, end byte, dtype, elements of a row if the rule has to see whole ones (else 0), rule.
+_Stretch = tuple[int, int, str, int, UpdateRule | None]
 
 
 def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) -> Iterator[_Chunk]:
@@ -417,18 +410,16 @@ def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) 
     if op.gradient is None and op.rows:
         return
     stretches = _stretches(layout, op, rule)
-    expected = sum(stretch.end - stretch.begin for stretch in stretches)
+    expected = sum(end - begin for begin, end, *_ in stretches)
     if op.gradient is None or op.codec or op.gradient.nbytes != expected:
         size = 0 if op.gradient is None else op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")
     at = 0
-    for stretch in stretches:
-        dtype, own = stretch.dtype, stretch.rule
-        row = _row(layout, stretch) if own is not None and by_rows(own) else 0
+    for first, last, dtype, row, own in stretches:
         unit = max(1, row) * np.dtype(dtype).itemsize
         most = max(1, CHUNK_BYTES // unit) * unit
-        for begin in range(stretch.begin, stretch.end, most):
-            end = min(begin + most, stretch.end)
+        for begin in range(first, last, most):
+            end = min(begin + most, last)
             gradient = _shaped(op.gradient[at : at + end - begin], dtype, row)
             yield _Chunk(begin, end, dtype, row, gradient, own)
             at += end - begin
@@ -437,32 +428,28 @@ def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) 
 def _stretches(layout: ShardLayout, op: Operation, rule: UpdateRule | None) -> list[_Stretch]:
     """What the gradient covers, in the order of the buffer."""
     named = rule is not None and is_per_array(rule)
-    if not (op.pieces or named or (rule is not None and by_rows(rule))):
-        return [_Stretch(*run, 0, rule) for run in layout.runs]
+    rows = rule is not None and by_rows(rule)
+    if not (op.pieces or named or rows):
+        return [(*run, 0, rule) for run in layout.runs]
     chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
     if rule is None or not named:
-        return [_Stretch(p.offset, p.end, p.block.dtype, p.block.row, rule) for p in chosen]
+        return [(p.offset, p.end, p.block.dtype, _row(p) if rows else 0, rule) for p in chosen]
+    own = {name: rule_for(rule, name) for name in {p.block.name for p in chosen}}
+    rows_of = {name: by_rows(each) for name, each in own.items()}
     found: list[_Stretch] = []
-    of = {name: rule_for(rule, name) for name in {p.block.name for p in chosen}}
-    for p in chosen:
-        stretch = _Stretch(p.offset, p.end, p.block.dtype, p.block.row, of[p.block.name])
-        if found and _is_one(found[-1], stretch):
-            stretch = replace(stretch, begin=found.pop().begin)
-        found.append(stretch)
+    for piece in chosen:
+        begin, dtype, name = piece.offset, piece.block.dtype, piece.block.name
+        row = _row(piece) if rows_of[name] else 0
+        if found and not row and found[-1][1:] == (begin, dtype, 0, own[name]):
+            begin = found.pop()[0]  # both are one stretch for a rule that looks at each element
+        found.append((begin, piece.end, dtype, row, own[name]))
     return found
 
 
-def _is_one(before: _Stretch, after: _Stretch) -> bool:
-    """Whether a rule that treats each element on its own may take both for one stretch."""
-    assert after.rule is not None
-    same = (before.end, before.dtype, before.rule) == (after.begin, after.dtype, after.rule)
-    return same and not by_rows(after.rule)
-
-
-def _row(layout: ShardLayout, stretch: _Stretch) -> int:
-    if not stretch.row:
+def _row(piece: Piece) -> int:
+    if not piece.block.row:
         raise ConfigurationError(
-            f"the update rule needs whole rows, but the blocks of {layout.name_at(stretch.begin)!r}"
-            " may cut them: make the layout with whole_rows=True"
+            f"the update rule needs whole rows, but the blocks of {piece.block.name!r} may "
+            "cut them: make the layout with whole_rows=True"
         )
-    return stretch.row
+    return piece.block.row
