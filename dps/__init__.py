@@ -25,11 +25,15 @@ from dps.core.filters.filter import (
 from dps.core.functions import Changed, Part
 from dps.core.outage import Continue, Replay, Wait
 from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.rules.clipping import Clipped
 from dps.core.rules.compensation import DelayCompensated
+from dps.core.rules.decay import WeightDecay
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.rules.per_array import Frozen, PerArray
 from dps.core.rules.proximal import DelayedProximal, Proximal
-from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule
+from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
 from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.spec import Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
@@ -67,18 +71,23 @@ __all__ = [
     "SSP",
     "AdaGrad",
     "Adam",
+    "AdamW",
     "Chain",
     "Changed",
     "Checkpoint",
+    "Clipped",
     "Consistency",
     "ConsistentHash",
+    "Constant",
     "Continue",
+    "Cosine",
     "DelayCompensated",
     "DelayedProximal",
     "DpsError",
     "Durability",
     "ElasticNet",
     "Filter",
+    "Frozen",
     "GroupL1",
     "Loss",
     "Lossless",
@@ -89,18 +98,22 @@ __all__ = [
     "Part",
     "PartialCheckpoint",
     "Penalty",
+    "PerArray",
     "Pipeline",
     "Proximal",
     "Quantise",
     "RandomSkip",
     "Recovery",
     "Replay",
+    "Schedule",
+    "Scheduled",
     "Selection",
     "Sending",
     "SharedStore",
     "SignificantlyModified",
     "SparseSpec",
     "StalenessAware",
+    "StepDecay",
     "Timings",
     "TopK",
     "TrainingStopped",
@@ -110,6 +123,8 @@ __all__ = [
     "UpdatesLost",
     "UpdatesLostWarning",
     "Wait",
+    "WarmUp",
+    "WeightDecay",
     "Worker",
     "WorkerCache",
     "Zeros",

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dps.core.blocks import ShardLayout, all_finite
+from dps.core.blocks import Piece, ShardLayout, all_finite
 from dps.core.flat import Empty
 from dps.core.functions import Function, carried_out, changed_buffer
 from dps.core.rules.compensation import check_base, compensated
 from dps.core.rules.row_steps import check_rows, stepped_tables
-from dps.core.rules.rule import UpdateRule, by_rows, factor
+from dps.core.rules.rule import UpdateRule, by_rows, factor, factor_at, is_per_array, rule_for
 from dps.core.tables.table import SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
@@ -267,9 +267,13 @@ def _gradient(
     empty: Empty,
 ) -> Step:
     op = compensated(layout, rule, state.values, op)
-    scale = op.scale * factor(rule, _staleness(state, op))
-    values, slots = _stepped(layout, rule, state, op, scale, each, empty)
-    tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale)
+    staleness = _staleness(state, op)
+
+    def scale_of(own: UpdateRule) -> float:
+        return op.scale * factor(own, staleness) * factor_at(own, state.version)
+
+    values, slots = _stepped(layout, rule, state, op, scale_of, each, empty)
+    tables = stepped_tables(layout, rule, state.tables, op, state.steps + 1, scale_of)
     updates: list[AppliedUpdate] = []
     version, workers = state.version, dict(state.workers)
     for update, based_on, based_at in ((op.id, op.based_on, op.based_at), *op.merged):
@@ -295,7 +299,8 @@ def _gradient(
 class _Chunk:
     """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them.
 
-    `row` is how many elements its rows have; 0: it is no matrix of rows.
+    `rule` is the one of the arrays in it; `row` is how many elements its rows have, 0: it is no
+    matrix of rows.
     """
 
     begin: int
@@ -303,6 +308,7 @@ class _Chunk:
     dtype: str
     row: int
     gradient: np.ndarray
+    rule: UpdateRule | None
 
     def of(self, buffer: np.ndarray) -> np.ndarray:
         """The chunk in a buffer like the shard's, typed, without a copy."""
@@ -319,7 +325,7 @@ def _stepped(
     rule: UpdateRule,
     state: ShardState,
     op: Operation,
-    scale: float,
+    scale_of: Callable[[UpdateRule], float],
     each: Each,
     empty: Empty,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -330,24 +336,27 @@ def _stepped(
     """
     if op.gradient is None and op.rows:
         return state.values, state.slots
-    chunks = list(_chunks(layout, op, by_rows(rule)))
+    chunks = list(_chunks(layout, op, rule))
     values = empty(state.values.shape, state.values.dtype.str)
     slots = {name: np.empty_like(slot) for name, slot in state.slots.items()}
 
     def step(chunk: _Chunk) -> None:
+        assert chunk.rule is not None
         # A diverging run shows in its results. The setting is each thread's own.
         with np.errstate(over="ignore", invalid="ignore"):
             _check_chunk(layout, op, chunk)
-            _, new_slots = rule.step(
+            _, new_slots = chunk.rule.step(
                 chunk.of(state.values),
                 chunk.gradient,
                 {name: chunk.of(slot) for name, slot in state.slots.items()},
                 state.steps + 1,
-                scale,
+                scale_of(chunk.rule),
                 out=chunk.of(values),
             )
-        for name, slot in new_slots.items():
-            chunk.of(slots[name])[:] = slot
+        for name, slot in slots.items():  # some may be those of other arrays' rules
+            chunk.of(slot)[:] = (
+                new_slots[name] if name in new_slots else chunk.of(state.slots[name])
+            )
 
     def copy(gap: slice) -> None:
         values[gap] = state.values[gap]
@@ -389,38 +398,58 @@ def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
         )
 
 
-def _chunks(layout: ShardLayout, op: Operation, rows: bool = False) -> Iterator[_Chunk]:
-    """Cut what the gradient covers into chunks, of whole `rows` or of any elements.
+# First byte, end byte, dtype, elements of a row if the rule has to see whole ones (else 0), rule.
+_Stretch = tuple[int, int, str, int, UpdateRule | None]
+
+
+def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) -> Iterator[_Chunk]:
+    """Cut what the gradient covers into chunks of one rule, of whole rows where it needs them.
 
     The gradient is cut with it. One of rows of tables alone covers nothing here.
     """
     if op.gradient is None and op.rows:
         return
-    if rows or op.pieces:
-        chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
-        stretches = [(p.offset, p.end, p.block.dtype, p.block.row) for p in chosen]
-    else:
-        stretches = [(*run, 0) for run in layout.runs]
-    expected = sum(end - begin for begin, end, _, _ in stretches)
+    stretches = _stretches(layout, op, rule)
+    expected = sum(end - begin for begin, end, *_ in stretches)
     if op.gradient is None or op.codec or op.gradient.nbytes != expected:
         size = 0 if op.gradient is None else op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {expected}")
     at = 0
-    for first, last, dtype, length in stretches:
-        row = _row(layout, first, length) if rows else 0
+    for first, last, dtype, row, own in stretches:
         unit = max(1, row) * np.dtype(dtype).itemsize
         most = max(1, CHUNK_BYTES // unit) * unit
         for begin in range(first, last, most):
             end = min(begin + most, last)
             gradient = _shaped(op.gradient[at : at + end - begin], dtype, row)
-            yield _Chunk(begin, end, dtype, row, gradient)
+            yield _Chunk(begin, end, dtype, row, gradient, own)
             at += end - begin
 
 
-def _row(layout: ShardLayout, offset: int, length: int) -> int:
-    if not length:
+def _stretches(layout: ShardLayout, op: Operation, rule: UpdateRule | None) -> list[_Stretch]:
+    """What the gradient covers, in the order of the buffer."""
+    named = rule is not None and is_per_array(rule)
+    rows = rule is not None and by_rows(rule)
+    if not (op.pieces or named or rows):
+        return [(*run, 0, rule) for run in layout.runs]
+    chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
+    if rule is None or not named:
+        return [(p.offset, p.end, p.block.dtype, _row(p) if rows else 0, rule) for p in chosen]
+    own = {name: rule_for(rule, name) for name in {p.block.name for p in chosen}}
+    rows_of = {name: by_rows(each) for name, each in own.items()}
+    found: list[_Stretch] = []
+    for piece in chosen:
+        begin, dtype, name = piece.offset, piece.block.dtype, piece.block.name
+        row = _row(piece) if rows_of[name] else 0
+        if found and not row and found[-1][1:] == (begin, dtype, 0, own[name]):
+            begin = found.pop()[0]  # both are one stretch for a rule that looks at each element
+        found.append((begin, piece.end, dtype, row, own[name]))
+    return found
+
+
+def _row(piece: Piece) -> int:
+    if not piece.block.row:
         raise ConfigurationError(
-            f"the update rule needs whole rows, but the blocks of {layout.name_at(offset)!r} may "
+            f"the update rule needs whole rows, but the blocks of {piece.block.name!r} may "
             "cut them: make the layout with whole_rows=True"
         )
-    return length
+    return piece.block.row

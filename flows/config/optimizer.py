@@ -1,19 +1,30 @@
-"""The sections of a configuration for update rules and the penalties that go with them."""
+"""The sections of a configuration for update rules, and the penalties and schedules with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from dps.core.rules.clipping import Clipped
 from dps.core.rules.compensation import DelayCompensated
+from dps.core.rules.decay import WeightDecay
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.rules.proximal import DelayedProximal, Proximal
-from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
+from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule
+from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
 from dps.core.rules.staleness import StalenessAware
 from flows.config.base import Built, Section
+from flows.config.errors import refuse
 from flows.config.plugins import Group, Registered
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -57,22 +68,91 @@ PenaltySection = Annotated[
 ]
 
 
-class _RuleSection(Section):
-    """What all update rules have in common: what may be done about stale gradients.
+class ConstantSection(Built[Schedule]):
+    """The learning rate as it is."""
 
-    Steps may be divided by the staleness, and gradients corrected for what they have missed.
+    makes = Constant
+    kind: Literal["constant"]
+
+
+class StepSection(Built[Schedule]):
+    """It is multiplied by the same number every so many updates."""
+
+    makes = StepDecay
+    kind: Literal["step"]
+    every: PositiveInt
+    by: PositiveFloat = 0.1
+
+
+class CosineSection(Built[Schedule]):
+    """It falls along half a cosine to a part of itself."""
+
+    makes = Cosine
+    kind: Literal["cosine"]
+    updates: PositiveInt
+    least: Fraction = 0.0
+
+
+FollowingSection = Annotated[
+    ConstantSection | StepSection | CosineSection, Field(discriminator="kind")
+]
+
+
+class WarmUpSection(Section):
+    """It rises evenly, and another schedule follows."""
+
+    kind: Literal["warm_up"]
+    updates: PositiveInt
+    then: FollowingSection = ConstantSection(kind="constant")
+    start: Fraction = 0.0
+
+    def build(self) -> Schedule:
+        """Return the schedule."""
+        return WarmUp(self.updates, self.then.build(), self.start)
+
+
+ScheduleSection = Annotated[
+    ConstantSection | StepSection | CosineSection | WarmUpSection, Field(discriminator="kind")
+]
+
+
+class ClipSection(Section):
+    """What workers clip whole gradients to before they push them."""
+
+    norm: PositiveFloat | None = None
+    value: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _clips_something(self) -> ClipSection:
+        if self.norm is None and self.value is None:
+            refuse("expected norm, value or both, such as {norm: 1.0}")
+        return self
+
+
+class _RuleSection(Section):
+    """What all update rules have in common: what goes around a rule.
+
+    Learning rates may follow a schedule, gradients be clipped; steps may be divided by the
+    staleness, and gradients corrected for what they have missed.
     """
 
     makes: ClassVar[Callable[..., Any]]
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
     staleness_aware: bool = Field(default=False, exclude_if=lambda aware: not aware)
     delay_compensation: NonNegativeFloat | None = Field(
         default=None, exclude_if=lambda strength: strength is None
     )
+    schedule: ScheduleSection | None = Field(default=None, exclude_if=lambda s: s is None)
+    clip: ClipSection | None = Field(default=None, exclude_if=lambda clip: clip is None)
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
-        rule = StalenessAware(self._rule()) if self.staleness_aware else self._rule()
+        rule = self._rule()
+        if self.schedule is not None:
+            rule = Scheduled(rule, self.schedule.build())
+        if self.clip is not None:
+            rule = Clipped(rule, self.clip.norm, self.clip.value)
+        rule = StalenessAware(rule) if self.staleness_aware else rule
         strength = self.delay_compensation
         return rule if strength is None else DelayCompensated(rule, strength)
 
@@ -88,7 +168,18 @@ class _RuleSection(Section):
         return made
 
 
-class SgdSection(_RuleSection):
+class _DecayingSection(_RuleSection):
+    """Rules that may have weight decay in their gradients, as torch's optimizers have it."""
+
+    weight_decay: NonNegativeFloat = Field(default=0.0, exclude_if=lambda decay: decay == 0)
+
+    def _rule(self) -> UpdateRule:
+        common = {"kind", *_DecayingSection.model_fields}
+        rule: UpdateRule = self.makes(**self.model_dump(exclude=common))
+        return WeightDecay(rule, self.weight_decay) if self.weight_decay else rule
+
+
+class SgdSection(_DecayingSection):
     """Plain stochastic gradient descent."""
 
     makes = SGD
@@ -96,7 +187,7 @@ class SgdSection(_RuleSection):
     learning_rate: NonNegativeFloat
 
 
-class MomentumSection(_RuleSection):
+class MomentumSection(_DecayingSection):
     """Gradient descent with heavy-ball momentum."""
 
     makes = Momentum
@@ -105,7 +196,7 @@ class MomentumSection(_RuleSection):
     momentum: Fraction = 0.9
 
 
-class AdaGradSection(_RuleSection):
+class AdaGradSection(_DecayingSection):
     """Learning rates that fall as squared gradients add up."""
 
     makes = AdaGrad
@@ -114,7 +205,7 @@ class AdaGradSection(_RuleSection):
     eps: PositiveFloat = 1e-10
 
 
-class AdamSection(_RuleSection):
+class AdamSection(_DecayingSection):
     """Adam with bias correction."""
 
     makes = Adam
@@ -123,6 +214,18 @@ class AdamSection(_RuleSection):
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     eps: PositiveFloat = 1e-8
+
+
+class AdamWSection(_RuleSection):
+    """Adam with decoupled weight decay."""
+
+    makes = AdamW
+    kind: Literal["adamw"]
+    learning_rate: NonNegativeFloat = 0.001
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.01
 
 
 class FtrlSection(_RuleSection):
@@ -188,6 +291,7 @@ OptimizerSection = Annotated[
     | MomentumSection
     | AdaGradSection
     | AdamSection
+    | AdamWSection
     | FtrlSection
     | ProximalSection
     | DelayedProximalSection,

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
 
+from dps.core.rules.clipping import Clipped
+from dps.core.rules.decay import WeightDecay
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1
 from dps.core.rules.proximal import DelayedProximal, Proximal
-from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule, by_rows
+from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule, by_rows
+from dps.core.rules.schedules import Cosine, Scheduled
 from dps.core.rules.staleness import StalenessAware
 from dps.errors import ConfigurationError
 
@@ -27,21 +30,27 @@ PLAIN = [
     Adam(0.1, beta1=0.5, beta2=0.9, eps=1e-3),
     Adam(0.1, beta1=0.0, beta2=0.0),
 ]
+ADAMW = [AdamW(), AdamW(0.1, 0.5, 0.9, 1e-3, 0.3), AdamW(0.1, weight_decay=0.0)]
 ADAGRAD = [AdaGrad(), AdaGrad(0.5, eps=1e-3)]
 RULES = [
     *PLAIN,
     *ADAGRAD,
+    *ADAMW,
     FTRL(0.5, beta=0.5, l1=0.1, l2=0.2),
     *(Proximal(0.1, penalty) for penalty in (L1(0.5), L2(0.5), ElasticNet(0.5, 0.2))),
     DelayedProximal(2.0, 1.0, 4, L1(0.1)),
     StalenessAware(Adam()),
+    WeightDecay(Momentum(0.05), 0.1),
+    Scheduled(Clipped(AdamW(), norm=1.0), Cosine(10)),
 ]
 DTYPES = ("float32", "float64")
 RELATIVE = {"float32": 2e-5, "float64": 1e-12}
 
 
 OF_ONE_NUMBER: list[Callable[[float], UpdateRule]] = [
-    *(SGD, Momentum, AdaGrad, Adam, FTRL),
+    *(SGD, Momentum, AdaGrad, Adam, AdamW, FTRL),
+    lambda x: AdamW(x, weight_decay=x),
+    lambda x: WeightDecay(SGD(x), x),
     lambda x: FTRL(x, x, x, x),
     lambda x: Proximal(x, L1(x)),
     lambda x: Proximal(x, L2(x)),
@@ -116,16 +125,28 @@ def textbook_adam(rule: Adam, w: float, gradients: list[float]) -> float:
     return w
 
 
+def textbook_adamw(rule: AdamW, w: float, gradients: list[float]) -> float:
+    m = v = 0.0
+    for t, g in enumerate(gradients, 1):
+        w -= rule.learning_rate * rule.weight_decay * w
+        m = rule.beta1 * m + (1 - rule.beta1) * g
+        v = rule.beta2 * v + (1 - rule.beta2) * g**2
+        unbiased_m, unbiased_v = m / (1 - rule.beta1**t), v / (1 - rule.beta2**t)
+        w -= rule.learning_rate * unbiased_m / (math.sqrt(unbiased_v) + rule.eps)
+    return w
+
+
 TEXTBOOK: dict[type, Callable[..., float]] = {
     SGD: textbook_sgd,
     Momentum: textbook_momentum,
     AdaGrad: textbook_adagrad,
     Adam: textbook_adam,
+    AdamW: textbook_adamw,
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", [*PLAIN, *ADAGRAD], ids=str)
+@pytest.mark.parametrize("rule", [*PLAIN, *ADAGRAD, *ADAMW], ids=str)
 def test_rule_agrees_with_the_textbook(rule: UpdateRule, dtype: str) -> None:
     values, gradients = problem(dtype)
     expected = [
@@ -203,6 +224,8 @@ def test_precision_stays_whatever_kind_of_number_the_learning_rate_is(
         (Momentum(0.5), Momentum(0.125)),
         (AdaGrad(0.5), AdaGrad(0.125)),
         (Adam(0.5), Adam(0.125)),
+        (AdamW(0.5, weight_decay=0.3), AdamW(0.125, weight_decay=0.3)),
+        (WeightDecay(Adam(0.5), 0.3), WeightDecay(Adam(0.125), 0.3)),
         *((Proximal(0.5, p), Proximal(0.125, p)) for p in (L1(0.3), L2(0.3), ElasticNet(0.3, 1))),
         (Proximal(0.5, GroupL1(0.3)), Proximal(0.125, GroupL1(0.3))),
         (StalenessAware(SGD(0.5)), SGD(0.125)),
@@ -219,7 +242,9 @@ def test_scale_is_a_factor_on_the_learning_rate(rule: UpdateRule, slower: Update
 
 
 @pytest.mark.parametrize("wrong", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("rule", [SGD, Momentum, AdaGrad, Adam, lambda x: Proximal(x, L1(1))])
+@pytest.mark.parametrize(
+    "rule", [SGD, Momentum, AdaGrad, Adam, AdamW, lambda x: Proximal(x, L1(1))]
+)
 def test_a_learning_rate_that_is_negative_or_no_number_is_refused(
     rule: Callable[[float], UpdateRule], wrong: float
 ) -> None:
@@ -235,6 +260,8 @@ def test_a_learning_rate_that_is_negative_or_no_number_is_refused(
         (lambda x: Momentum(0.1, momentum=x), "Momentum: momentum"),
         (lambda x: Adam(beta1=x), "Adam: beta1"),
         (lambda x: Adam(beta2=x), "Adam: beta2"),
+        (lambda x: AdamW(beta1=x), "AdamW: beta1"),
+        (lambda x: AdamW(beta2=x), "AdamW: beta2"),
     ],
 )
 @pytest.mark.parametrize("wrong", [-0.1, 1.0, 1.5, math.nan])
@@ -246,7 +273,7 @@ def test_a_decay_outside_of_its_range_is_refused(
 
 
 @pytest.mark.parametrize("eps", [0, 1e-50, math.nan])
-@pytest.mark.parametrize("rule", [AdaGrad, Adam])
+@pytest.mark.parametrize("rule", [AdaGrad, Adam, AdamW])
 def test_an_eps_that_is_nothing_in_float32_is_refused(
     rule: Callable[..., UpdateRule], eps: float
 ) -> None:
@@ -254,6 +281,29 @@ def test_an_eps_that_is_nothing_in_float32_is_refused(
         ConfigurationError, match=rf"Ada\w+: eps={eps}, expected a number of 1.2e-38"
     ):
         rule(eps=eps)
+
+
+@pytest.mark.parametrize("strength", [-0.1, math.nan, math.inf, "0.1"])
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda x: AdamW(weight_decay=x), "AdamW: weight_decay"),
+        (lambda x: WeightDecay(SGD(0.1), x), "WeightDecay: strength"),
+    ],
+)
+def test_a_weight_decay_that_is_none_is_refused(
+    make: Callable[[float], UpdateRule], field: str, strength: float
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{field}=.*expected a number, 0 or above"):
+        make(strength)
+
+
+def test_weight_decay_is_the_gradient_of_half_the_squares() -> None:
+    values, gradients = problem("float64")
+    found = trained(WeightDecay(SGD(0.1), 0.5), values, gradients)
+    for gradient in gradients:
+        values = values - 0.1 * (gradient + 0.5 * values)
+    np.testing.assert_allclose(found, values, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

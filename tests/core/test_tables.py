@@ -43,7 +43,7 @@ def pushed(
     table: SparseTable, rows: Rows, rule: UpdateRule, t: int = 1, layout: ShardLayout = LAYOUT
 ) -> SparseTable:
     op = Operation("gradient", UpdateId("a", 1, t), rows=(rows,))
-    return stepped_tables(layout, rule, {"emb": table}, op, t, 1.0)["emb"]
+    return stepped_tables(layout, rule, {"emb": table}, op, t, lambda _: 1.0)["emb"]
 
 
 class Dictionary:

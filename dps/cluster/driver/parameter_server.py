@@ -98,10 +98,11 @@ class ParameterServer:
         How many nodes hold shards at first (see `scale`); None: one for each replica of a shard,
         as far as there are nodes.
     optimizer
-        The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `FTRL`, `Proximal` or
-        `DelayedProximal` with a penalty, any of them within `StalenessAware` or
-        `DelayCompensated`, or one of your own (for checkpoints it must be registered with
-        `dps.protocol.wire.message`).
+        The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `AdamW`, `FTRL`,
+        `Proximal` or `DelayedProximal` with a penalty, any of them within `Scheduled`,
+        `WeightDecay`, `Clipped`, `StalenessAware` or `DelayCompensated`, or one of your own (for
+        checkpoints it must be registered with `dps.protocol.wire.message`). Or a rule for each
+        array and table, by names (see `PerArray`), such as ``{"*.bias": SGD(0.1), "*": AdamW()}``.
     consistency
         `BSP()`, `SSP(tau)` or `ASP()`.
     recovery
@@ -171,7 +172,7 @@ class ParameterServer:
         tables: Sequence[SparseSpec] = (),
         shards: int = 1,
         servers: int | None = None,
-        optimizer: UpdateRule = SGD(0.01),  # noqa: B008 - a frozen value
+        optimizer: UpdateRule | Mapping[str, UpdateRule] = SGD(0.01),  # noqa: B008 - a frozen value
         consistency: Consistency = ASP(),  # noqa: B008 - a frozen value
         recovery: str | Recovery = "none",
         on_event: Sink | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
 from dps.core.placement.hash_ring import BALANCED, ConsistentHash, checked_placement
+from dps.core.rules.per_array import as_rule, check_names
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
@@ -72,7 +73,7 @@ def afresh(
     client: distributed.Client,
     params: Mapping[str, np.ndarray],
     shards: int,
-    optimizer: UpdateRule,
+    optimizer: UpdateRule | Mapping[str, UpdateRule],
     consistency: Consistency,
     recovery: str | Recovery,
     timings: Timings,
@@ -85,24 +86,33 @@ def afresh(
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
-    check_choices(optimizer, consistency)
+    check_consistency(consistency)
     chosen = checked_recovery(recovery, platform_of(client))
     check_tables(tables, chosen)
-    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
-    chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
+    rule = as_rule(optimizer)
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
+    check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
+    chains = checked_filters({} if filters is None else filters, layout.names, rule)
     given = {} if pull_filters is None else pull_filters
     of_pulls = checked_pull_filters(given, layout.names, chosen.durability)
     if chosen.durability.writes_checkpoints:
-        must_be_known("optimizer", optimizer)
+        must_be_known("optimizer", rule)
         must_be_known("filters", chains)
         must_be_known("pull_filters", of_pulls)
     if servers is not None:
         servers = as_servers(servers, len(layout.shards), chosen)
     ring = checked_placement(placement, servers)
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
-    choices = optimizer, consistency, chosen, coordinator, timings
-    group = Group(name, layout, *choices, filters=chains, servers=servers, pull_filters=of_pulls)
-    group = replace(group, placement=ring)
+    choices = rule, consistency, chosen, coordinator, timings
+    group = Group(
+        name,
+        layout,
+        *choices,
+        filters=chains,
+        servers=servers,
+        pull_filters=of_pulls,
+        placement=ring,
+    )
     return Start(group, initial, None, kept)
 
 
@@ -188,12 +198,8 @@ def shared_path(path: str | None) -> str:
     return absolute(path)
 
 
-def check_choices(optimizer: object, consistency: object) -> None:
-    """Refuse what is no update rule, or no consistency model; raises `ConfigurationError`."""
-    if isinstance(optimizer, type) or not hasattr(optimizer, "step"):
-        raise ConfigurationError(
-            f"optimizer={optimizer!r}, expected an update rule such as SGD(0.1) or Adam()"
-        )
+def check_consistency(consistency: object) -> None:
+    """Refuse what is no consistency model; raises `ConfigurationError`."""
     if not isinstance(consistency, BSP | SSP | ASP):
         raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
 

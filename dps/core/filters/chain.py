@@ -11,7 +11,7 @@ from dps.core.blocks import all_finite
 from dps.core.filters.encoding import Section, encoded, values_of
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
 from dps.core.rules.penalties import L1, ElasticNet
-from dps.core.rules.rule import UpdateRule
+from dps.core.rules.rule import UpdateRule, is_per_array, rule_for
 from dps.errors import ConfigurationError, NonFiniteGradient
 
 Array = np.ndarray
@@ -140,7 +140,9 @@ def checked(
     """
     chains = _chains("filters", filters, names)
     for name, chain in filters.items():
-        _check_rule(name, chain, rule)
+        all_others = name == EVERY and is_per_array(rule)
+        for array in [n for n in names if n not in filters] if all_others else [name]:
+            _check_rule(name, chain, rule_for(rule, array))
     return chains
 
 

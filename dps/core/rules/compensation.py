@@ -81,7 +81,6 @@ def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operat
         return op
     check_base(op)
     assert op.gradient is not None
-    correct: Callable[..., Array] = getattr(rule, "compensated")  # noqa: B009 - not of every rule
     present = layout.taken(values, op.pieces)
     if present.nbytes != op.gradient.nbytes:
         size = op.gradient.nbytes
@@ -90,9 +89,14 @@ def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operat
     chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
     for piece in chosen:
         part = slice(at, at + piece.block.nbytes)
+        at = part.stop
+        own = rules.rule_for(rule, piece.block.name)
+        if not rules.needs_base(own):
+            gradient[part] = op.gradient[part]
+            continue
+        correct: Callable[..., Array] = getattr(own, "compensated")  # noqa: B009 - not of every rule
         three = (buffer[part].view(piece.block.dtype) for buffer in (present, op.gradient, op.base))
         gradient[part].view(piece.block.dtype)[:] = correct(*three)
-        at = part.stop
     return replace(op, gradient=gradient, base=None)
 
 

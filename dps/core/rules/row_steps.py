@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.rules.rule import UpdateRule, by_rows
+from dps.core.rules.rule import UpdateRule, by_rows, rule_for
 from dps.core.tables.row_gradients import Rows, are_sorted, check_fit
 from dps.core.tables.spec import SparseSpec
 from dps.core.tables.table import Level, SparseTable, table_of
@@ -38,19 +38,21 @@ def stepped_tables(
     tables: Mapping[str, SparseTable],
     op: Operation,
     t: int,
-    scale: float,
+    scale_of: Callable[[UpdateRule], float],
 ) -> dict[str, SparseTable]:
     """Return the tables after one step of the rule with the rows of an operation.
 
-    Rows that are not there yet are made; all others stay as they are, also where the rule would
-    have changed them with a gradient of zeros.
+    `scale_of` says what the learning rate of a rule is multiplied by. Rows that are not there yet
+    are made; all others stay as they are, also where the rule would have changed them with a
+    gradient of zeros.
     """
     check_rows(layout, op)
     after = dict(tables)
     for rows in op.rows:
         if len(rows.keys):
             table, spec = table_of(tables, rows.table), layout.table(rows.table)
-            after[rows.table] = table.written(_stepped(spec, rule, table, rows, t, scale))
+            own = rule_for(rule, rows.table)
+            after[rows.table] = table.written(_stepped(spec, own, table, rows, t, scale_of(own)))
     return after
 
 

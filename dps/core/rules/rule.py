@@ -1,4 +1,4 @@
-"""What a server-side update rule is, and the plain ones: SGD, momentum, AdaGrad and Adam.
+"""What a server-side update rule is, and the plain ones: SGD, momentum, AdaGrad, Adam and AdamW.
 
 A rule is a pure function of old arrays to new arrays. It never writes into what it is given: a
 shard's state is replaced, not changed, so a snapshot is a reference and no reader sees half a step.
@@ -7,8 +7,8 @@ The rules with penalties are in `dps.core.rules.proximal` and `dps.core.rules.ft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -30,9 +30,11 @@ class UpdateRule(Protocol):
     ``by_rows = True``: it is handed whole rows of the parameter arrays, as 2-D arrays, and the
     parameters are placed so that no row is divided; else it treats each element on its own.
     ``factor(staleness)``: a factor on the learning rate of a step with a gradient that has missed
-    so many updates. ``needs_base = True``: gradients come with the weights that they were computed
-    from, and go through the rule's ``compensated(values, gradient, base)`` before anything else is
-    done with them.
+    so many updates; ``factor_at(version)``: one for a shard that has applied so many.
+    ``needs_base = True``: gradients come with the weights that they were computed from, and go
+    through the rule's ``compensated(values, gradient, base)`` before anything else is done with
+    them. ``per_array = True``: each array and table has the rule that
+    ``rule_for(name)`` returns, whose step is taken instead of this one's.
 
     Large parameters are stepped in chunks, on several threads at a time; a rule that changes
     nothing of its own while it steps, as it must, need not care.
@@ -85,9 +87,27 @@ def factor(rule: UpdateRule, staleness: float) -> float:
     return float(rule.factor(staleness)) if hasattr(rule, "factor") else 1.0
 
 
+def factor_at(rule: UpdateRule, version: int) -> float:
+    """The rule's own factor on the learning rate at a version of the shard."""
+    return float(rule.factor_at(version)) if hasattr(rule, "factor_at") else 1.0
+
+
 def needs_base(rule: UpdateRule) -> bool:
     """Whether gradients have to come with the weights that they were computed from."""
     return bool(getattr(rule, "needs_base", False))
+
+
+def is_per_array(rule: UpdateRule) -> bool:
+    """Whether arrays have rules of their own (see `dps.core.rules.per_array`)."""
+    return bool(getattr(rule, "per_array", False))
+
+
+def rule_for(rule: UpdateRule, name: str) -> UpdateRule:
+    """The rule of an array or table of this name."""
+    if not is_per_array(rule):
+        return rule
+    chosen: UpdateRule = getattr(rule, "rule_for")(name)  # noqa: B009 - not of every rule
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +133,32 @@ class OfAnother:
         """Whether the rule has to see whole rows."""
         return by_rows(self.rule)
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether gradients have to come with the weights that they were computed from."""
+        return needs_base(self.rule)
+
+    @property
+    def per_array(self) -> bool:
+        """Whether arrays have rules of their own."""
+        return is_per_array(self.rule)
+
     def factor(self, staleness: float) -> float:
         """The rule's own factor on the learning rate."""
         return factor(self.rule, staleness)
+
+    def factor_at(self, version: int) -> float:
+        """The rule's own factor on the learning rate at a version."""
+        return factor_at(self.rule, version)
+
+    def compensated(self, values: Array, gradient: Array, base: Array) -> Array:
+        """Return what the rule corrects a gradient to, if it does."""
+        correct: Callable[..., Array] = getattr(self.rule, "compensated")  # noqa: B009 - not of all
+        return correct(values, gradient, base)
+
+    def rule_for(self, name: str) -> UpdateRule:
+        """The same for the rule of an array or table of this name."""
+        return replace(self, rule=rule_for(self.rule, name))
 
     def step(
         self,
@@ -252,17 +295,71 @@ class Adam:
         out: Array | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """Return the new values and the new running mean and mean square of the gradient."""
-        scratch = np.multiply(gradient, 1 - self.beta1)
-        mean = np.multiply(slots["mean"], self.beta1)
-        mean += scratch
-        np.multiply(gradient, gradient, out=scratch)
-        scratch *= 1 - self.beta2
-        square = np.multiply(slots["square"], self.beta2)
-        square += scratch
-        np.sqrt(square, out=scratch)
-        scratch *= 1 / float(np.sqrt(1 - self.beta2**t))
-        scratch += self.eps
-        np.divide(mean, scratch, out=scratch)
+        scratch, after = _adam(self, gradient, slots, t)
         scratch *= self.learning_rate * scale / (1 - self.beta1**t)
         new = np.subtract(values, scratch, out=scratch if out is None else out)
-        return new, {"mean": mean, "square": square}
+        return new, after
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Adam with decoupled weight decay, as in torch with its default settings.
+
+    w ← (1 − η·λ)·w, and then the step of `Adam` (Loshchilov and Hutter 2019, algorithm 2, where
+    torch has λ multiplied by the learning rate).
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, eps
+        As for `Adam`.
+    weight_decay
+        λ, 0 or above, in units of the inverse of the learning rate. What reduces the learning rate
+        of a step, such as a schedule, reduces the decay as well.
+    """
+
+    learning_rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "learning_rate", "weight_decay")
+        ranges.fraction(self, "beta1", "beta2")
+        ranges.visible(self, "eps")
+
+    def step(
+        self,
+        values: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        t: int,
+        scale: float,
+        out: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the new values and the new running mean and mean square of the gradient."""
+        scratch, after = _adam(self, gradient, slots, t)
+        rate = self.learning_rate * scale
+        scratch *= rate / (1 - self.beta1**t)
+        new = np.multiply(values, 1 - rate * self.weight_decay, out=out)
+        new -= scratch
+        return new, after
+
+
+def _adam(
+    rule: Adam | AdamW, gradient: Array, slots: Mapping[str, Array], t: int
+) -> tuple[Array, dict[str, Array]]:
+    """Return where a step goes, before learning rate and correction of the mean; the new slots."""
+    scratch = np.multiply(gradient, 1 - rule.beta1)
+    mean = np.multiply(slots["mean"], rule.beta1)
+    mean += scratch
+    np.multiply(gradient, gradient, out=scratch)
+    scratch *= 1 - rule.beta2
+    square = np.multiply(slots["square"], rule.beta2)
+    square += scratch
+    np.sqrt(square, out=scratch)
+    scratch *= 1 / float(np.sqrt(1 - rule.beta2**t))
+    scratch += rule.eps
+    np.divide(mean, scratch, out=scratch)
+    return scratch, {"mean": mean, "square": square}

@@ -41,7 +41,7 @@ from dps.errors import (
 )
 from dps.protocol.client.barrier import together
 from dps.protocol.client.encoder import Encoder, FilterState, basis
-from dps.protocol.client.parts import Parts, parts_of
+from dps.protocol.client.parts import Parts, prepared
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
@@ -258,7 +258,8 @@ class Client:
         """Check an update and take it apart, which takes a while if it is large. Thread-safe.
 
         `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
-        repeated are summed.
+        repeated are summed. What the update rule does not train is left out, and the rest clipped
+        if the rule says so.
 
         Raises
         ------
@@ -268,7 +269,8 @@ class Client:
         layout = self._group.layout
         # What one shard refuses must not be applied by another; a single one checks for itself.
         looked_at = len(layout.shards) > 1 or self._encoder.filters
-        return parts_of(layout, gradients, rows, self._transport.empty, looked_at)
+        rule, empty = self._group.rule, self._transport.empty
+        return prepared(layout, rule, gradients, rows, empty, looked_at)
 
     async def push_parts(
         self, parts: Parts, pull: bool = False, computed_on: ReadPoint | None = None

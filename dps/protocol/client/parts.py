@@ -1,4 +1,4 @@
-"""What an update carries, checked and taken apart: its part for each shard.
+"""What an update carries, checked, clipped and taken apart: its part for each shard.
 
 That goes through all of the gradients, so a worker does it in the training's own thread.
 """
@@ -6,12 +6,16 @@ That goes through all of the gradients, so a worker does it in the training's ow
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dps.core.blocks import Arrays, Gathered, Layout
+from dps.core.filters.encoding import stretches
 from dps.core.flat import Empty
+from dps.core.rules.clipping import Clipped, clipping_of
+from dps.core.rules.per_array import frozen
+from dps.core.rules.rule import UpdateRule
 from dps.core.tables.key_routing import Gradients, dealt
 from dps.core.tables.row_gradients import Rows
 from dps.protocol.executor import INLINE_BYTES
@@ -38,6 +42,27 @@ class Parts:
         return {*self.dense, *self.rows}
 
 
+def prepared(
+    layout: Layout,
+    rule: UpdateRule,
+    gradients: Arrays,
+    rows: Gradients,
+    empty: Empty,
+    values: bool,
+) -> Parts:
+    """Return the parts of what is sent: without what the rule does not train, clipped if it says.
+
+    Parameters and errors are those of `parts_of`.
+    """
+    if still := frozen(rule, [*gradients, *rows]):
+        layout.check(gradients, values=False)
+        gradients = {name: array for name, array in gradients.items() if name not in still}
+        rows = {name: each for name, each in rows.items() if name not in still}
+    parts = parts_of(layout, gradients, rows, empty, values)
+    clipping = clipping_of(rule)
+    return parts if clipping is None else clipped(layout, parts, clipping, empty)
+
+
 def parts_of(
     layout: Layout, gradients: Arrays, rows: Gradients, empty: Empty, values: bool
 ) -> Parts:
@@ -58,3 +83,41 @@ def parts_of(
     for buffer, _ in dense.values() if large else ():
         buffer.flags.writeable = False
     return Parts(dense, dealt(layout, rows, values))
+
+
+def clipped(layout: Layout, parts: Parts, clipping: Clipped, empty: Empty) -> Parts:
+    """Return an update that is clipped as a whole; what is clipped lies in memory of its own."""
+    before = _arrays(layout, parts)
+    made: list[Parts] = []
+
+    def fresh() -> list[np.ndarray]:
+        made.append(_like(parts, empty))
+        return _arrays(layout, made[0])
+
+    if clipping.clipped(before, fresh) is before:
+        return parts
+    for buffer, _ in made[0].dense.values():
+        buffer.flags.writeable = False
+    return made[0]
+
+
+def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
+    """All that is in the parts, array by array, without a copy."""
+    dense = [
+        buffer[stretch.begin : stretch.end].view(stretch.dtype)
+        for shard, (buffer, pieces) in parts.dense.items()
+        for stretch in stretches(layout.shards[shard], pieces)
+    ]
+    return [*dense, *(rows.gradient for tables in parts.rows.values() for rows in tables)]
+
+
+def _like(parts: Parts, empty: Empty) -> Parts:
+    """Parts of the same form, not filled."""
+    large = sum(buffer.nbytes for buffer, _ in parts.dense.values()) >= INLINE_BYTES
+    made = empty if large else np.empty
+    dense = {s: (made(buffer.shape, "uint8"), at) for s, (buffer, at) in parts.dense.items()}
+    rows = {
+        s: tuple(replace(each, gradient=np.empty_like(each.gradient)) for each in tables)
+        for s, tables in parts.rows.items()
+    }
+    return Parts(dense, rows)

@@ -24,7 +24,17 @@ from dps.core.consistency import Consistency
 from dps.core.filters import filter as filters
 from dps.core.filters.chain import FilterChain
 from dps.core.placement.hash_ring import ConsistentHash
-from dps.core.rules import compensation, ftrl, penalties, proximal, staleness
+from dps.core.rules import (
+    clipping,
+    compensation,
+    decay,
+    ftrl,
+    penalties,
+    per_array,
+    proximal,
+    schedules,
+    staleness,
+)
 from dps.core.rules import rule as rules
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
@@ -44,7 +54,10 @@ _KEYS = {"@", "v"}  # of a value of a registered type, on the wire
 for _cls in (
     *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
     *(sparse.SparseSpec, sparse.Zeros, sparse.Uniform, sparse.Normal),
-    *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, ftrl.FTRL),
+    *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, rules.AdamW),
+    *(ftrl.FTRL, decay.WeightDecay, clipping.Clipped, per_array.PerArray, per_array.Frozen),
+    *(schedules.Scheduled, schedules.Constant, schedules.StepDecay, schedules.Cosine),
+    schedules.WarmUp,
     *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
     *(compensation.DelayCompensated, FilterChain),
     *(filters.SignificantlyModified, filters.KKT, filters.RandomSkip, filters.TopK),

@@ -18,6 +18,7 @@ from dps.core.consistency import ASP
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
+from dps.protocol.client.parts import prepared
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.shared_store import SharedStore
@@ -44,8 +45,8 @@ PUSHES: list[dict[str, Array]] = [
 ]
 
 
-class RuleContract:
-    """The contract of update rules (`dps.core.rules.rule.UpdateRule`).
+class ShardRuleContract:
+    """What holds for any rule of a shard, also where arrays have rules of their own.
 
     Override the fixture `rule`; with `params`, for several of them.
     """
@@ -64,6 +65,57 @@ class RuleContract:
         if isinstance(durability, Checkpoint):
             return replace(durability, path=str(tmp_path))
         return durability
+
+    def test_rows_stay_whole_for_the_rules_that_need_them(self, rule: UpdateRule) -> None:
+        client: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:1"))
+        group = afresh(client, PARAMS, 2, rule, ASP(), "none", Timings(), {}).group
+        assert group.layout == Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
+
+    def test_a_rule_and_its_state_go_on_from_files_as_if_nothing_had_been(
+        self, rule: UpdateRule, tmp_path: Path
+    ) -> None:
+        message(type(rule))  # as dps does with those that are registered by entry points
+        path = str(tmp_path)
+        layout = Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
+        group = Group("g", layout, rule, ASP(), Recovery(Checkpoint(path=path)), Endpoint("", ""))
+        run = describe(group, 0, 1.0, "{}")
+        write_run(run)
+        for shard in range(2):
+            CheckpointFiles(f"{path}/g", shard, 1).write(1, _trained(layout, rule, shard, 5))
+        saved = find_saved(path)
+        assert saved.run == run
+        for shard, state in enumerate(saved.states):
+            for seq in (6, 7, 8):
+                state = _after(saved.run.layout, saved.run.rule, shard, state, seq)
+            assert same_state(state, _trained(layout, rule, shard, 8))
+
+    def test_the_loss_of_a_server_changes_no_bit(
+        self, rule: UpdateRule, durability: Durability
+    ) -> None:
+        async def scenario(s: Setting) -> dict[str, Array]:
+            before = await _epochs(s)
+            process, client = await s.enter("a")
+            for number, push in enumerate(PUSHES):
+                if number == 4:
+                    s.world.crash("server-0", back_after=0.5)
+                await process.run(client.push(push, pull=True))
+                await asyncio.sleep(0.1)
+            assert await _epochs(s) > before
+            layout = s.world.group.layout
+            return layout.scatter({i: state.values for i, state in enumerate(await s.states())})
+
+        found = in_world(scenario, params=PARAMS, rule=rule, recovery=Recovery(durability))
+        layout = Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
+        expected = layout.scatter({i: _trained(layout, rule, i, 8).values for i in range(2)})
+        for name in PARAMS:
+            assert found[name].tobytes() == expected[name].tobytes()
+
+
+class RuleContract(ShardRuleContract):
+    """The contract of update rules (`dps.core.rules.rule.UpdateRule`).
+
+    Override the fixture `rule`; with `params`, for several of them.
+    """
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     def test_a_step_writes_into_nothing_it_is_given_and_keeps_the_dtype(
@@ -106,51 +158,6 @@ class RuleContract:
             for name in rule.slots:
                 np.testing.assert_allclose(after[name], state[name][rows], rtol=1e-6, atol=1e-7)
 
-    def test_rows_stay_whole_for_the_rules_that_need_them(self, rule: UpdateRule) -> None:
-        client: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:1"))
-        group = afresh(client, PARAMS, 2, rule, ASP(), "none", Timings(), {}).group
-        assert group.layout == Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
-
-    def test_a_rule_and_its_state_go_on_from_files_as_if_nothing_had_been(
-        self, rule: UpdateRule, tmp_path: Path
-    ) -> None:
-        message(type(rule))  # as dps does with those that are registered by entry points
-        path = str(tmp_path)
-        layout = Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
-        group = Group("g", layout, rule, ASP(), Recovery(Checkpoint(path=path)), Endpoint("", ""))
-        run = describe(group, 0, 1.0, "{}")
-        write_run(run)
-        for shard in range(2):
-            CheckpointFiles(f"{path}/g", shard, 1).write(1, _trained(layout, rule, shard, 5))
-        saved = find_saved(path)
-        assert saved.run == run
-        for shard, state in enumerate(saved.states):
-            for seq in (6, 7, 8):
-                op = _gradient(saved.run.layout, shard, seq)
-                state = apply(saved.run.layout.shards[shard], saved.run.rule, state, op).state
-            assert same_state(state, _trained(layout, rule, shard, 8))
-
-    def test_the_loss_of_a_server_changes_no_bit(
-        self, rule: UpdateRule, durability: Durability
-    ) -> None:
-        async def scenario(s: Setting) -> dict[str, Array]:
-            before = await _epochs(s)
-            process, client = await s.enter("a")
-            for number, push in enumerate(PUSHES):
-                if number == 4:
-                    s.world.crash("server-0", back_after=0.5)
-                await process.run(client.push(push, pull=True))
-                await asyncio.sleep(0.1)
-            assert await _epochs(s) > before
-            layout = s.world.group.layout
-            return layout.scatter({i: state.values for i, state in enumerate(await s.states())})
-
-        found = in_world(scenario, params=PARAMS, rule=rule, recovery=Recovery(durability))
-        layout = Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
-        expected = layout.scatter({i: _trained(layout, rule, i, 8).values for i in range(2)})
-        for name in PARAMS:
-            assert found[name].tobytes() == expected[name].tobytes()
-
 
 def _step(
     rule: UpdateRule,
@@ -169,16 +176,21 @@ def _step(
     return new.reshape(shape), {name: array.reshape(shape) for name, array in state.items()}
 
 
-def _gradient(layout: Layout, shard: int, seq: int) -> Operation:
-    buffer, pieces = layout.gather(shard, PUSHES[seq - 1])
+def _after(layout: Layout, rule: UpdateRule, shard: int, state: ShardState, seq: int) -> ShardState:
+    """The state after one push of a worker, as it is sent."""
+    parts = prepared(layout, rule, PUSHES[seq - 1], {}, np.empty, values=True)
+    if shard not in parts.dense:
+        return state
+    buffer, pieces = parts.dense[shard]
     number = UpdateId("a", 1, seq)
-    return Operation("gradient", number, seq - 1, pieces=pieces, gradient=buffer)
+    op = Operation("gradient", number, seq - 1, pieces=pieces, gradient=buffer)
+    return apply(layout.shards[shard], rule, state, op).state
 
 
 def _trained(layout: Layout, rule: UpdateRule, shard: int, steps: int) -> ShardState:
     state = initial_state(layout.gather(shard, PARAMS)[0].copy(), rule)
     for seq in range(1, steps + 1):
-        state = apply(layout.shards[shard], rule, state, _gradient(layout, shard, seq)).state
+        state = _after(layout, rule, shard, state, seq)
     return state
 
 

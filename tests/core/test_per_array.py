@@ -1,0 +1,184 @@
+"""Rules by names: each array and table is stepped as if it were alone, or stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from dps.core import shard as shard_module
+from dps.core.blocks import Layout
+from dps.core.filters.chain import checked
+from dps.core.filters.filter import KKT
+from dps.core.rules.clipping import Clipped
+from dps.core.rules.compensation import DelayCompensated
+from dps.core.rules.decay import WeightDecay
+from dps.core.rules.penalties import L1, GroupL1
+from dps.core.rules.per_array import Frozen, PerArray, as_rule, check_names, frozen
+from dps.core.rules.proximal import Proximal
+from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule, by_rows, rule_for
+from dps.core.rules.schedules import Cosine, Scheduled, StepDecay
+from dps.core.rules.staleness import StalenessAware
+from dps.core.shard import ShardState, apply, initial_state
+from dps.core.tables.spec import SparseSpec
+from dps.core.updates import Operation, UpdateId
+from dps.errors import ConfigurationError
+from dps.protocol.client.parts import prepared
+
+Array = np.ndarray
+Arrays = dict[str, Array]
+
+RANDOM = np.random.default_rng(5)
+PARAMS: Arrays = {
+    "a.weight": RANDOM.standard_normal((30, 4)).astype(np.float32),
+    "a.bias": RANDOM.standard_normal(4),
+    "b.weight": RANDOM.standard_normal((6, 5)).astype(np.float32),
+    "b.bias": RANDOM.standard_normal(5).astype(np.float32),
+}
+# Some push everything, others leave arrays out.
+PUSHES: list[Arrays] = [
+    {n: RANDOM.standard_normal(p.shape).astype(p.dtype) for n, p in PARAMS.items() if n != left_out}
+    for left_out in ("", "a.bias", "", "b.weight", "a.weight", "")
+]
+RULES: dict[str, UpdateRule] = {
+    "a.weight": Proximal(0.1, GroupL1(0.2)),
+    "*.bias": Momentum(0.1),
+    "*": Scheduled(AdamW(0.1), StepDecay(2, 0.5)),
+}
+
+
+def trained(
+    rule: UpdateRule, params: Mapping[str, Array], shards: int, keep: frozenset[str]
+) -> Arrays:
+    """What comes of the pushes of those arrays; a version for each push, also of nothing."""
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule))
+    states = [initial_state(layout.gather(s, params)[0].copy(), rule) for s in range(shards)]
+    for seq, push in enumerate(PUSHES, 1):
+        own = {name: gradient for name, gradient in push.items() if name in keep}
+        parts = prepared(layout, rule, own, {}, np.empty, values=True)
+        for shard, (buffer, pieces) in parts.dense.items():
+            op = Operation("gradient", UpdateId("a", 1, seq), pieces=pieces, gradient=buffer)
+            states[shard] = apply(layout.shards[shard], rule, states[shard], op).state
+    return layout.scatter({shard: state.values for shard, state in enumerate(states)})
+
+
+@pytest.mark.parametrize("chunk", [16, 1 << 20])
+@pytest.mark.parametrize("around", [lambda rule: rule, StalenessAware, lambda r: Clipped(r, 1e9)])
+def test_each_array_is_stepped_as_if_it_were_alone(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, around: Callable[[UpdateRule], UpdateRule]
+) -> None:
+    monkeypatch.setattr(shard_module, "CHUNK_BYTES", chunk)
+    everything = frozenset(PARAMS)
+    rule = around(as_rule(RULES))
+    found = trained(rule, PARAMS, 1, everything)
+    for name in PARAMS:
+        # The step counts and versions are those of the shard: the others are pushed, too.
+        alone = trained(around(rule_for(as_rule(RULES), name)), PARAMS, 1, everything)
+        assert found[name].tobytes() == alone[name].tobytes()
+        assert found[name].tobytes() != PARAMS[name].tobytes()
+
+
+def test_what_is_frozen_stays_and_is_not_sent() -> None:
+    rule = as_rule({"a.*": Frozen(), "*": WeightDecay(SGD(0.1), 0.5)})
+    layout = Layout.of(PARAMS, 1)
+    parts = prepared(layout, rule, PUSHES[0], {}, np.empty, values=True)
+    assert parts.dense[0][0].nbytes == PARAMS["b.weight"].nbytes + PARAMS["b.bias"].nbytes
+    found = trained(rule, PARAMS, 2, frozenset(PARAMS))
+    for name in PARAMS:
+        assert (found[name].tobytes() == PARAMS[name].tobytes()) == name.startswith("a.")
+    whole = Operation("gradient", UpdateId("a", 1, 1), gradient=layout.gather(0, PUSHES[0])[0])
+    state = initial_state(layout.gather(0, PARAMS)[0].copy(), rule)
+    after = layout.scatter({0: apply(layout.shards[0], rule, state, whole).state.values})
+    assert after["a.weight"].tobytes() == PARAMS["a.weight"].tobytes()
+    assert frozen(Scheduled(Frozen(), Cosine(3)), ["x"]) == {"x"}
+
+
+def test_a_table_has_the_state_of_its_own_rule_alone() -> None:
+    spec = SparseSpec("emb", 3)
+    rule = as_rule({"emb": AdaGrad(0.1), "*": Adam(0.1)})
+    params = {"w": np.zeros(4)}
+    layout = Layout.of(params, 1, tables=[spec])
+    rows = {"emb": (np.array([4, 9]), np.ones((2, 3), np.float32))}
+    parts = prepared(layout, rule, {"w": np.ones(4)}, rows, np.empty, values=True)
+    state = initial_state(np.zeros(4).view(np.uint8), rule)
+    number = UpdateId("a", 1, 1)
+    op = Operation("gradient", number, gradient=parts.dense[0][0], rows=parts.rows[0])
+    after: ShardState = apply(layout.shards[0], rule, state, op).state
+    found = after.tables["emb"].rows(spec, np.array([4, 9]), ("squares",))
+    assert found.slots["squares"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    np.testing.assert_allclose(found.values, -0.1, rtol=1e-6)
+    assert set(after.slots) == {"squares", "mean", "square"}
+    assert not after.slots["squares"].any()
+
+
+def test_only_gradients_of_the_rules_that_ask_are_corrected() -> None:
+    rule = as_rule({"a.weight": DelayCompensated(SGD(0.1), 2.0), "*": SGD(0.1)})
+    layout = Layout.of(PARAMS, 1)
+    gradient, pieces = layout.gather(0, PUSHES[0])
+    base, _ = layout.gather(0, {n: p + p.dtype.type(0.5) for n, p in PARAMS.items()})
+    number = UpdateId("a", 1, 1)
+    op = Operation("gradient", number, pieces=pieces, gradient=gradient, base=base)
+    state = initial_state(layout.gather(0, PARAMS)[0].copy(), rule)
+    found = layout.scatter({0: apply(layout.shards[0], rule, state, op).state.values})
+    for name, g in PUSHES[0].items():
+        g = g - g * g if name == "a.weight" else g
+        np.testing.assert_allclose(found[name], PARAMS[name] - 0.1 * g, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("w", 1.0), ("w1", 2.0), ("x.w", 3.0), ("x[0].w", 4.0), ("other", 5.0)],
+)
+def test_a_full_name_goes_first_then_the_first_that_fits_then_the_rest(
+    name: str, expected: float
+) -> None:
+    entries = {"*": 5.0, "w*": 2.0, "x[0].*": 4.0, "*.w": 3.0, "w": 1.0}
+    rule = as_rule({entry: SGD(rate) for entry, rate in entries.items()})
+    assert rule_for(rule, name) == SGD(expected)
+
+
+def test_filters_that_need_a_rule_look_at_that_of_each_array() -> None:
+    filters = {"*": [KKT(0.1)]}
+    fits = as_rule({"w": Proximal(0.1, L1(0.2)), "*": SGD(0.1)})
+    assert checked(filters, ["w"], fits)
+    with pytest.raises(ConfigurationError, match=r"the optimizer is SGD"):
+        checked(filters, ["w", "b"], fits)
+    assert checked({"w": [KKT(0.1)]}, ["w", "b"], fits)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        ({}, "optimizer: expected the rule of one array at least"),
+        ({"a": SGD(1)}, "no rule for 'b'; name it, or add '\\*' for all that are not named"),
+        (
+            {"*": SGD(1), "c": SGD(1)},
+            r"optimizer\['c'\]: no array or table .*: a, b",
+        ),
+        ({"*": SGD(1), "c*": SGD(1)}, r"optimizer\['c\*'\]: no array or table has this rule"),
+        ({"a": SGD, "*": SGD(1)}, r"optimizer\['a'\]=<class .*expected an update rule such as"),
+        ({"a": 0.1, "*": SGD(1)}, r"optimizer\['a'\]=0.1, expected an update rule"),
+        ({"": SGD(1)}, r"optimizer\[''\]: expected the name of an array"),
+        ({"*": Clipped(SGD(1), 1.0)}, r"a gradient is clipped as a whole; put Clipped"),
+        ({"*": PerArray((("*", SGD(1)),))}, r"optimizer\['\*'\] has rules by names within it"),
+        (
+            Scheduled(PerArray((("*", Scheduled(SGD(1), Cosine(9))),)), Cosine(9)),
+            "Scheduled: rule=Scheduled.*expected another update rule",
+        ),
+        (0.1, r"optimizer=0.1, expected an update rule such as SGD\(0.1\) or Adam\(\), or a map"),
+    ],
+)
+def test_what_cannot_be_is_refused(optimizer: object, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        check_names(as_rule(optimizer), ["a", "b"])
+
+
+def test_a_name_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"optimizer\['a'\] is there twice"):
+        PerArray((("a", SGD(1)), ("a", SGD(2))))
+
+
+def test_rules_by_names_take_no_step_without_a_name() -> None:
+    with pytest.raises(ConfigurationError, match="no step with arrays that have no name"):
+        as_rule({"*": SGD(1)}).step(np.zeros(1), np.zeros(1), {}, 1, 1.0)
