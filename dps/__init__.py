@@ -30,7 +30,7 @@ from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.rules.proximal import DelayedProximal, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
 from dps.core.rules.staleness import StalenessAware
-from dps.core.tables.spec import Normal, SparseSpec, Uniform, Zeros
+from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
     DpsError,
     TrainingStopped,
@@ -46,6 +46,7 @@ from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.messages import Loss
 from dps.protocol.recovery import Recovery
+from dps.protocol.storage.model_files import Model, load
 from dps.protocol.timings import Timings
 
 if TYPE_CHECKING:
@@ -77,9 +78,11 @@ __all__ = [
     "Durability",
     "ElasticNet",
     "Filter",
+    "Given",
     "GroupL1",
     "Loss",
     "Lossless",
+    "Model",
     "Momentum",
     "NoDurability",
     "Normal",
@@ -112,6 +115,7 @@ __all__ = [
     "WorkerCache",
     "Zeros",
     "__version__",
+    "load",
 ]
 
 

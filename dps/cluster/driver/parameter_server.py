@@ -33,6 +33,7 @@ from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.losses import LossWatch
+from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
     afresh,
@@ -42,6 +43,7 @@ from dps.cluster.driver.setup import (
     checked_labels,
     from_path,
 )
+from dps.cluster.driver.training_watch import TrainingWatch
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import run_worker
@@ -60,6 +62,8 @@ from dps.errors import (
     UpdatesLostWarning,
 )
 from dps.events import Sink
+from dps.observe.history import History
+from dps.observe.mlflow_run import MlflowRun
 from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client as Caller
 from dps.protocol.client.save_all import save_all
@@ -79,7 +83,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 
 
-class ParameterServer:
+class ParameterServer(Observable):
     """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
@@ -249,7 +253,12 @@ class ParameterServer:
         self.saved = start.saved
         self._client = client
         self._start_with = start
-        self._inbox = Inbox(client, start.group.name, on_event)
+        self._history = History()
+        self._inbox = Inbox(client, start.group.name, on_event, self._history)
+        before = start.saved.applied if start.saved is not None else {}
+        clock = platform_of(client).clock
+        self._training = TrainingWatch(group, self._history, clock, before)
+        self._runs: list[MlflowRun] = []
         self._shard_hosts = ShardHosts(client, group, seats)
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
         self._watch = LossWatch(group)
@@ -660,6 +669,7 @@ class ParameterServer:
             resources={"worker": 1} if nodes[0].resource else None,
             pure=False,
         )
+        self._training.submitted(peers[index], future, self._stops)
         # Held also if the caller does not: a worker whose future is gone runs on.
         self._futures = {each for each in self._futures if not each.done()} | {future}
         return future
@@ -692,13 +702,15 @@ class ParameterServer:
         client, name = self._client, self.group.name
         self._inbox.open()
         self._watch.open(self._router)
+        self._training.open(self._router, self._transport)
         self._drops.open()
         client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
         self._drainer.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description(platform_of(client).clock.now())
-        seeder = Bootstrap(self.group, start.initial, self._transport, self._router, start.states)
+        how = self._transport, self._router, start.states, start.tables
+        seeder = Bootstrap(self.group, start.initial, *how)
         self._seeding = asyncio.create_task(seeder.run())
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -761,6 +773,7 @@ class ParameterServer:
                 await self._watch.close()
         finally:
             try:
+                await self._training.look()  # for whoever looks at it when it is closed
                 await self._take_no_more_in()
                 await self._shard_hosts.finish_evaluators()
             finally:
@@ -823,6 +836,7 @@ class ParameterServer:
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close(self._shard_hosts.seated)
         self._drops.close()  # all that nodes have said has come
+        await self._end_runs()
         await self._client.run_on_scheduler(forget, self.group.name)
 
     async def _end_workers(self) -> None:

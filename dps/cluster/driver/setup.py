@@ -17,7 +17,9 @@ from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
+from dps.core.tables.given import dealt_out, without_rows
 from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseTable
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
@@ -30,6 +32,7 @@ from dps.protocol.storage.manifest import (
     must_be_known,
     write_run,
 )
+from dps.protocol.storage.model_files import begun_rows
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint
 
@@ -47,12 +50,16 @@ from dps.protocol.storage.checkpoint_files import absolute, in_memory
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group, its initial values by shard, or what it goes on from; and what is kept of it."""
+    """A group, its initial values by shard, or what it goes on from; and what is kept of it.
+
+    `tables` are the rows by shard that sparse tables begin with.
+    """
 
     group: Group
     initial: tuple[np.ndarray, ...]
     saved: Saved | None
     about: Mapping[str, Any]
+    tables: tuple[dict[str, SparseTable], ...] = ()
 
     @property
     def states(self) -> tuple[ShardState, ...]:
@@ -86,7 +93,9 @@ def afresh(
     check_choices(optimizer, consistency)
     chosen = checked_recovery(recovery, platform_of(client))
     check_tables(tables, chosen)
-    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=tables)
+    begun = begun_rows(tables)
+    plain = without_rows(tables)
+    layout = Layout.of(params, shards, whole_rows=by_rows(optimizer), tables=plain)
     chains = checked_filters({} if filters is None else filters, layout.names, optimizer)
     given = {} if pull_filters is None else pull_filters
     of_pulls = checked_pull_filters(given, layout.names, chosen.durability)
@@ -99,7 +108,8 @@ def afresh(
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     choices = optimizer, consistency, chosen, coordinator, timings
     group = Group(name, layout, *choices, filters=chains, servers=servers, pull_filters=of_pulls)
-    return Start(group, initial, None, kept)
+    rows = tuple(dealt_out(layout, begun, optimizer.slots)) if begun else ()
+    return Start(group, initial, None, kept, rows)
 
 
 def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
@@ -216,6 +226,11 @@ def check_tables(tables: object, recovery: Recovery) -> None:
         raise ConfigurationError(
             f"tables is {type(tables).__name__}, expected a list of SparseSpec(name, width, ...)"
         )
+    for table in tables:
+        if not isinstance(table, SparseSpec):
+            raise ConfigurationError(
+                f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
+            )
     if tables:
         recovery.must_allow("tables")
 
