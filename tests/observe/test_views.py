@@ -74,7 +74,9 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
 
 def test_one_line_says_what_it_is() -> None:
     line = OVERVIEW.line()
-    assert line.startswith("<ParameterServer 3f9c12aa: 3 arrays and 1 table, 12,345,678 parameters, ")
+    assert line.startswith(
+        "<ParameterServer 3f9c12aa: 3 arrays and 1 table, 12,345,678 parameters, "
+    )
     assert "2 shards (1 down)" in line
     assert "optimizer=Adam(learning_rate=0.01)" in line
     assert line.endswith("2 workers (1 running)>")
@@ -83,7 +85,7 @@ def test_one_line_says_what_it_is() -> None:
 
 def test_html_is_whole_escaped_and_without_scripts() -> None:
     found = Checked(replace(OVERVIEW, note="175 updates were lost").html())
-    assert "Recovery(durability=Checkpoint(path='/data/<b>&'))" in "|".join(found.text)
+    assert "Recovery(durability=Checkpoint(every=100, path='/data/<b>&'))" in "|".join(found.text)
     assert "⚠ 175 updates were lost" in found.text
     assert found.tags.isdisjoint({"script", "style", "img", "link", "b>"})
     assert {"worker-0", "server-0", "down"} <= set(found.text)
@@ -114,7 +116,10 @@ def test_a_choice_shows_all_of_its_settings_in_a_notebook(choice: Any) -> None:
     [
         (SSP(4), "SSP(4)"),
         (Recovery(), "Recovery()"),
-        (Recovery(Chain(3), Continue()), "Recovery(durability=Chain(replicas=3), outage=Continue())"),
+        (
+            Recovery(Chain(3), Continue()),
+            "Recovery(durability=Chain(replicas=3), outage=Continue())",
+        ),
         (Proximal(0.1, L1(0.01)), "Proximal(0.1, L1(0.01))"),
         ({"w": 1}, "{'w': 1}"),
     ],

@@ -153,7 +153,7 @@ class Observable:
         )
         with display() as show:
             while True:
-                futures = self._training.pending(names)
+                futures = self._training.pending(names, self._stops)
                 if not futures:
                     self._catch_up()
                 self._look()

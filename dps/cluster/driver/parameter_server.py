@@ -198,6 +198,8 @@ class ParameterServer(Observable):
         client: distributed.Client,
         path: str,
         *,
+        shards: int | None = None,
+        servers: int | None = None,
         on_event: Sink | None = None,
         timings: Timings = Timings(),
         functions: Mapping[str, Function] | None = None,
@@ -212,6 +214,9 @@ class ParameterServer(Observable):
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
+        shards, servers
+            On how many parts, and nodes, it is to be from now on; None: as before. With another
+            number of shards each of them has the version of the one that had fewest updates.
         on_event, timings, functions, seats, labels, on_loss, transport
             As for a new one: they are not in the checkpoints.
 
@@ -219,9 +224,11 @@ class ParameterServer(Observable):
         ------
         StoreUnavailable
             There is no whole checkpoint of every shard.
+        ConfigurationError
+            The parameters cannot be divided into so many shards, or these not over so many servers.
         """
         server = cls.__new__(cls)
-        start = from_path(client, path, timings)
+        start = from_path(client, path, timings, shards, servers)
         talk = on_loss, transport
         server._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
         return server

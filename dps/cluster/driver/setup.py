@@ -33,6 +33,7 @@ from dps.protocol.storage.manifest import (
     write_run,
 )
 from dps.protocol.storage.model_files import begun_rows
+from dps.protocol.storage.resharding import resharded
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint
 
@@ -44,6 +45,7 @@ import re
 from dps.core.consistency import ASP, BSP, SSP
 from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
+from dps.core.ranges import whole_argument
 from dps.protocol.durabilities.presets import preset
 from dps.protocol.storage.checkpoint_files import absolute, in_memory
 
@@ -112,11 +114,28 @@ def afresh(
     return Start(group, initial, None, kept, rows)
 
 
-def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
-    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any."""
+def from_path(
+    client: distributed.Client,
+    path: str,
+    timings: Timings,
+    shards: int | None = None,
+    servers: int | None = None,
+) -> Start:
+    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any.
+
+    `shards` and `servers` are how many there are to be; None: as many as there were.
+    """
     name, coordinator = _place(client)
     saved = find_saved(shared_path(platform_of(client).place(path)))
+    if shards is not None and shards != len(saved.states):
+        whole_argument("shards", shards, 1, "shards")
+        saved = resharded(saved, shards)
     run = saved.run
+    count = len(run.layout.shards)
+    if servers is None and run.servers is not None:  # as many, or as many as can be had of them
+        servers = min(run.servers, count * run.recovery.durability.replicas)
+    if servers is not None:
+        servers = as_servers(servers, count, run.recovery)
     group = Group(
         name,
         run.layout,
@@ -127,7 +146,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         timings,
         saved.incarnations,
         filters=run.filters,
-        servers=run.servers,
+        servers=servers,
         pull_filters=run.pull_filters,
     )
     return Start(group, (), saved, about(run))

@@ -73,14 +73,14 @@ class TrainingWatch:
 
     def submitted(self, worker: str, future: Any, stops: int) -> None:
         """Note that a worker was started, perhaps again."""
-        self._let_go()
+        self._let_go(stops)
         now, again = self._clock.monotonic(), self.started.get(worker)
         before = again.before if again else self._before.get(worker, 0)
         self.started[worker] = Started(again.at if again else now, stops, before, future)
 
-    def pending(self, names: Sequence[str]) -> list[Any]:
+    def pending(self, names: Sequence[str], stops: int) -> list[Any]:
         """The futures of those of these workers that have not ended."""
-        self._let_go()
+        self._let_go(stops)
         found = (self.started[name].future for name in names)
         return [future for future in found if future is not None]
 
@@ -106,11 +106,11 @@ class TrainingWatch:
 
         `stops` is how often the training was stopped by now.
         """
-        self._let_go()
+        self._let_go(stops)
         updates = self._updates()
         clocks = self._clocks()
         return Listing(
-            self._view(name, each, stops, updates.get(name, each.before), clocks.get(name))
+            self._view(name, each, updates.get(name, each.before), clocks.get(name))
             for name, each in self.started.items()
         )
 
@@ -135,12 +135,8 @@ class TrainingWatch:
             lost,
         )
 
-    def _view(
-        self, name: str, each: Started, stops: int, updates: int, clock: int | None
-    ) -> WorkerView:
+    def _view(self, name: str, each: Started, updates: int, clock: int | None) -> WorkerView:
         status = each.ended
-        if status == "failed" and each.stops < stops:
-            status = "stopped"
         if not status:
             status = "waiting" if clock is None else "running"
         rate = None
@@ -149,12 +145,13 @@ class TrainingWatch:
         reported = self._history.last(name)
         return WorkerView(name, status, updates, clock, rate, reported)
 
-    def _let_go(self) -> None:
+    def _let_go(self, stops: int) -> None:
         """Note which workers have ended, and hold what they returned no longer."""
-        words = {"finished": "finished", "cancelled": "cancelled"}
         for each in self.started.values():
             if each.future is not None and each.future.done():
-                each.ended = words.get(each.future.status, "failed")
+                failed = "stopped" if each.stops < stops else "failed"
+                status = each.future.status
+                each.ended = status if status in ("finished", "cancelled") else failed
                 each.future = None
 
     def _updates(self) -> dict[str, int]:

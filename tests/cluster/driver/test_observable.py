@@ -102,7 +102,12 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
         eventually(lambda: [w.updates for w in ps.workers] == [1, 1], SECONDS)
         eventually(lambda: len(ps.history()) == 2, SECONDS)
         first, second = ps.workers
-        assert (first.worker, first.status, first.clock, first.loss) == ("worker-0", "running", 1, 0.5)
+        assert (first.worker, first.status, first.clock, first.loss) == (
+            "worker-0",
+            "running",
+            1,
+            0.5,
+        )
         assert first.rate is not None
         assert first.rate > 0
         nodes = {node.name for node in ps.nodes}
