@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from dps.observe.progress import Pace, Standing, display, duration

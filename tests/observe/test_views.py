@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dps import ASP, BSP, SSP, Adam, Chain, Checkpoint, Continue, L1, Proximal, Recovery
+from dps import ASP, BSP, L1, SSP, Adam, Chain, Checkpoint, Continue, Proximal, Recovery
 from dps.observe.views import Listing, Overview, ShardView, WorkerView, size
 from dps.shown import brief
 
@@ -68,7 +68,7 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
     assert lines[2].split() == ["1", "down", "–", "3", "–", "3.4", "MB"]
     assert [shard.serving for shard in SHARDS] == [True, False]
     found = Checked(WORKERS._repr_html_())
-    assert ["worker-0", "running", "1,204", "1,204", "41.3", "0.34"] == found.text[6:12]
+    assert found.text[6:12] == ["worker-0", "running", "1,204", "1,204", "41.3", "0.34"]
     assert repr(Listing[ShardView]()) == "()"
 
 
