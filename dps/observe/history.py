@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from dps.errors import ConfigurationError
 from dps.events import Evaluated, Event, Reported
 
 if TYPE_CHECKING:
@@ -120,8 +121,19 @@ class History:
         return {metric: value for _, metric, value in sorted(own, key=lambda f: f[0])}
 
     def frame(self) -> pandas.DataFrame:
-        """All that is kept as a table, in the order of time: a row for each number."""
-        import pandas as pd
+        """All that is kept as a table, in the order of time: a row for each number.
+
+        Raises
+        ------
+        ConfigurationError
+            The package pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigurationError(
+                "the history is a table of pandas, which is not installed: pip install pandas"
+            ) from error
 
         rows = self.numbers()
         frame = pd.DataFrame(rows, columns=["time", *Number._fields[1:]])

@@ -207,13 +207,16 @@ def count_to_the_end(steps: int, worker: Worker) -> int:
     return worker.done
 
 
-def test_a_worker_is_told_how_far_it_was(plain: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [None, 3])
+def test_a_worker_is_told_how_far_it_was(
+    plain: Client, tmp_path: Path, shards: int | None
+) -> None:
     saved = Recovery(Checkpoint(every=5, path=str(tmp_path)))
     with patient_server(plain, params(), shards=2, optimizer=COUNTING, recovery=saved) as ps:
         assert results(ps.run(partial(count_to_the_end, 7), workers=2)) == [0, 0]
-    with ParameterServer.resume(plain, str(tmp_path)) as ps:
+    with ParameterServer.resume(plain, str(tmp_path), shards=shards) as ps:
         assert results(ps.run(partial(count_to_the_end, 20), workers=2)) == [7, 7]
-        assert counts(ps) == [40, 40]
+        assert counts(ps) == [40] * (shards or 2)
         assert [worker.updates for worker in ps.workers] == [20, 20]
 
 
