@@ -35,7 +35,7 @@ from dps.core.rules.proximal import DelayedProximal, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule
 from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
 from dps.core.rules.staleness import StalenessAware
-from dps.core.tables.spec import Normal, SparseSpec, Uniform, Zeros
+from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
     DpsError,
     TrainingStopped,
@@ -51,6 +51,7 @@ from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.messages import Loss
 from dps.protocol.recovery import Recovery
+from dps.protocol.storage.model_files import Model, load
 from dps.protocol.timings import Timings
 
 if TYPE_CHECKING:
@@ -88,9 +89,11 @@ __all__ = [
     "ElasticNet",
     "Filter",
     "Frozen",
+    "Given",
     "GroupL1",
     "Loss",
     "Lossless",
+    "Model",
     "Momentum",
     "NoDurability",
     "Normal",
@@ -129,6 +132,7 @@ __all__ = [
     "WorkerCache",
     "Zeros",
     "__version__",
+    "load",
 ]
 
 

@@ -17,11 +17,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-BASE = "dps.errors dps.core dps.events dps.protocol dps.protocol.messages"
+BASE = "dps.errors dps.shown dps.core dps.events dps.protocol dps.protocol.messages"
 PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client"
 CLUSTER = (
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
-    "dps.cluster dps.cluster.transport dps.cluster.node dps.cluster.scheduler "
+    "dps.observe dps.cluster dps.cluster.transport dps.cluster.node dps.cluster.scheduler "
     "dps.cluster.backends dps.cluster.driver"
 )
 ORDER = [
@@ -30,6 +30,7 @@ ORDER = [
     f"{BASE} dps.protocol.client",
     f"{BASE} dps.protocol.coordinator",
     f"{BASE} dps.protocol.storage dps.protocol.durabilities",
+    "dps.errors dps.shown dps.core dps.events dps.observe",
     CLUSTER,
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities dps.sim",
     f"{CLUSTER} dps.chaos",
@@ -48,14 +49,17 @@ LIBRARIES = {
     "dps": set[str](),
     "dps.errors": set[str](),
     "dps.events": set[str](),
+    "dps.shown": set[str](),
     "dps.core": {"numpy"},
     "dps.protocol": {"numpy", "fsspec", "lz4", "safetensors"},
     "dps.sim": {"numpy", "fsspec"},
     "dps.cluster": {
+        "pandas",  # for types alone
         *("cryptography", "dask", "dask_jobqueue", "distributed", "numpy", "prometheus_client"),
         "msgpack",
         "psutil",
     },
+    "dps.observe": {"IPython", "mlflow", "pandas", "rich"},
     "dps.chaos": {"dask", "distributed", "fsspec", "psutil"},
     "dps.virtual": {"distributed", "greenlet"},
     "dps.testing": {"distributed", "numpy", "pytest"},

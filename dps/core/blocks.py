@@ -17,7 +17,7 @@ import numpy as np
 
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement.of_blocks import place
-from dps.core.tables.spec import PARTITIONS, SparseSpec
+from dps.core.tables.spec import PARTITIONS, Given, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]
@@ -493,6 +493,8 @@ def wrong_in(layout: Layout) -> str | None:
             end = block.stop
         if end != spec.size or min(spec.shape, default=1) < 1:
             return f"array {spec.name!r} of shape {list(spec.shape)} has {end} elements"
+    if any(isinstance(spec.initial, Given) for spec in layout.tables):
+        return "rows that a table begins with are not in it"
     if len(layout.homes) != (PARTITIONS if layout.tables else 0):
         return f"it has homes of {len(layout.homes)} partitions"
     if not all(0 <= home < len(layout.shards) for home in layout.homes):

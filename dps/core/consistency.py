@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from dps.core.ranges import whole_argument
 from dps.core.shard import Progress
 from dps.errors import ConfigurationError
+from dps.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
-class BSP:
+class BSP(Shown):
     """Bulk synchronous (bounded delay 0): updates of one round are applied together.
 
     A shard holds each worker's update until every active worker has sent one, then applies them
@@ -25,7 +26,7 @@ class BSP:
 
 
 @dataclass(frozen=True, slots=True)
-class SSP:
+class SSP(Shown):
     """Stale synchronous with bound `tau`, the paper's "maximal delayed time" (OSDI 2014, 3.4).
 
     A worker whose clock is more than `tau` ahead of the slowest active worker's waits before it
@@ -40,7 +41,7 @@ class SSP:
 
 
 @dataclass(frozen=True, slots=True)
-class ASP:
+class ASP(Shown):
     """Asynchronous: no worker ever waits for another (unbounded delay)."""
 
 

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dps.errors import require
+from dps.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Shown):
     """A worker whose shard is down waits until it is back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(Shown):
     """A worker whose shard is down computes on with the last weights and buffers its gradients.
 
     Parameters
@@ -43,7 +44,7 @@ Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older"
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Shown):
     """How buffered gradients are applied after an outage (see `dps.core.replay`)."""
 
     policy: Policy = "sum"

@@ -22,6 +22,7 @@ from dps.events import Sink
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
+from dps.shown import Shown
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
@@ -230,7 +231,7 @@ class CoordinatorPart(Protocol):
         ...
 
 
-class Durability:
+class Durability(Shown):
     """One choice of where shard state survives.
 
     A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not

@@ -9,6 +9,7 @@ from dps.core.ranges import whole
 from dps.errors import ConfigurationError
 from dps.protocol.durability import Durability, Feature, NoDurability
 from dps.protocol.wire import message
+from dps.shown import Shown
 
 for _cls in (Wait, Continue, Replay):
     message(_cls)
@@ -16,7 +17,7 @@ for _cls in (Wait, Continue, Replay):
 
 @message
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(Shown):
     """One choice on each axis: where state survives, what workers do meanwhile, and afterwards."""
 
     durability: Durability = NoDurability()

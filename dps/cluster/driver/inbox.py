@@ -1,8 +1,12 @@
-"""The driver's end of the event stream: what the group records arrives here, in batches."""
+"""The driver's end of the event stream: what the group records arrives here, in batches.
+
+What workers report and evaluators score goes into the history, whether anybody listens or not.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dps.cluster.node.recorder import topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
-from dps.events import Sink, from_dict
+from dps.events import EvaluationMissed, Event, Sink, from_dict
+from dps.observe.history import History
 
 if TYPE_CHECKING:
     import distributed
@@ -20,18 +25,28 @@ DRAIN_SECONDS = 10.0
 
 
 class Inbox:
-    """Hands the events of a group to a sink. Used from the client's event loop.
+    """Hands the events of a group on. Used from the client's event loop.
 
     Parameters
     ----------
     sink
-        Called with every event; None: nobody wants them.
+        Called with every event; None: nobody wants them, so a score that fails is warned of here.
+    history
+        Keeps what events hold of the course of the training; None: nobody wants it.
     """
 
-    def __init__(self, client: distributed.Client, group: str, sink: Sink | None) -> None:
+    def __init__(
+        self,
+        client: distributed.Client,
+        group: str,
+        sink: Sink | None,
+        history: History | None = None,
+    ) -> None:
         self._client = client
         self._topic = topic(group)
         self._sink = sink
+        self._history = history or History()
+        self._warned = False
         self._markers: dict[str, int] = {}
 
     def open(self) -> None:
@@ -39,7 +54,14 @@ class Inbox:
         self._client.subscribe_topic(self._topic, weakly(self._receive))
 
     async def close(self, nodes: Sequence[str] | None = None) -> None:
-        """Stop receiving, once everything that live nodes have sent has arrived.
+        """Stop receiving, once everything that live nodes have sent has arrived: see `catch_up`."""
+        try:
+            await self.catch_up(nodes)
+        finally:
+            self._client.unsubscribe_topic(self._topic)
+
+    async def catch_up(self, nodes: Sequence[str] | None = None) -> None:
+        """Return when everything has arrived that live nodes have sent, or after a while.
 
         Each node, and the scheduler, sends a marker after its events, over the same connection.
 
@@ -59,14 +81,22 @@ class Inbox:
         except TimeoutError:
             return  # a node was lost meanwhile; its last events are lost with it
         finally:
-            self._client.unsubscribe_topic(self._topic)
+            self._markers.pop(marker, None)
 
     async def _receive(self, event: tuple[float, Any]) -> None:
         for record in event[1]:
             if "marker" in record:
                 self._markers[record["marker"]] = self._markers.get(record["marker"], 0) + 1
-            elif self._sink is not None:
-                self._sink(from_dict(record))
+            else:
+                self._take(from_dict(record))
+
+    def _take(self, event: Event) -> None:
+        self._history.add(event)
+        if self._sink is not None:
+            self._sink(event)
+        elif isinstance(event, EvaluationMissed) and event.score_failed and not self._warned:
+            self._warned = True
+            warnings.warn(f"dps: no evaluation, for {event.reason}", RuntimeWarning, stacklevel=2)
 
 
 def _send_marker(name: str, marker: str, dask_worker: Any) -> None:

@@ -33,6 +33,7 @@ from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.losses import LossWatch
+from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
     afresh,
@@ -42,6 +43,7 @@ from dps.cluster.driver.setup import (
     checked_labels,
     from_path,
 )
+from dps.cluster.driver.training_watch import TrainingWatch
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import run_worker
@@ -61,6 +63,8 @@ from dps.errors import (
     UpdatesLostWarning,
 )
 from dps.events import Sink
+from dps.observe.history import History
+from dps.observe.mlflow_run import MlflowRun
 from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client as Caller
 from dps.protocol.client.save_all import save_all
@@ -80,7 +84,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 
 
-class ParameterServer:
+class ParameterServer(Observable):
     """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
@@ -200,6 +204,8 @@ class ParameterServer:
         client: distributed.Client,
         path: str,
         *,
+        shards: int | None = None,
+        servers: int | None = None,
         on_event: Sink | None = None,
         timings: Timings = Timings(),
         functions: Mapping[str, Function] | None = None,
@@ -214,6 +220,9 @@ class ParameterServer:
         ----------
         path
             What `Checkpoint` was given, or the folder of one parameter server in it.
+        shards, servers
+            On how many parts, and nodes, it is to be from now on; None: as before. With another
+            number of shards each of them has the version of the one that had fewest updates.
         on_event, timings, functions, seats, labels, on_loss, transport
             As for a new one: they are not in the checkpoints.
 
@@ -221,9 +230,11 @@ class ParameterServer:
         ------
         StoreUnavailable
             There is no whole checkpoint of every shard.
+        ConfigurationError
+            The parameters cannot be divided into so many shards, or these not over so many servers.
         """
         server = cls.__new__(cls)
-        start = from_path(client, path, timings)
+        start = from_path(client, path, timings, shards, servers)
         talk = on_loss, transport
         server._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
         return server
@@ -255,7 +266,12 @@ class ParameterServer:
         self.saved = start.saved
         self._client = client
         self._start_with = start
-        self._inbox = Inbox(client, start.group.name, on_event)
+        self._history = History()
+        self._inbox = Inbox(client, start.group.name, on_event, self._history)
+        before = start.saved.applied if start.saved is not None else {}
+        clock = platform_of(client).clock
+        self._training = TrainingWatch(group, self._history, clock, before)
+        self._runs: list[MlflowRun] = []
         self._shard_hosts = ShardHosts(client, group, seats)
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
         self._watch = LossWatch(group)
@@ -667,6 +683,7 @@ class ParameterServer:
             resources={"worker": 1} if nodes[0].resource else None,
             pure=False,
         )
+        self._training.submitted(peers[index], future, self._stops)
         # Held also if the caller does not: a worker whose future is gone runs on.
         self._futures = {each for each in self._futures if not each.done()} | {future}
         return future
@@ -699,13 +716,15 @@ class ParameterServer:
         client, name = self._client, self.group.name
         self._inbox.open()
         self._watch.open(self._router)
+        self._training.open(self._router, self._transport)
         self._drops.open()
         client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
         self._drainer.open()
         await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description(platform_of(client).clock.now())
-        seeder = Bootstrap(self.group, start.initial, self._transport, self._router, start.states)
+        how = self._transport, self._router, start.states, start.tables
+        seeder = Bootstrap(self.group, start.initial, *how)
         self._seeding = asyncio.create_task(seeder.run())
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -768,6 +787,7 @@ class ParameterServer:
                 await self._watch.close()
         finally:
             try:
+                await self._training.look()  # for whoever looks at it when it is closed
                 await self._take_no_more_in()
                 await self._shard_hosts.finish_evaluators()
             finally:
@@ -830,6 +850,7 @@ class ParameterServer:
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
         await self._inbox.close(self._shard_hosts.seated)
         self._drops.close()  # all that nodes have said has come
+        await self._end_runs()
         await self._client.run_on_scheduler(forget, self.group.name)
 
     async def _end_workers(self) -> None:

@@ -17,9 +17,11 @@ from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
 from dps.core.placement.hash_ring import BALANCED, ConsistentHash, checked_placement
 from dps.core.rules.per_array import as_rule, check_names
-from dps.core.rules.rule import UpdateRule, by_rows
+from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState
+from dps.core.tables.given import dealt_out, without_rows
 from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseTable
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
@@ -32,6 +34,8 @@ from dps.protocol.storage.manifest import (
     must_be_known,
     write_run,
 )
+from dps.protocol.storage.model_files import begun_rows
+from dps.protocol.storage.resharding import resharded
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint
 
@@ -43,18 +47,23 @@ import re
 from dps.core.consistency import ASP, BSP, SSP
 from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
+from dps.core.ranges import whole_argument
 from dps.protocol.durabilities.presets import preset
 from dps.protocol.storage.checkpoint_files import absolute, in_memory
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group, its initial values by shard, or what it goes on from; and what is kept of it."""
+    """A group, its initial values by shard, or what it goes on from; and what is kept of it.
+
+    `tables` are the rows by shard that sparse tables begin with.
+    """
 
     group: Group
     initial: tuple[np.ndarray, ...]
     saved: Saved | None
     about: Mapping[str, Any]
+    tables: tuple[dict[str, SparseTable], ...] = ()
 
     @property
     def states(self) -> tuple[ShardState, ...]:
@@ -90,7 +99,9 @@ def afresh(
     chosen = checked_recovery(recovery, platform_of(client))
     check_tables(tables, chosen)
     rule = as_rule(optimizer)
-    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
+    begun = begun_rows(tables)
+    plain = without_rows(tables)
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=plain)
     check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
     chains = checked_filters({} if filters is None else filters, layout.names, rule)
     given = {} if pull_filters is None else pull_filters
@@ -113,14 +124,32 @@ def afresh(
         pull_filters=of_pulls,
         placement=ring,
     )
-    return Start(group, initial, None, kept)
+    rows = tuple(dealt_out(layout, begun, slots_by_name(rule))) if begun else ()
+    return Start(group, initial, None, kept, rows)
 
 
-def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
-    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any."""
+def from_path(
+    client: distributed.Client,
+    path: str,
+    timings: Timings,
+    shards: int | None = None,
+    servers: int | None = None,
+) -> Start:
+    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any.
+
+    `shards` and `servers` are how many there are to be; None: as many as there were.
+    """
     name, coordinator = _place(client)
     saved = find_saved(shared_path(platform_of(client).place(path)))
+    if shards is not None and shards != len(saved.states):
+        whole_argument("shards", shards, 1, "shards")
+        saved = resharded(saved, shards)
     run = saved.run
+    count = len(run.layout.shards)
+    if servers is None and run.servers is not None:  # as many, or as many as can be had of them
+        servers = min(run.servers, count * run.recovery.durability.replicas)
+    if servers is not None:
+        servers = as_servers(servers, count, run.recovery)
     group = Group(
         name,
         run.layout,
@@ -131,7 +160,7 @@ def from_path(client: distributed.Client, path: str, timings: Timings) -> Start:
         timings,
         saved.incarnations,
         filters=run.filters,
-        servers=run.servers,
+        servers=servers,
         pull_filters=run.pull_filters,
         placement=run.placement,
     )
@@ -227,6 +256,11 @@ def check_tables(tables: object, recovery: Recovery) -> None:
         raise ConfigurationError(
             f"tables is {type(tables).__name__}, expected a list of SparseSpec(name, width, ...)"
         )
+    for table in tables:
+        if not isinstance(table, SparseSpec):
+            raise ConfigurationError(
+                f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
+            )
     if tables:
         recovery.must_allow("tables")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from dps.errors import DpsError
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.messages import Audit, AuditReply
+from dps.protocol.messages import Audit, AuditReply, Describe, Description
 from dps.protocol.transport import Transport
 
 
@@ -15,17 +16,7 @@ async def audit(
     shard: int, router: Router, transport: Transport, deadline: float
 ) -> AuditReply | None:
     """Return the numbers of a shard's state, None if it does not answer."""
-    try:
-        view = await router.view(shard)
-        if not view.serving:
-            return None
-        async with asyncio.timeout(None) as scope:
-            head = view.chain[0]
-            with router.while_asked(view, head, scope):
-                request = Audit(shard, view.epoch)
-                reply: AuditReply = await transport.call(head, request, deadline)
-    except (DpsError, TimeoutError):
-        return None
+    reply: AuditReply | None = await _of_head(Audit, shard, router, transport, deadline)
     return reply
 
 
@@ -34,3 +25,28 @@ async def audit_all(group: Group, router: Router, transport: Transport) -> list[
     shards = range(len(group.layout.shards))
     asked = (audit(shard, router, transport, group.timings.call) for shard in shards)
     return list(await asyncio.gather(*asked))
+
+
+async def describe_all(
+    group: Group, router: Router, transport: Transport, deadline: float
+) -> list[Description | None]:
+    """Return how it stands with each shard, None for one that does not answer in time."""
+    shards = range(len(group.layout.shards))
+    asked = (_of_head(Describe, shard, router, transport, deadline) for shard in shards)
+    return list(await asyncio.gather(*asked))
+
+
+async def _of_head(
+    kind: type[Audit | Describe], shard: int, router: Router, transport: Transport, deadline: float
+) -> Any:
+    """What the head of a shard replies; None if there is none, or it does not answer."""
+    try:
+        view = await router.view(shard)
+        if not view.serving:
+            return None
+        async with asyncio.timeout(None) as scope:
+            head = view.chain[0]
+            with router.while_asked(view, head, scope):
+                return await transport.call(head, kind(shard, view.epoch), deadline)
+    except (DpsError, TimeoutError):
+        return None

@@ -90,7 +90,9 @@ class EvaluatorActor:
             finish_when_let_go(self._dask_worker, self._key, self.finish)
         )
         self._recording = asyncio.ensure_future(
-            record_forever(self._recorder, self._group.timings.flush, lambda: None, self._sample)
+            record_forever(
+                self._recorder, self._group.timings.flush, lambda: None, self._sample, keeps=True
+            )
         )
 
     async def _evaluate_forever(self) -> None:

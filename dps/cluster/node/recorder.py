@@ -13,13 +13,14 @@ from typing import Any
 
 from dps.cluster.platform import SYSTEM, Platform
 from dps.cluster.transport.calls import Meter
-from dps.events import Event, ResourceSampled, to_dict
+from dps.events import Evaluated, EvaluationMissed, Event, Reported, ResourceSampled, to_dict
 from dps.events.lines import log
 from dps.protocol.group import Group
 
 LogEvent = Callable[[str, Any], None]
 
 SAMPLE_SECONDS = 1.0
+KEPT = (Reported, Evaluated, EvaluationMissed)  # by the driver, for `ParameterServer.history`
 
 
 def topic(group: str) -> str:
@@ -30,8 +31,9 @@ def topic(group: str) -> str:
 class Recorder:
     """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop.
 
-    Where nobody listens to the group's events (`on` is false), it lets go of them at once. Those
-    that are of interest by themselves also go to the log of the process, with `labels`.
+    Where nobody listens to the group's events (`on` is false), it lets go of them at once, but for
+    those that the driver keeps in any case (`KEPT`). Those that are of interest by themselves also
+    go to the log of the process, with `labels`.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Recorder:
     def __call__(self, event: Event) -> None:
         """Record an event."""
         log(event, self._labels)
-        if not self.on:
+        if not self.on and not isinstance(event, KEPT):
             return
         with self._lock:
             self._buffer.append(event)
@@ -88,19 +90,24 @@ def sample(
 
 
 async def record_forever(
-    recorder: Recorder, every: float, flush: Callable[[], None], measure: Callable[[], Event]
+    recorder: Recorder,
+    every: float,
+    flush: Callable[[], None],
+    measure: Callable[[], Event],
+    keeps: bool = False,
 ) -> None:
     """Every so many seconds have `flush` record what is pending, and send it.
 
     Once a second a measurement of the process's resources is recorded as well. Where nobody listens
-    it ends at once.
+    there are no measurements, and it ends at once unless the process records what the driver
+    `keeps`.
     """
-    if not recorder.on:
+    if not (recorder.on or keeps):
         return
     flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))
     count = 0
     while True:
-        if count % flushes_per_sample == 0:
+        if recorder.on and count % flushes_per_sample == 0:
             recorder(measure())
         flush()
         recorder.send()

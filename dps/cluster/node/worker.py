@@ -35,7 +35,7 @@ from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.core.updates import UpdateId
-from dps.errors import DpsError, ShapeMismatch
+from dps.errors import DpsError, ShapeMismatch, ShardUnavailable
 from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint
@@ -43,6 +43,7 @@ from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
 from dps.protocol.transport import Clock, Transport
+from dps.shown import block, brief, pairs_html
 
 T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
@@ -117,8 +118,6 @@ class ReportColumns:
 
     def __call__(self, metrics: Mapping[str, float]) -> None:
         """Note numbers about the next step."""
-        if not self._recorder.on:
-            return
         self._steps += 1
         now = self._clock.now()
         with self._lock:
@@ -149,6 +148,11 @@ class Worker:
         "worker-0", "worker-1", …
     index, workers
         Its number, and how many workers were started with it.
+    done
+        How many updates of a worker of this name the weights held when it began: 0 at the start of
+        a training. After `ParameterServer.resume`, or when it is started again in the place of a
+        worker that was lost, its data can go on from there. Where a shard has fewer than another,
+        as it was restored from an older checkpoint, it is the number of the one that has most.
     """
 
     def __init__(
@@ -160,10 +164,12 @@ class Worker:
         index: int,
         workers: int,
         platform: Platform,
+        done: int = 0,
     ) -> None:
         self.name = client.worker
         self.index = index
         self.workers = workers
+        self.done = done
         self._client = client
         self._loop = loop
         self._reports = reports
@@ -171,6 +177,7 @@ class Worker:
         self._platform = platform
         self._given: ReadPoint | None = None
         self._buffered = 0
+        self._pushed = 0
         self._flat: dict[tuple[str, ...], FlatLayout] = {}
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
 
@@ -224,6 +231,25 @@ class Worker:
     def leaving(self) -> bool:
         """Whether this worker, or its node, is asked to leave: its function should return soon."""
         return self._client.leaving or self._leave.why is not None
+
+    def __repr__(self) -> str:
+        return f"<Worker {', '.join(f'{name} {said}' for name, said in self._said)}>"
+
+    def _repr_html_(self) -> str:
+        return block(f"Worker {self.name}", f"of {self.workers}", pairs_html(self._said[1:]))
+
+    @property
+    def _said(self) -> list[tuple[str, str]]:
+        """What is to be known of it at a glance, by name."""
+        client = self._client
+        return [
+            (self.name, f"of {self.workers}"),
+            ("incarnation", str(client.incarnation)),
+            ("done before", f"{self.done:,}"),
+            ("pushed", f"{self._pushed:,}"),
+            *([("dropped", f"{self.dropped:,}")] if self.dropped else []),
+            ("consistency", brief(client.consistency)),
+        ]
 
     def gradients(self, names: Iterable[str] = ()) -> FlatArrays:
         """Return arrays to compute gradients into, so that they can be pushed without a copy.
@@ -457,6 +483,7 @@ class Worker:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
+        self._pushed += 1
         return self._begin(self._client.push_parts(parts, pull, point))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
@@ -576,9 +603,10 @@ def run_worker(
     filters = _FilterCounts(client, recorder, clock)
 
     def flush() -> None:
-        acks.flush()
         reports.flush()
-        filters.flush()
+        if recorder.on:
+            acks.flush()
+            filters.flush()
 
     def measure() -> ResourceSampled:
         return sample(node, node_role, meter, platform=platform)
@@ -587,11 +615,14 @@ def run_worker(
         leave_of(dask_worker).enter(group.name)
         port_of(dask_worker).enter()
         recorder(NodeJoined(clock.now(), node, node_role, platform.pid, platform.host))
-        return asyncio.create_task(record_forever(recorder, group.timings.flush, flush, measure))
+        every = group.timings.flush
+        return asyncio.create_task(record_forever(recorder, every, flush, measure, keeps=True))
 
     async def enter() -> None:
         await client.enter(dask_worker.address, node)
         acks.incarnation = reports.incarnation = filters.incarnation = client.incarnation
+        if client.incarnation > 1:  # else nobody has pushed under this name
+            done.append(await _done_before(name, group, client, transport))
         if not isinstance(group.consistency, ASP):
             await _until_joined(peers, group, client, transport)
 
@@ -610,16 +641,42 @@ def run_worker(
     def on_loop(request: Coroutine[Any, Any, Any]) -> Any:
         return platform.begin(request, loop).result()
 
+    done: list[int] = []
     recording = on_loop(begin())
     reason = "failed"
     try:
         on_loop(enter())
         leave = leave_of(dask_worker)
-        result = train(Worker(client, loop, reports, leave, index, len(peers), platform))
+        own = Worker(client, loop, reports, leave, index, len(peers), platform, sum(done))
+        result = train(own)
         reason = "finished"
         return result
     finally:
         on_loop(end(recording, reason))
+
+
+async def _done_before(name: str, group: Group, client: Client, transport: Transport) -> int:
+    """How many updates of a worker of this name the shard has that has most of them.
+
+    A shard that is down is waited for as long as a push would be.
+    """
+
+    async def on(shard: int) -> int:
+        while True:
+            await client.router.table()  # ends the wait when the group is closed
+            client.may_go_on()
+            reply = await audit(shard, client.router, transport, group.timings.call)
+            if reply is not None:
+                return reply.applied.get(name, 0)
+            await asyncio.sleep(group.timings.retry)
+
+    try:
+        async with asyncio.timeout(group.timings.unavailable):
+            return max([await on(shard) for shard in range(len(group.layout.shards))])
+    except TimeoutError:
+        raise ShardUnavailable(
+            f"{name}: a shard did not say within {group.timings.unavailable:g} s how far it is"
+        ) from None
 
 
 async def _until_joined(

@@ -110,6 +110,11 @@ def rule_for(rule: UpdateRule, name: str) -> UpdateRule:
     return chosen
 
 
+def slots_by_name(rule: UpdateRule) -> Callable[[str], tuple[str, ...]]:
+    """Return what tells which optimizer state an array or table of a name has."""
+    return lambda name: rule_for(rule, name).slots
+
+
 @dataclass(frozen=True, slots=True)
 class OfAnother:
     """A rule that is another one but for something; whatever it does not say is as there."""

@@ -7,6 +7,7 @@ arithmetic and one multiplication: every process on every machine computes the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,27 @@ class Normal:
         return _scaled(total, mean, self.std / deviation, dtype)
 
 
-Initial = Zeros | Uniform | Normal
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Some rows are there from the start, with these values.
+
+    Parameters
+    ----------
+    rows
+        (keys, width), of any floating-point type; or the path of a file that holds them: ".npy", or
+        ".npz" with the arrays `rows` and `keys`. The driver reads it.
+    keys
+        Whole numbers from 0 to 2⁶³ - 1, each once, in any order; None: 0, 1, 2, …
+    otherwise
+        What rows of other keys are before their first update.
+    """
+
+    rows: np.ndarray | str
+    keys: np.ndarray | None = None
+    otherwise: Zeros | Uniform | Normal = Zeros()
+
+
+Initial = Zeros | Uniform | Normal | Given
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +139,9 @@ class SparseSpec:
         "float32" or "float64".
     initial
         What a row is before its first update: `Zeros()`, `Uniform(limit)` or `Normal(std)`. One
-        that nobody has pushed to reads like that too.
+        that nobody has pushed to reads like that too. Or rows that are there from the start: an
+        array (keys, width) of those with keys 0, 1, 2, …, the path of a file with such an array
+        (".npy"), or `Given(rows, keys)`.
 
     Raises
     ------
@@ -129,7 +152,7 @@ class SparseSpec:
     name: str
     width: int
     dtype: str = "float32"
-    initial: Initial = Zeros()
+    initial: Initial | np.ndarray | str | PathLike[str] = Zeros()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -143,10 +166,16 @@ class SparseSpec:
             raise ConfigurationError(
                 f"SparseSpec {self.name!r}: dtype={self.dtype!r}, expected 'float32' or 'float64'"
             )
+        if isinstance(self.initial, np.ndarray | str | PathLike):
+            path_or_rows = (
+                self.initial if isinstance(self.initial, np.ndarray) else fspath(self.initial)
+            )
+            object.__setattr__(self, "initial", Given(path_or_rows))
         if not isinstance(self.initial, Initial):
             raise ConfigurationError(
                 f"SparseSpec {self.name!r}: initial={self.initial!r}, expected Zeros(), "
-                "Uniform(limit) or Normal(std)"
+                "Uniform(limit), Normal(std), an array of rows, the path of one, or Given(rows, "
+                "keys)"
             )
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "dtype", dtype)
@@ -157,8 +186,13 @@ class SparseSpec:
         return self.width * np.dtype(self.dtype).itemsize
 
     def initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        """What the rows of these keys are before their first update, one below the other."""
-        return self.initial.rows(keys, self.width, self.dtype)
+        """What the rows of these keys are before their first update, one below the other.
+
+        Those that are there from the start are asked for of nobody: a group's tables have them.
+        """
+        initial = self.initial
+        assert isinstance(initial, Zeros | Uniform | Normal)
+        return initial.rows(keys, self.width, self.dtype)
 
 
 def _draws(seed: int, keys: np.ndarray, width: int, count: int) -> list[np.ndarray]:

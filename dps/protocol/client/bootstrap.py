@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dps.core.shard import ShardState, initial_state
+from dps.core.tables.table import SparseTable
 from dps.errors import DpsError
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
@@ -28,6 +30,8 @@ class Bootstrap:
         Each shard's buffer of initial values.
     saved
         Each shard's state to go on from instead, if it is from a run before.
+    tables
+        Each shard's rows that sparse tables begin with; none: they begin empty.
 
     Attributes
     ----------
@@ -42,10 +46,12 @@ class Bootstrap:
         transport: Transport,
         router: Router,
         saved: Sequence[ShardState] = (),
+        tables: Sequence[dict[str, SparseTable]] = (),
     ) -> None:
         self._group = group
         self._initial = initial
         self._saved = saved
+        self._tables = tables
         self._transport = transport
         self._router = router
         self.error: DpsError | None = None
@@ -92,6 +98,8 @@ class Bootstrap:
             state, source = self._saved[seed.shard], "checkpoint"
         else:
             state = initial_state(self._initial[seed.shard], self._group.rule)
+            if self._tables:
+                state = replace(state, tables=self._tables[seed.shard])
             source = "initial"
         chain = (seed.host,)
         request = Install(seed.shard, seed.epoch, chain, state, source, keepers=seed.keepers)

@@ -3,6 +3,8 @@
 from dps.protocol.messages.chain import Audit as Audit
 from dps.protocol.messages.chain import AuditReply as AuditReply
 from dps.protocol.messages.chain import Configure as Configure
+from dps.protocol.messages.chain import Describe as Describe
+from dps.protocol.messages.chain import Description as Description
 from dps.protocol.messages.chain import Extend as Extend
 from dps.protocol.messages.chain import Flush as Flush
 from dps.protocol.messages.chain import Install as Install

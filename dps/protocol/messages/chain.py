@@ -114,6 +114,26 @@ class AuditReply:
 
 @message
 @dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask how it stands with a shard, for whoever looks at the training. Reply: Description."""
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A shard's version and bytes; of each worker its updates, and its clock if it takes part."""
+
+    version: int
+    nbytes: int
+    applied: dict[str, int]
+    clocks: dict[str, int]
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Flush:
     """Record everything that is not recorded yet. Reply: Done."""
 

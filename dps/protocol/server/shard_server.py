@@ -28,6 +28,8 @@ from dps.protocol.messages import (
     ClearMail,
     Configure,
     Deposit,
+    Describe,
+    Description,
     Done,
     Durable,
     EndCut,
@@ -78,6 +80,7 @@ OF_REPLICAS = (
     Configure,
     Extend,
     Audit,
+    Describe,
     HoldCut,
     TakeCut,
     EndCut,
@@ -136,6 +139,7 @@ class ShardServer:
             Extend: self._extend,
             Release: self._release,
             Audit: self._audit,
+            Describe: self._describe,
             HoldCut: self._cut,
             TakeCut: self._cut,
             EndCut: self._cut,
@@ -270,6 +274,11 @@ class ShardServer:
         replica = self.replica(m.shard)
         applied = {name: p.applied for name, p in replica.state.workers.items()}
         return AuditReply(self._node, replica.state.version, applied, replica.duplicates)
+
+    async def _describe(self, m: Describe) -> Description:
+        state = self.replica(m.shard).state
+        applied = {name: p.applied for name, p in state.workers.items()}
+        return Description(state.version, state.nbytes, applied, state.clocks)
 
     async def _cut(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
         replica = self.replica(m.shard)

@@ -114,6 +114,16 @@ class Saved:
         return min(state.version for state in self.states)
 
     @property
+    def applied(self) -> dict[str, int]:
+        """How many updates of each worker the shard has that has most of them."""
+        known: dict[str, int] = {}
+        for state in self.states:
+            for name, progress in state.workers.items():
+                if not name.endswith(CALLS):
+                    known[name] = max(progress.applied, known.get(name, 0))
+        return known
+
+    @property
     def incarnations(self) -> dict[str, int]:
         """The last incarnation of each worker that any shard knows, be it by a call alone."""
         known: dict[str, int] = {}

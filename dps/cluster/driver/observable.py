@@ -1,0 +1,292 @@
+"""What a parameter server shows of itself: its shards and workers, its history, its weights.
+
+The part of `ParameterServer` that changes nothing in the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dps.cluster.platform import platform_of
+from dps.core.tables.row_gradients import KEYS
+from dps.errors import ConfigurationError
+from dps.observe.history import History
+from dps.observe.mlflow_run import MlflowRun
+from dps.observe.progress import display
+from dps.observe.views import Listing, Overview, ShardView, WorkerView
+from dps.protocol.storage import model_files
+
+if TYPE_CHECKING:
+    import distributed
+    import pandas
+
+    from dps.cluster.driver.inbox import Inbox
+    from dps.cluster.driver.losses import LossWatch
+    from dps.cluster.driver.shard_hosts import ShardHosts
+    from dps.cluster.driver.training_watch import TrainingWatch
+    from dps.core.consistency import Consistency
+    from dps.core.rules.rule import UpdateRule
+    from dps.protocol.client.client import Client
+    from dps.protocol.group import Group
+    from dps.protocol.recovery import Recovery
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.5  # from one look at the progress to the next
+
+
+class Observable:
+    """What can be seen of a parameter server; it is brought up and used by `ParameterServer`."""
+
+    group: Group
+    _client: distributed.Client
+    _history: History
+    _inbox: Inbox
+    _open: bool
+    _runs: list[MlflowRun]
+    _shard_hosts: ShardHosts
+    _stops: int
+    _training: TrainingWatch
+    _watch: LossWatch
+
+    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
+        raise NotImplementedError
+
+    def _require_open(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name of the group, which its logs, metrics and checkpoints have."""
+        return self.group.name
+
+    @property
+    def optimizer(self) -> UpdateRule:
+        """The update rule."""
+        return self.group.rule
+
+    @property
+    def consistency(self) -> Consistency:
+        """The consistency model."""
+        return self.group.consistency
+
+    @property
+    def recovery(self) -> Recovery:
+        """What is done about losses."""
+        return self.group.recovery
+
+    @property
+    def shards(self) -> Listing[ShardView]:
+        """How it stands with each shard: its nodes, version, epoch and size.
+
+        The shards are asked, for a second at most. With an asynchronous client, and when it is
+        closed, this is what was known last.
+        """
+        self._look()
+        return self._training.shards(self._shard_hosts.nodes)
+
+    @property
+    def workers(self) -> Listing[WorkerView]:
+        """How it stands with each worker that was started: its clock, rate and last loss.
+
+        The shards are asked, as for `shards`.
+        """
+        self._look()
+        return self._training.workers(self._stops)
+
+    def history(self) -> pandas.DataFrame:
+        """Return what workers reported and evaluators scored, in the order of time.
+
+        The driver keeps it, whether there is `on_event` or not: some 500,000 numbers. When there
+        are more, every other number of the longest series is left out, evenly from the first to the
+        last. Numbers of a running worker arrive within `Timings.flush`. With a synchronous client,
+        all that was reported before this was called is there.
+
+        Returns
+        -------
+        history
+            A row for each number, with the columns `time` (UTC), `source` (a worker's name, or
+            "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric` (the name that it
+            was reported under; "loss" and "accuracy" of evaluators), `step` (of a worker, its
+            report from 1 in each incarnation; of an evaluation, the mean version of the shards) and
+            `value`.
+
+        Raises
+        ------
+        ConfigurationError
+            The package pandas is not installed.
+        """
+        self._catch_up()
+        return self._history.frame()
+
+    def progress(self, total: int | None = None) -> None:
+        """Show how far the training is, until the workers have ended that run now.
+
+        In a terminal it is a line that changes, in a notebook a piece of HTML. Interrupting it ends
+        the showing, not the training. What workers return, or raise, is for who has their futures.
+
+        Parameters
+        ----------
+        total
+            How many gradients these workers push in all; then there are a bar and the time left.
+
+        Raises
+        ------
+        ConfigurationError
+            The client is asynchronous, which cannot wait here, or `total` is no number above 0.
+        """
+        self._require_open()
+        if self._client.asynchronous:
+            raise ConfigurationError(
+                "progress() waits for the workers, which an asynchronous client cannot do here; "
+                "look at ps.workers instead"
+            )
+        if total is not None and (isinstance(total, bool) or not total > 0):
+            raise ConfigurationError(f"total={total!r}, expected how many gradients are pushed")
+        platform = platform_of(self._client)
+        names = [each.worker for each in self._training.workers(self._stops) if not each.ended]
+        since = min(
+            (self._training.started[name].at for name in names), default=platform.clock.monotonic()
+        )
+        with display() as show:
+            while True:
+                futures = self._training.pending(names, self._stops)
+                if not futures:
+                    self._catch_up()
+                self._look()
+                lost = sum(loss.updates for loss in self._watch.found)
+                show(self._training.standing(names, total, since, self._stops, lost))
+                if not futures:
+                    return
+                platform.wait(self._client, futures, LOOK_SECONDS, every=True)
+
+    def log_to_mlflow(
+        self, experiment: str, run_name: str | None = None, tracking_uri: str | None = None
+    ) -> str:
+        """Log the training to MLflow from now on, until it is closed; return the run's id.
+
+        The run has what was chosen as its parameters, and the `history`, also of before, as its
+        metrics: "worker-0/loss", "evaluator/accuracy". Whatever the tracking server does not take
+        is left out, with a warning; the training goes on.
+
+        Parameters
+        ----------
+        experiment
+            The name of MLflow's experiment; it is made if there is none.
+        run_name
+            None: the name of the parameter server.
+        tracking_uri
+            None: where MLflow is told to, by `mlflow.set_tracking_uri` or its environment.
+
+        Raises
+        ------
+        ConfigurationError
+            The package mlflow is not installed.
+        StoreUnavailable
+            The tracking server does not make the run.
+        """
+        self._require_open()
+        tags = {f"dps.{name}": value for name, value in self.group.labels.items()}
+        tags["dps.group"] = self.group.name
+        name = run_name or f"dps-{self.group.name}"
+        params = {**self._choices, "parameters": self._parameters, "shards": self._shard_count}
+        run = MlflowRun(self._history, experiment, name, tracking_uri, params, tags)
+        self._runs.append(run)
+        return run.id
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the weights into a folder, from which `dps.load` reads them without a cluster.
+
+        That is a safetensors file for each shard, and a manifest with checksums. It is there whole
+        or not at all: a model that was saved there before stays until this one is written. The rows
+        of sparse tables are among them, the state of the optimizer is not: see `checkpoint`. Each
+        shard is as it is at the moment when it is read; save when no worker runs to have all of
+        them of the same update.
+
+        Parameters
+        ----------
+        path
+            A folder that the driver can write, or the address of one that fsspec knows.
+
+        Raises
+        ------
+        StoreUnavailable
+            It cannot be written.
+        ConfigurationError
+            The folder holds a manifest of something else, or fsspec does not know the path.
+        ShardUnavailable
+            A shard stayed down for too long.
+        """
+        layout = self.group.layout
+
+        async def read(reader: Client) -> None:
+            await reader.pull()
+            arrays = reader.weights()
+            rows = {
+                spec.name: await reader.pull_range(spec.name, 0, KEYS) for spec in layout.tables
+            }
+            versions = reader.versions()
+            await asyncio.to_thread(model_files.save, path, layout, arrays, rows, versions)
+
+        return self._read(read)
+
+    def __repr__(self) -> str:
+        return self._overview().line()
+
+    def _repr_html_(self) -> str:
+        self._look()
+        return self._overview().html()
+
+    def _overview(self) -> Overview:
+        layout = self.group.layout
+        lost = sum(loss.updates for loss in self._watch.found)
+        note = f"{lost:,} acknowledged updates were lost: see ps.losses" if lost else ""
+        return Overview(
+            self.group.name,
+            not self._open,
+            len(layout.arrays),
+            len(layout.tables),
+            self._parameters,
+            sum(shard.nbytes for shard in layout.shards),
+            self._choices,
+            self._training.shards(self._shard_hosts.nodes),
+            self._training.workers(self._stops),
+            note,
+        )
+
+    @property
+    def _choices(self) -> Mapping[str, Any]:
+        group = self.group
+        return {
+            "optimizer": group.rule,
+            "consistency": group.consistency,
+            "recovery": group.recovery,
+            **({"filters": group.filters} if group.filters else {}),
+        }
+
+    @property
+    def _parameters(self) -> int:
+        return sum(spec.size for spec in self.group.layout.arrays)
+
+    @property
+    def _shard_count(self) -> int:
+        return len(self.group.layout.shards)
+
+    def _look(self) -> None:
+        if self._open and not self._client.asynchronous:
+            self._client.sync(self._training.look)
+
+    def _catch_up(self) -> None:
+        if self._open and not self._client.asynchronous:
+            self._client.sync(self._inbox.catch_up, self._shard_hosts.seated)
+
+    async def _end_runs(self) -> None:
+        """End the runs of MLflow that this training is logged to."""
+        runs, self._runs = self._runs, []
+        lost = sum(loss.updates for loss in self._watch.found)
+        failed = any(each.status == "failed" for each in self._training.workers(self._stops))
+        ends = (asyncio.to_thread(run.close, {"updates_lost": lost}, not failed) for run in runs)
+        await asyncio.gather(*ends)

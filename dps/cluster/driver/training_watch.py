@@ -1,0 +1,178 @@
+"""How it stands with a training: what the driver finds out when somebody looks at it.
+
+Who serves what is known from the routing table, which comes by itself. How far shards and workers
+are is asked of the heads, only when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dps.cluster.names import Node
+from dps.cluster.node.audit import describe_all
+from dps.core.blocks import ShardLayout
+from dps.observe.history import History
+from dps.observe.progress import Pace, Standing
+from dps.observe.views import Listing, ShardView, WorkerView
+from dps.protocol.client.routing_table import Router
+from dps.protocol.functions import CALLS
+from dps.protocol.group import Group
+from dps.protocol.messages import Description, Table
+from dps.protocol.transport import Clock, Transport
+
+LOOK_SECONDS = 1.0  # a shard that takes longer is shown as it was
+
+
+@dataclass(slots=True)
+class Started:
+    """A worker that the driver started: when, after how many stops, with how many updates.
+
+    `future` is let go when it has ended, and `ended` says how.
+    """
+
+    at: float
+    stops: int
+    before: int
+    future: Any
+    ended: str = ""
+
+
+class TrainingWatch:
+    """Remembers the workers of a group, and what is known of its shards.
+
+    `look` and `open` belong to the client's event loop, the rest may be called in any thread.
+    """
+
+    def __init__(
+        self, group: Group, history: History, clock: Clock, before: Mapping[str, int]
+    ) -> None:
+        self._group = group
+        self._history = history
+        self._clock = clock
+        self._before = before
+        self._table: Table | None = None
+        self._known: list[Description | None] = [None] * len(group.layout.shards)
+        self._pace = Pace()
+        self._seen = clock.monotonic()
+        self.started: dict[str, Started] = {}
+
+    def open(self, router: Router, transport: Transport) -> None:
+        """Begin to listen."""
+        self._router = router
+        self._transport = transport
+        router.listen(self._heard)
+
+    async def look(self) -> None:
+        """Ask all shards how it stands with them; what does not answer soon stays as it was."""
+        found = await describe_all(self._group, self._router, self._transport, LOOK_SECONDS)
+        self._known = [new or old for new, old in zip(found, self._known, strict=True)]
+        self._seen = self._clock.monotonic()
+        self._pace.look(self._seen, self._updates())
+
+    def submitted(self, worker: str, future: Any, stops: int) -> None:
+        """Note that a worker was started, perhaps again."""
+        self._let_go(stops)
+        now, again = self._clock.monotonic(), self.started.get(worker)
+        before = again.before if again else self._before.get(worker, 0)
+        self.started[worker] = Started(again.at if again else now, stops, before, future)
+
+    def pending(self, names: Sequence[str], stops: int) -> list[Any]:
+        """The futures of those of these workers that have not ended."""
+        self._let_go(stops)
+        found = (self.started[name].future for name in names)
+        return [future for future in found if future is not None]
+
+    def shards(self, nodes: Iterable[Node]) -> Listing[ShardView]:
+        """How it stands with each shard, as far as is known here."""
+        names = {node.address: node.name for node in nodes}
+        views = self._table.views if self._table else ()
+        found = []
+        for shard, (layout, known) in enumerate(
+            zip(self._group.layout.shards, self._known, strict=True)
+        ):
+            chain = views[shard].chain if views and views[shard].serving else ()
+            on = tuple(names.get(host.address, host.address) for host in chain)
+            epoch = views[shard].epoch if views else 0
+            version, nbytes = (
+                (known.version, known.nbytes) if known else (None, self._least(layout))
+            )
+            found.append(ShardView(shard, on[0] if on else "", on, version, epoch, nbytes))
+        return Listing(found)
+
+    def workers(self, stops: int) -> Listing[WorkerView]:
+        """How it stands with each worker that was started, as far as is known here.
+
+        `stops` is how often the training was stopped by now.
+        """
+        self._let_go(stops)
+        updates = self._updates()
+        clocks = self._clocks()
+        return Listing(
+            self._view(name, each, updates.get(name, each.before), clocks.get(name))
+            for name, each in self.started.items()
+        )
+
+    def standing(
+        self, names: Sequence[str], total: int | None, since: float, stops: int, lost: int
+    ) -> Standing:
+        """How far these workers are, of `total` gradients, watched since a time."""
+        views = [view for view in self.workers(stops) if view.worker in names]
+        done = sum(view.updates - self.started[view.worker].before for view in views)
+        losses = [view.loss for view in views if view.loss is not None]
+        numbers = {"loss": sum(losses) / len(losses)} if losses else {}
+        if scores := self._history.last("evaluator"):
+            numbers = {**numbers, **{f"evaluated {name}": x for name, x in scores.items()}}
+        return Standing(
+            done,
+            total,
+            sum(view.rate or 0.0 for view in views),
+            self._clock.monotonic() - since,
+            sum(view.status in ("waiting", "running") for view in views),
+            len(views),
+            numbers,
+            lost,
+        )
+
+    def _view(self, name: str, each: Started, updates: int, clock: int | None) -> WorkerView:
+        status = each.ended
+        if not status:
+            status = "waiting" if clock is None else "running"
+        rate = None
+        if status == "running":
+            rate = self._pace.of(name, self._seen, updates, each.at, each.before)
+        reported = self._history.last(name)
+        return WorkerView(name, status, updates, clock, rate, reported)
+
+    def _let_go(self, stops: int) -> None:
+        """Note which workers have ended, and hold what they returned no longer."""
+        for each in self.started.values():
+            if each.future is not None and each.future.done():
+                failed = "stopped" if each.stops < stops else "failed"
+                status = each.future.status
+                each.ended = status if status in ("finished", "cancelled") else failed
+                each.future = None
+
+    def _updates(self) -> dict[str, int]:
+        """How many updates of each worker the shard has that has most of them."""
+        found: dict[str, int] = {}
+        for known in self._known:
+            for name, applied in (known.applied if known else {}).items():
+                if not name.endswith(CALLS):
+                    found[name] = max(applied, found.get(name, 0))
+        return found
+
+    def _clocks(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for known in self._known:
+            for name, clock in (known.clocks if known else {}).items():
+                found[name] = max(clock, found.get(name, 0))
+        return found
+
+    def _least(self, layout: ShardLayout) -> int:
+        """The bytes of a shard whose tables have no rows."""
+        return layout.nbytes * (1 + len(self._group.rule.slots))
+
+    def _heard(self, table: Table) -> None:
+        self._table = table

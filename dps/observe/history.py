@@ -1,0 +1,180 @@
+"""What workers report and evaluators score, kept in bounded memory: the history of a training.
+
+Every number belongs to a series: one metric of one incarnation of a worker, or of the evaluators.
+When there are too many numbers the longest series are thinned, evenly over their whole length, so
+that what is left still shows the training from its beginning. The last number is always there.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from dps.errors import ConfigurationError
+from dps.events import Evaluated, Event, Reported
+
+if TYPE_CHECKING:
+    import pandas
+
+LIMIT = 500_000  # numbers: some 12 MB
+EVALUATOR = "evaluator"
+
+
+class Number(NamedTuple):
+    """One number of the history; `t` is in seconds since the Unix epoch."""
+
+    t: float
+    source: str
+    incarnation: int
+    metric: str
+    step: int
+    value: float
+
+
+_Key = tuple[str, int, str]  # source, incarnation, metric
+
+
+class _Series:
+    """The numbers of one metric of one incarnation: every `stride`-th, and the last one."""
+
+    def __init__(self) -> None:
+        self.times, self.steps, self.values = array("d"), array("q"), array("d")
+        self.last: tuple[float, int, float] = (0.0, 0, 0.0)
+        self._stride = 1
+        self._seen = 0
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def add(self, t: float, step: int, value: float) -> None:
+        """Take a number in, or only as the last one if it is none of the `stride`-th."""
+        self.last = t, step, value
+        if self._seen % self._stride == 0:
+            self.times.append(t)
+            self.steps.append(step)
+            self.values.append(value)
+        self._seen += 1
+
+    def thin(self) -> None:
+        """Keep every other number."""
+        self.times, self.steps, self.values = self.times[::2], self.steps[::2], self.values[::2]
+        self._stride *= 2
+
+    def rows(self) -> list[tuple[float, int, float]]:
+        """All that is kept, in the order in which it came."""
+        kept = list(zip(self.times, self.steps, self.values, strict=True))
+        left_out = (self._seen - 1) % self._stride != 0
+        return [*kept, self.last] if left_out else kept
+
+
+class History:
+    """The history of one training. Thread-safe.
+
+    Parameters
+    ----------
+    limit
+        How many numbers are kept at most, but for the last one of each series.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._kept = 0
+        self._series: dict[_Key, _Series] = {}
+        self._listeners: list[Callable[[Sequence[Number]], None]] = []
+        self._lock = threading.Lock()
+
+    def add(self, event: Event) -> None:
+        """Take in what an event holds of numbers; most hold none."""
+        numbers = numbers_of(event)
+        if not numbers:
+            return
+        with self._lock:
+            for number in numbers:
+                self._add(number)
+            for listener in self._listeners:
+                listener(numbers)
+
+    def listen(self, listener: Callable[[Sequence[Number]], None]) -> None:
+        """Have numbers passed on, beginning with those that are known; it must not block."""
+        with self._lock:
+            self._listeners.append(listener)
+            if known := self._numbers():
+                listener(known)
+
+    def unlisten(self, listener: Callable[[Sequence[Number]], None]) -> None:
+        """Undo `listen`."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def numbers(self) -> list[Number]:
+        """All that is kept, in the order of time."""
+        with self._lock:
+            return self._numbers()
+
+    def last(self, source: str) -> dict[str, float]:
+        """The last number of each metric of a worker, of its last incarnation that has any."""
+        with self._lock:
+            found = [(key[1], key[2], s.last[2]) for key, s in self._series.items()]
+            own = [f for f, key in zip(found, self._series, strict=True) if key[0] == source]
+        return {metric: value for _, metric, value in sorted(own, key=lambda f: f[0])}
+
+    def frame(self) -> pandas.DataFrame:
+        """All that is kept as a table, in the order of time: a row for each number.
+
+        Raises
+        ------
+        ConfigurationError
+            The package pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigurationError(
+                "the history is a table of pandas, which is not installed: pip install pandas"
+            ) from error
+
+        rows = self.numbers()
+        frame = pd.DataFrame(rows, columns=["time", *Number._fields[1:]])
+        types = {"incarnation": "int64", "step": "int64", "value": "float64"}
+        frame = frame.astype(types)
+        frame["time"] = pd.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
+        return frame
+
+    def _add(self, number: Number) -> None:
+        series = self._series.setdefault(number[1:4], _Series())
+        before = len(series)
+        series.add(number.t, number.step, number.value)
+        self._kept += len(series) - before
+        while self._kept > self._limit:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        longest = max(self._series.values(), key=len)
+        before = len(longest)
+        longest.thin()
+        self._kept -= before - len(longest)
+        if len(longest) == before:  # of one number, as all are: metrics that come once
+            self._kept -= len(self._series.pop(next(iter(self._series))))
+
+    def _numbers(self) -> list[Number]:
+        rows = [
+            Number(t, source, incarnation, metric, step, value)
+            for (source, incarnation, metric), series in self._series.items()
+            for t, step, value in series.rows()
+        ]
+        return sorted(rows, key=lambda number: number.t)
+
+
+def numbers_of(event: Event) -> list[Number]:
+    """What an event says of the course of a training, number by number."""
+    if isinstance(event, Reported):
+        columns = zip(event.times, event.steps, event.values, strict=True)
+        who = event.worker, event.incarnation, event.name
+        return [Number(t, *who, step, value) for t, step, value in columns]
+    if isinstance(event, Evaluated):
+        step = round(event.updates)
+        scores = (("loss", event.loss), ("accuracy", event.accuracy))
+        return [Number(event.t, EVALUATOR, 0, metric, step, score) for metric, score in scores]
+    return []

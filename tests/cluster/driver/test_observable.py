@@ -1,0 +1,238 @@
+"""What a training shows of itself while it runs and after it: views, history, progress, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dps import (
+    SSP,
+    Checkpoint,
+    Given,
+    Momentum,
+    ParameterServer,
+    Recovery,
+    SparseSpec,
+    Worker,
+    load,
+)
+from dps.errors import ConfigurationError, StoreUnavailable
+from tests.support.training import (
+    COUNTING,
+    SECONDS,
+    count,
+    counts,
+    ones,
+    params,
+    patient_server,
+    results,
+)
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+STEPS = 12
+TABLE = {"rows": (np.array([3, 200]), -np.ones((2, 4), np.float32))}
+
+
+def count_and_report(worker: Worker) -> str:
+    """Push and report; return what the worker shows of itself at the end."""
+    gradients = ones(worker.pull())
+    for step in range(STEPS):
+        worker.push(gradients)
+        worker.report(loss=1.0 / (step + 1), rate=0.5)
+    return repr(worker) + worker._repr_html_()
+
+
+def count_when_told(flag: str, worker: Worker) -> None:
+    """Push once, and once more when there is a file `flag`."""
+    count(1, worker)
+    worker.report(loss=0.5)
+    eventually(Path(flag).exists, SECONDS)
+    count(1, worker)
+
+
+def mean(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    return float(weights["w"].mean()), 0.25
+
+
+def test_what_workers_report_and_evaluators_score_is_kept_without_a_sink(plain: Client) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        ps.evaluate(mean, every=60.0)
+        shown = results(ps.run(count_and_report, workers=2))
+        frame = ps.history()
+        of_workers = frame[frame["source"] != "evaluator"]
+        assert len(of_workers) == 2 * 2 * STEPS  # all of it is there when the futures are done
+        for worker in ("worker-0", "worker-1"):
+            own = of_workers[of_workers["source"] == worker]
+            losses = own[own["metric"] == "loss"]
+            np.testing.assert_array_equal(losses["step"], np.arange(1, STEPS + 1))
+            np.testing.assert_array_equal(losses["value"], 1 / np.arange(1, STEPS + 1))
+        assert ps.workers[0].reported == {"loss": 1 / STEPS, "rate": 0.5}
+    scores = ps.history().query("source == 'evaluator' and metric == 'loss'")
+    np.testing.assert_array_equal(scores["value"], [0.0, 2 * STEPS])  # the last at the very end
+    np.testing.assert_array_equal(scores["step"], [0, 2 * STEPS])
+    assert all(f"pushed {STEPS}" in text for text in shown)
+
+
+def raising(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    raise ZeroDivisionError("of no examples")
+
+
+def test_a_score_that_fails_is_not_silent(plain: Client) -> None:
+    with (
+        pytest.warns(RuntimeWarning, match="no evaluation, for the score raised.*of no examples"),
+        patient_server(plain, params()) as ps,
+    ):
+        ps.evaluate(raising, every=60.0)
+
+
+def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path) -> None:
+    flag = tmp_path / "go on"
+    choices = {"consistency": SSP(4), "tables": [SparseSpec("rows", 4)]}
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING, **choices) as ps:
+        assert (ps.optimizer, ps.consistency) == (COUNTING, SSP(4))
+        assert (ps.recovery, ps.name) == (ps.group.recovery, ps.group.name)
+        assert ps.workers == ()
+        futures = ps.run(partial(count_when_told, str(flag)), workers=2)
+        eventually(lambda: [w.updates for w in ps.workers] == [1, 1], SECONDS)
+        eventually(lambda: len(ps.history()) == 2, SECONDS)
+        first, _ = ps.workers
+        assert (first.worker, first.status, first.clock, first.loss) == (
+            "worker-0",
+            "running",
+            1,
+            0.5,
+        )
+        assert first.rate is not None
+        assert first.rate > 0
+        nodes = {node.name for node in ps.nodes}
+        for shard, layout in zip(ps.shards, ps.group.layout.shards, strict=True):
+            assert shard.node in nodes
+            assert (shard.version, shard.epoch, shard.nbytes) == (2, 1, layout.nbytes)
+        assert "2 workers (2 running)" in repr(ps)
+        html = ps._repr_html_()
+        flag.touch()
+        results(futures)
+        assert [(w.status, w.updates, w.rate) for w in ps.workers] == [("finished", 2, None)] * 2
+    assert "running" in html
+    assert [shard.version for shard in ps.shards] == [4, 4]
+    assert "closed" in repr(ps)
+
+
+def fail(worker: Worker) -> None:
+    raise ValueError("as it was told")
+
+
+def test_a_worker_that_failed_or_was_stopped_is_shown_so(plain: Client, tmp_path: Path) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        (failed,) = ps.run(fail)
+        failed.exception(timeout=SECONDS)
+        (waiting,) = ps.run(partial(count_until_stopped, str(tmp_path / "never")))
+        eventually(lambda: ps.workers[1].updates > 0, SECONDS)
+        ps.stop()
+        waiting.exception(timeout=SECONDS)
+        assert [worker.status for worker in ps.workers] == ["failed", "stopped"]
+
+
+def count_until_stopped(flag: str, worker: Worker) -> None:
+    gradients = ones(worker.pull())
+    while not Path(flag).exists():
+        worker.push(gradients)
+
+
+def test_progress_ends_with_the_workers(
+    plain: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING) as ps:
+        results(ps.run(partial(count, 3)))  # is not counted: it has ended
+        futures = ps.run(count_and_report, workers=2)
+        ps.progress(total=2 * STEPS)
+        assert all(future.done() for future in futures)
+        said = capsys.readouterr().out
+        assert f"{2 * STEPS} of {2 * STEPS} gradients" in said
+        assert f"loss {1 / STEPS:.4g}" in said
+        with pytest.raises(ConfigurationError, match="total=0"):
+            ps.progress(total=0)
+
+
+def push_rows(worker: Worker) -> None:
+    gradients = ones(worker.pull())
+    for _ in range(STEPS):
+        worker.push(gradients, TABLE)
+
+
+def test_a_saved_model_is_loaded_without_a_cluster_and_gone_on_from(
+    plain: Client, tmp_path: Path
+) -> None:
+    rows = np.arange(40, dtype=np.float32).reshape(10, 4)
+    tables = [SparseSpec("rows", 4, initial=rows)]
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING, tables=tables) as ps:
+        np.testing.assert_array_equal(ps.pull_range("rows")[1], rows)
+        results(ps.run(push_rows))
+        ps.save(tmp_path / "model")
+        weights, table = ps.pull(), ps.pull_range("rows")
+        (tmp_path / "file").touch()
+        with pytest.raises(StoreUnavailable):
+            ps.save(tmp_path / "file")
+    model = load(tmp_path / "model")
+    expected = rows.copy()
+    expected[3] += STEPS
+    np.testing.assert_array_equal(table[0], [*range(10), 200])
+    np.testing.assert_array_equal(table[1], [*expected, np.full(4, STEPS)])
+    for name, array in weights.items():
+        np.testing.assert_array_equal(model[name], array)
+    assert model.versions == (STEPS, STEPS)
+    choices = {"optimizer": Momentum(1.0, 0.0), "tables": model.tables}
+    with patient_server(plain, model, shards=3, **choices) as ps:
+        assert isinstance(model.tables[0].initial, Given)
+        for got, wanted in zip(ps.pull_range("rows"), table, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        results(ps.run(push_rows))
+        assert counts(ps) == [2 * STEPS] * 3
+        np.testing.assert_array_equal(ps.pull_rows("rows", [200])[0], np.full(4, 2 * STEPS))
+
+
+def count_to_the_end(steps: int, worker: Worker) -> int:
+    """Push what is still to be pushed of `steps`; return how many were done before."""
+    gradients = ones(worker.pull())
+    for _ in range(worker.done, steps):
+        worker.push(gradients)
+    return worker.done
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_a_worker_is_told_how_far_it_was(plain: Client, tmp_path: Path, shards: int | None) -> None:
+    saved = Recovery(Checkpoint(every=5, path=str(tmp_path)))
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING, recovery=saved) as ps:
+        assert results(ps.run(partial(count_to_the_end, 7), workers=2)) == [0, 0]
+    with ParameterServer.resume(plain, str(tmp_path), shards=shards) as ps:
+        assert results(ps.run(partial(count_to_the_end, 20), workers=2)) == [7, 7]
+        assert counts(ps) == [40] * (shards or 2)
+        assert [worker.updates for worker in ps.workers] == [20, 20]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # MLflow makes its tables, which takes long on a busy machine
+def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with patient_server(plain, params(), optimizer=COUNTING, labels={"model": "counter"}) as ps:
+        results(ps.run(count_and_report))
+        run_id = ps.log_to_mlflow("counting", "first", tracking_uri=uri)
+        results(ps.run(count_and_report))
+    store = mlflow.MlflowClient(uri)
+    run = store.get_run(run_id)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
+    assert run.data.params["optimizer"] == repr(COUNTING)
+    assert run.data.tags["dps.model"] == "counter"
+    assert run.data.metrics["updates_lost"] == 0
+    for worker in ("worker-0", "worker-1"):
+        logged = store.get_metric_history(run_id, f"{worker}/loss")
+        assert [metric.step for metric in logged] == list(range(1, STEPS + 1))
