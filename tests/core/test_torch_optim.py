@@ -96,6 +96,7 @@ SCHEDULES: list[tuple[Schedule, Callable[[Any], Any]]] = [
     (WarmUp(10, start=0.1), of_torch("LinearLR", 0.1, 1.0, 10)),
     (WarmUp(6, Cosine(STEPS - 6), start=0.25), warm_up_of_torch),
 ]
+NAMES = [str(schedule) for schedule, _ in SCHEDULES]
 
 
 def start(dtype: str) -> Arrays:
@@ -170,7 +171,7 @@ def test_a_rule_ends_where_the_optimizer_ends(
     assert_same(served(rule, start(dtype), gradients(dtype)), expected, dtype)
 
 
-@pytest.mark.parametrize(("schedule", "made"), SCHEDULES, ids=lambda given: str(given)[:40])
+@pytest.mark.parametrize(("schedule", "made"), SCHEDULES, ids=NAMES)
 def test_a_schedule_has_the_rates_of_the_scheduler(
     schedule: Schedule, made: Callable[[Any], Any]
 ) -> None:
@@ -186,7 +187,7 @@ def test_a_schedule_has_the_rates_of_the_scheduler(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("schedule", "made"), SCHEDULES, ids=lambda given: str(given)[:40])
+@pytest.mark.parametrize(("schedule", "made"), SCHEDULES, ids=NAMES)
 @pytest.mark.parametrize(
     ("rule", "name", "settings"),
     [
