@@ -208,9 +208,7 @@ def count_to_the_end(steps: int, worker: Worker) -> int:
 
 
 @pytest.mark.parametrize("shards", [None, 3])
-def test_a_worker_is_told_how_far_it_was(
-    plain: Client, tmp_path: Path, shards: int | None
-) -> None:
+def test_a_worker_is_told_how_far_it_was(plain: Client, tmp_path: Path, shards: int | None) -> None:
     saved = Recovery(Checkpoint(every=5, path=str(tmp_path)))
     with patient_server(plain, params(), shards=2, optimizer=COUNTING, recovery=saved) as ps:
         assert results(ps.run(partial(count_to_the_end, 7), workers=2)) == [0, 0]
