@@ -787,7 +787,8 @@ class ParameterServer(Observable):
                 await self._watch.close()
         finally:
             try:
-                await self._training.look()  # for whoever looks at it when it is closed
+                if not self.group.recorded:  # who records counts messages; this is for the eye
+                    await self._training.look()
                 await self._take_no_more_in()
                 await self._shard_hosts.finish_evaluators()
             finally:
