@@ -68,7 +68,7 @@ def test_descriptions_that_were_kept_before_there_were_filters_are_read() -> Non
     group = Group("g", Layout.of(PARAMS, 2), dps.SGD(1.0), ASP(), Recovery(), Endpoint("", ""))
     (header,) = encode(replace(describe(group, 0, 1.0, "{}"), recovery=None))  # type: ignore[arg-type]
     kept = json.loads(header.tobytes())
-    later = [kept["v"].pop() for _ in range(3)]  # `servers` came after the filters
-    assert later == [{"%": []}, None, {"%": []}]
+    later = [kept["v"].pop() for _ in range(4)]  # the placement and `servers` came after filters
+    assert later == [None, {"%": []}, None, {"%": []}]
     found = decode([np.frombuffer(json.dumps(kept).encode(), np.uint8)])
     assert found.filters == found.pull_filters == {}

@@ -20,11 +20,12 @@ from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError
 from flows.cli import main
 from flows.cli.examples import PAGE, solve_each, told, verdict, write_page
-from flows.problems import l1_logistic, lda, patches, rica
+from flows.problems import l1_logistic, lda, rica
 from flows.problems.aggregated import Aggregated
 from flows.problems.logistic_loss import Spread, liblinear
 from flows.problems.outcome import PATIENT, Outcome, Task
 from flows.problems.sparse_data import Synthetic
+from flows.workloads import patches
 from tests.support.training import nodes
 from tests.support.waiting import eventually
 

@@ -25,7 +25,7 @@ def test_torch_is_imported_only_for_what_needs_it() -> None:
 def test_who_has_no_torch_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.workloads.with_torch.find_spec", lambda name: None)
     message = (
-        r"install the extra torch: in a clone of dps, `make torch` or pip install '\.\[torch\]'"
+        r"install the extra torch: in a clone of dps, `make torch` or pip install -e '\.\[torch\]'"
     )
     with pytest.raises(ConfigurationError, match=message):
         build_workload("cnn", SHAPES["digits"])
