@@ -115,6 +115,7 @@ def test_what_recovery_costs_differs_by_strategy_as_it_does_on_processes() -> No
         assert [event.node for event in came.of(CapacityRestored)] == ["server-0-b"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_runs_leave_nothing_behind() -> None:
     """Neither what ended by itself, nor what was killed and could not tidy up."""
 
