@@ -252,7 +252,7 @@ def _train(
             notify += [crew.note, injector.note]
             with injector, _stopped_by(unrecorded, ps, platform):
                 failure = crew.work(config.time_limit)
-            _audit(ps, clock.now(), record)
+            _audit(ps, platform, clock, record)
     return failure
 
 
@@ -406,8 +406,21 @@ def _faults(ps: ParameterServer, config: TrialConfig) -> FaultPlan:
     return tuple(f for f, w in moments if isinstance(w, AtUpdates) and w.updates > saved.updates)
 
 
-def _audit(ps: ParameterServer, now: float, record: Sink) -> None:
-    for view, reply in zip(ps.table().views, ps.audit(), strict=True):
+def _audit(ps: ParameterServer, platform: Platform, clock: _RecordClock, record: Sink) -> None:
+    """Record what each shard has applied.
+
+    One that moves, or is promoted, does not answer at that moment: it is asked again, for as long
+    as a call may take. One that has no replica is not waited for.
+    """
+    until = platform.clock.monotonic() + ps.group.timings.call
+    while True:
+        now, views, replies = clock.now(), ps.table().views, ps.audit()
+        found = list(zip(views, replies, strict=True))
+        moving = any(reply is None and view.chain for view, reply in found)
+        if not moving or platform.clock.monotonic() > until:
+            break
+        platform.sleep(ps.group.timings.retry)
+    for view, reply in found:
         if reply is not None:
             record(
                 Audited(
