@@ -6,6 +6,7 @@ The part of `ParameterServer` that changes nothing in the group.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +39,7 @@ T = TypeVar("T")
 LOOK_SECONDS = 0.5  # from one look at the progress to the next
 
 
-class Observable:
+class Observable(ABC):
     """What can be seen of a parameter server; it is brought up and used by `ParameterServer`."""
 
     group: Group
@@ -52,11 +53,11 @@ class Observable:
     _training: TrainingWatch
     _watch: LossWatch
 
-    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T: ...
 
-    def _require_open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _require_open(self) -> None: ...
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dps.core import ranges
 from dps.core.blocks import all_finite
-from dps.core.rules.rule import OfAnother, UpdateRule
+from dps.core.rules.rule import OfAnother, UpdateRule, within
 from dps.errors import ConfigurationError
 
 Array = np.ndarray
@@ -97,9 +97,7 @@ class Clipped(OfAnother):
 
 def clipping_of(rule: UpdateRule | None) -> Clipped | None:
     """How a rule has gradients clipped, whatever is around it; None: not at all."""
-    while rule is not None and not isinstance(rule, Clipped):
-        rule = getattr(rule, "rule", None)
-    return rule
+    return within(rule, Clipped)
 
 
 def norm_of(parts: Iterable[Array]) -> float:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dps.core.rules.clipping import clipping_of
-from dps.core.rules.rule import UpdateRule, by_rows, needs_base, rule_for
+from dps.core.rules.rule import UpdateRule, by_rows, needs_base, rule_for, within
 from dps.errors import ConfigurationError
 
 Array = np.ndarray
@@ -151,9 +151,7 @@ class PerArray:
 
 def per_array_in(rule: UpdateRule | None) -> PerArray | None:
     """The rules by names in a rule, whatever is around them; None: there are none."""
-    while rule is not None and not isinstance(rule, PerArray):
-        rule = getattr(rule, "rule", None)
-    return rule
+    return within(rule, PerArray)
 
 
 def as_rule(optimizer: object) -> UpdateRule:
@@ -206,12 +204,6 @@ def frozen(rule: UpdateRule, names: Iterable[str]) -> frozenset[str]:
     """
     named = per_array_in(rule)
     if named is None:
-        return frozenset(names) if _is_frozen(rule) else _NONE
-    entries = {entry for entry, own in named.rules if _is_frozen(own)}
+        return frozenset(names) if within(rule, Frozen) else _NONE
+    entries = {entry for entry, own in named.rules if within(own, Frozen)}
     return frozenset(name for name in names if named.chosen(name) in entries) if entries else _NONE
-
-
-def _is_frozen(rule: UpdateRule | None) -> bool:
-    while rule is not None and not isinstance(rule, Frozen):
-        rule = getattr(rule, "rule", None)
-    return rule is not None

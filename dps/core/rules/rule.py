@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dps.core import ranges
 from dps.errors import ConfigurationError
 
 Array = np.ndarray
+R = TypeVar("R")
 
 
 class UpdateRule(Protocol):
@@ -108,6 +109,13 @@ def rule_for(rule: UpdateRule, name: str) -> UpdateRule:
         return rule
     chosen: UpdateRule = getattr(rule, "rule_for")(name)  # noqa: B009 - not of every rule
     return chosen
+
+
+def within(rule: UpdateRule | None, kind: type[R]) -> R | None:
+    """The first rule of a kind in a rule, whatever is around it; None: there is none."""
+    while rule is not None and not isinstance(rule, kind):
+        rule = getattr(rule, "rule", None)
+    return rule
 
 
 def slots_by_name(rule: UpdateRule) -> Callable[[str], tuple[str, ...]]:
