@@ -100,10 +100,11 @@ class Interference:
         self._remote.impose(self._number, self._condition, self._seconds)
         match self._condition:
             case Closed():
-                deadline = min(PROBE_OF_CLOSED, self._seconds / 2)
+                deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
                 during = self._remote.probe(deadline)
-                held = self._remote.affected(self._number) > 0  # it did not just take long
-                effective = before is not None and during is None and held
+                held = self._remote.affected(self._number) > 0
+                # It did not just take long: the same time was enough for it before.
+                effective = before is not None and before < deadline and during is None and held
             case Late(seconds, ways):
                 deadline = PROBE_SECONDS + len(ways) * seconds
                 during = self._remote.probe(deadline)
