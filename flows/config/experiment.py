@@ -28,6 +28,7 @@ from dps.core.consistency import Consistency, check_ahead
 from dps.core.faults.expansion import (
     MOST_FAULTS,
     Drawn,
+    Each,
     Entry,
     Expanded,
     Recurring,
@@ -346,7 +347,11 @@ class TrialConfig(_Settings):
     @property
     def drawn_faults(self) -> FaultPlan:
         """Those of the plan whose moments are drawn from the seed."""
-        drawn = {n for n, e in enumerate(self._fault_entries()) if isinstance(e, Drawn | Recurring)}
+        drawn = {
+            n
+            for n, e in enumerate(self._fault_entries())
+            if isinstance(e, Drawn | Recurring | Each)
+        }
         pairs = zip(self._expanded.plan, self._expanded.origins, strict=True)
         return tuple(fault for fault, origin in pairs if origin in drawn)
 

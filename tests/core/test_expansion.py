@@ -14,6 +14,7 @@ from scipy import stats
 from dps.core.faults.expansion import (
     Between,
     Drawn,
+    Each,
     Entry,
     Flapping,
     Process,
@@ -59,6 +60,17 @@ def test_a_random_process_follows_from_the_seed_and_its_place() -> None:
     assert one == sorted(one)
     assert all(0 < moment <= 60 for moment in one)
     assert all(fault.when.optional for fault in plan if isinstance(fault.when, AtSeconds))
+
+
+def test_each_node_fails_by_itself_at_moments_that_follow_from_its_name() -> None:
+    kills = tuple(Kill(Seat(name), ANY) for name in ("server-0", "server-1", "server-2"))
+    process = Process(mtbf=2, until=60)
+    plan = expand([Each(kills, process)], seed=7).plan
+    of = {kill.target: [f.when for f in plan if f.target == kill.target] for kill in kills}
+    assert len(set(map(tuple, of.values()))) == 3
+    fewer = expand([Each(kills[1:], process)], seed=7).plan
+    assert fewer == tuple(fault for fault in plan if fault.target != kills[0].target)
+    assert not expand([Each((), process)], seed=7).plan
 
 
 def test_what_an_entry_draws_is_the_same_whatever_stands_before_it() -> None:

@@ -146,6 +146,18 @@ class Recurring:
 
 
 @dataclass(frozen=True, slots=True)
+class Each:
+    """Faults of several nodes, which recur at random and independently; their moments do not count.
+
+    When a node fails follows from its name, and not from which others there are: strategies that
+    have different nodes meet the same moments at those that they have in common.
+    """
+
+    faults: FaultPlan
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
 class Flapping:
     """A fault that comes `times` times, each `up_seconds` after the end of the one before."""
 
@@ -170,7 +182,7 @@ class Recorded:
 
 
 # What is written as one entry. An `After` in it counts entries, in a plan it counts faults.
-Entry = Fault | Recurring | Flapping | Drawn | Recorded
+Entry = Fault | Recurring | Each | Flapping | Drawn | Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +226,11 @@ def _faults(entry: Entry, rng: random.Random) -> Iterator[Fault]:
     match entry:
         case Recurring(fault, process):
             yield from _recurrences(fault, process, rng)
+        case Each(faults, process):
+            of_all = rng.getrandbits(64)
+            for fault in faults:
+                own = random.Random(f"{of_all}, {told(fault.target)}")
+                yield from _recurrences(fault, process, own)
         case Flapping(fault, times, up_seconds):
             fault = _whoever_has_the_place(fault)
             again = After(0, _down(fault) + up_seconds)

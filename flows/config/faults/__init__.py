@@ -31,6 +31,7 @@ from dps.core.faults.expansion import (
     Between,
     Distribution,
     Drawn,
+    Each,
     Entry,
     Flapping,
     Process,
@@ -72,14 +73,15 @@ class PlaceSection(Section):
 
     `role` and `index` stand for the node that has that place, or its replacement; `shard` and
     `position` for a replica by its place in the chain; `pick` draws one of the living nodes of a
-    role, of a shard or of all, or takes all of them.
+    role, of a shard or of all, or takes all of them. With `each`, every node of a role has faults
+    of its own; a trial without such nodes has none.
     """
 
     role: Annotated[str | None, BeforeValidator(_known_role)] = None
     index: NonNegativeInt | None = None
     shard: NonNegativeInt | None = None
     position: Annotated[Any, BeforeValidator(_known_position)] = None
-    pick: Literal["random", "all"] | None = None
+    pick: Literal["random", "all", "each"] | None = None
 
     @model_validator(mode="after")
     def _is_a_place(self) -> PlaceSection:
@@ -96,6 +98,8 @@ class PlaceSection(Section):
                 "expected {role, index}, {shard, position}, or pick with a role or a shard; got "
                 + (", ".join(sorted(given)) or "nothing")
             )
+        if self.pick == "each" and self.role is None:
+            refuse("each is of a role; expected {role: server, pick: each}", key="pick")
         return self
 
     @model_serializer(mode="wrap")
@@ -104,7 +108,7 @@ class PlaceSection(Section):
 
     def build(self, nodes: Nodes) -> faults.Target:
         """Return the target; `nodes` are those of the trial."""
-        if self.pick is not None:
+        if self.pick == "random" or self.pick == "all":
             return faults.Among(self.pick, self.role, self.shard)
         if self.shard is not None:
             return faults.InChain(self.shard, self.position or "head")
@@ -338,9 +342,26 @@ class AimedSection(MomentSection):
 
     target: TargetSection
 
+    @model_validator(mode="after")
+    def _each_by_itself(self) -> AimedSection:
+        if self._each and self.every is None:
+            refuse("each node has moments of its own only with every:", key="target.pick")
+        return self
+
     def aim(self, nodes: Nodes) -> faults.Target:
         """Return the target; `nodes` are those of the trial."""
         return self.target.build(nodes) if isinstance(self.target, PlaceSection) else self.target
+
+    def aimed(self, nodes: Nodes, made: Callable[[faults.Target], faults.Fault]) -> Entry:
+        """Return the entry of the plan: one fault, or one of each node that is meant."""
+        if self._each and self.every is not None and isinstance(self.target, PlaceSection):
+            names = nodes.get(str(self.target.role), ())
+            return Each(tuple(made(faults.Seat(name)) for name in names), self.every.build())
+        return self.repeated(made(self.aim(nodes)))
+
+    @property
+    def _each(self) -> bool:
+        return isinstance(self.target, PlaceSection) and self.target.pick == "each"
 
 
 # -- what -------------------------------------------------------------------------------------
@@ -355,7 +376,7 @@ class NodeFaultSection(AimedSection):
         """Return the entry of the plan."""
         own = type(self).model_fields.keys() - AimedSection.model_fields.keys() - {"kind"}
         settings = {name: getattr(self, name) for name in own}
-        return self.repeated(self.makes(self.aim(nodes), self.moment(), **settings))
+        return self.aimed(nodes, lambda target: self.makes(target, self.moment(), **settings))
 
 
 class KillSection(NodeFaultSection):
@@ -413,8 +434,8 @@ class DelaySection(AimedSection):
 
     def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan."""
-        fault = faults.Delay(self.aim(nodes), self.moment(), self.delay_seconds, self.seconds)
-        return self.repeated(fault)
+        lasts = (self.delay_seconds, self.seconds)
+        return self.aimed(nodes, lambda target: faults.Delay(target, self.moment(), *lasts))
 
 
 class DiskFullSection(NodeFaultSection):
@@ -491,8 +512,12 @@ class _RegisteredFault(Registered, AimedSection):
 
     def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan; raises `ConfigurationError`."""
-        fault: faults.Disturbing = self.made(target=self.aim(nodes), when=self.moment())
-        return self.repeated(fault)
+
+        def made(target: faults.Target) -> faults.Disturbing:
+            fault: faults.Disturbing = self.made(target=target, when=self.moment())
+            return fault
+
+        return self.aimed(nodes, made)
 
     def check_settings(self) -> None:
         """Refuse settings that the class refuses; raises `ConfigurationError`."""

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
-from dps.core.faults.expansion import Drawn, Entry, Expanded, Flapping, Recorded, Recurring
+from dps.core.faults.expansion import (
+    Drawn,
+    Each,
+    Entry,
+    Expanded,
+    Flapping,
+    Recorded,
+    Recurring,
+)
 from dps.core.faults.plan import (
     After,
     Among,
@@ -79,7 +87,7 @@ def entry_objections(entries: Sequence[Entry], context: FaultContext) -> Iterato
         if isinstance(when, During):
             yield from _wrong_phase(number, when, entries, context)
             yield from _empty_chain(number, when, entry, context)
-        if isinstance(entry, Recurring) and _dies_once(entry.fault):
+        if isinstance(entry, Recurring | Each) and any(_dies_once(f) for _, f in _faults_of(entry)):
             reason = "what is never replaced cannot be killed again; give a number of seconds"
             yield f"faults.{number}.back_after", reason
 
@@ -124,6 +132,8 @@ def _faults_of(entry: Entry) -> Iterator[tuple[str, Fault]]:
             yield "", fault
         case Drawn(drawn):
             yield from _faults_of(drawn)
+        case Each(faults):
+            yield from (("", fault) for fault in faults)
         case Recorded(faults):
             for row, fault in enumerate(faults, 1):
                 yield f"row {row}, column 'target': ", fault
@@ -215,7 +225,7 @@ def _no_shard(shard: int, context: FaultContext) -> str:
 
 def _moment_of(entry: Entry) -> object:
     match entry:
-        case Recurring() | Recorded() | Drawn():
+        case Recurring() | Each() | Recorded() | Drawn():
             return None
         case Flapping(fault):
             return fault.when
@@ -244,7 +254,7 @@ def _wrong_reference(number: int, when: After, entries: Sequence[Entry]) -> Iter
     key = f"faults.{number}.after.fault"
     if when.fault >= len(entries):
         yield key, f"there is no fault {when.fault}; expected 0 to {len(entries) - 1}"
-    elif isinstance(entries[when.fault], Recurring | Recorded):
+    elif isinstance(entries[when.fault], Recurring | Each | Recorded):
         yield key, f"fault {when.fault} stands for any number of faults; name a single one"
     elif number in _circle(number, entries):
         yield key, f"fault {number} would come after itself"

@@ -274,6 +274,14 @@ def test_the_rows_of_a_trace_are_part_of_the_trial(config: Path, tmp_path: Path)
         ({**PAUSE, **NOW, "target": {"role": "boss"}}, "unknown role 'boss'"),
         ({**PAUSE, **NOW, "target": {"role": "worker", "index": 2}}, "no node 'worker-2'"),
         ({**PAUSE, **NOW, "target": {"role": "spare", "pick": "all"}}, "there is no spare to"),
+        (
+            {**PAUSE, **NOW, "target": {"role": "server", "pick": "each"}},
+            "target.pick: each node has moments of its own only with every:",
+        ),
+        (
+            {**PAUSE, "target": {"pick": "each"}, "every": {"mtbf": 5, "until": 60}},
+            "each is of a role; expected {role: server, pick: each}",
+        ),
         ({**PAUSE, **NOW, "target": {"rol": "worker"}}, "faults.0.target.rol: unknown key"),
         ({**PAUSE, "every": {"mtbf": 5}}, "faults.0.every.until: is missing"),
         (
@@ -420,3 +428,15 @@ def test_who_may_be_on_the_host_that_is_lost_may_be_hit_when_back(config: Path) 
     assert len(on_slurm(config, {**KILL, "by": "host"}, again).build_faults()) == 2
     with pytest.raises(ConfigurationError, match="server-1-b"):
         on_slurm(config, KILL, again)
+
+
+def test_each_node_of_a_role_fails_by_itself_in_trials_that_have_some(config: Path) -> None:
+    """A strategy without such nodes meets no such faults: that is no mistake."""
+    every = {"mtbf": 5, "until": 60}
+    of_servers = {"kind": "kill", "target": {"role": "server", "pick": "each"}, "every": every}
+    of_stores = {"kind": "delay", "target": {"role": "store", "pick": "each"}, "every": every}
+    without = trial(config, of_servers, of_stores, recovery="checkpoint").build_faults()
+    assert {fault.target for fault in without} == {Seat("server-0"), Seat("server-1")}
+    with_store = trial(config, of_servers, of_stores, recovery="stateless").build_faults()
+    assert with_store[: len(without)] == without
+    assert {fault.target for fault in with_store[len(without) :]} == {Seat("store-0")}
