@@ -19,7 +19,14 @@ from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-SHIPPED = ("frontier", "frontier-workers", "frontier-size", "frontier-real", "partial")
+SHIPPED = (
+    "frontier",
+    "frontier-workers",
+    "frontier-size",
+    "frontier-all",
+    "frontier-real",
+    "partial",
+)
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
 SERVES = ("server", "replica", "spare", "store")
 
