@@ -19,14 +19,8 @@ from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-SHIPPED = (
-    "frontier",
-    "frontier-workers",
-    "frontier-size",
-    "frontier-all",
-    "frontier-real",
-    "partial",
-)
+FOUR_EACH = ("frontier-workers", "frontier-size", "frontier-real", "partial")
+SHIPPED = ("frontier", "frontier-all", *FOUR_EACH)
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
 SERVES = ("server", "replica", "spare", "store")
 
@@ -56,6 +50,11 @@ def moments(trial: Trial) -> list[float]:
     return [fault.when.seconds for fault in faults if isinstance(fault.when, AtSeconds)]
 
 
+def serving(trial: Trial) -> int:
+    """How many nodes there are beside workers and the evaluator."""
+    return sum(name.startswith(SERVES) for name in trial.config.node_names)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_strategy_of_a_seed_has_a_control_and_at_least_five_seeds_are_planned(
     name: str,
@@ -71,11 +70,13 @@ def test_who_is_said_to_have_four_nodes_has_four(
     frontier: dict[tuple[str, str, str], Trial],
 ) -> None:
     for strategy in ("checkpoint, warm", "chain(2)", "stateless"):
-        names = frontier[strategy, "mtbf 8", "outage 2"].config.node_names
-        assert sum(name.startswith(SERVES) for name in names) == 4
-    for name in SHIPPED[1:]:
-        for trial in one_seed(name):
-            assert sum(node.startswith(SERVES) for node in trial.config.node_names) == 4
+        assert serving(frontier[strategy, "mtbf 8", "outage 2"]) == 4
+    for name in FOUR_EACH:
+        assert {serving(trial) for trial in one_seed(name)} == {4}
+    of_all = {"checkpoint, warm": 4, "chain(2)": 4, "stateless": 4, "worker cache, warm": 4}
+    of_all |= {"checkpoint, cold": 2, "chain(2), spares": 6, "chain(3)": 6}
+    found = {trial.labels["recovery"]: serving(trial) for trial in one_seed("frontier-all")}
+    assert found == of_all
 
 
 def test_moments_are_the_same_for_all_and_come_closer_with_the_mean_time(
