@@ -286,6 +286,15 @@ def test_a_disturbance_of_links_that_a_probe_does_not_see_is_missed(
         assert t.misses(fault, "server-0").startswith("no effect was seen: a probe")
 
 
+def test_what_a_short_cut_holds_back_is_not_taken_for_a_probe(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """A probe has too little time to come back by itself, and other messages are held back."""
+    with training(cluster, tmp_path) as t:
+        for _ in range(100):
+            assert not t.disturber.begin(7, Cut("server-0", NOW, 1e-4), "server-0", updates=3)
+
+
 def test_links_of_a_node_that_is_not_there_are_missed(
     own_cluster: LocalCluster, tmp_path: Path
 ) -> None:
