@@ -108,7 +108,7 @@ class PlaceSection(Section):
 
     def build(self, nodes: Nodes) -> faults.Target:
         """Return the target; `nodes` are those of the trial."""
-        if self.pick == "random" or self.pick == "all":
+        if self.pick in ("random", "all"):
             return faults.Among(self.pick, self.role, self.shard)
         if self.shard is not None:
             return faults.InChain(self.shard, self.position or "head")
@@ -344,7 +344,7 @@ class AimedSection(MomentSection):
 
     @model_validator(mode="after")
     def _each_by_itself(self) -> AimedSection:
-        if self._each and self.every is None:
+        if isinstance(self.target, PlaceSection) and self.target.pick == "each" and not self.every:
             refuse("each node has moments of its own only with every:", key="target.pick")
         return self
 
@@ -354,14 +354,11 @@ class AimedSection(MomentSection):
 
     def aimed(self, nodes: Nodes, made: Callable[[faults.Target], faults.Fault]) -> Entry:
         """Return the entry of the plan: one fault, or one of each node that is meant."""
-        if self._each and self.every is not None and isinstance(self.target, PlaceSection):
-            names = nodes.get(str(self.target.role), ())
+        target = self.target
+        if self.every and isinstance(target, PlaceSection) and target.pick == "each":
+            names = nodes.get(str(target.role), ())
             return Each(tuple(made(faults.Seat(name)) for name in names), self.every.build())
         return self.repeated(made(self.aim(nodes)))
-
-    @property
-    def _each(self) -> bool:
-        return isinstance(self.target, PlaceSection) and self.target.pick == "each"
 
 
 # -- what -------------------------------------------------------------------------------------
@@ -512,16 +509,15 @@ class _RegisteredFault(Registered, AimedSection):
 
     def build(self, nodes: Nodes) -> Entry:
         """Return the entry of the plan; raises `ConfigurationError`."""
-
-        def made(target: faults.Target) -> faults.Disturbing:
-            fault: faults.Disturbing = self.made(target=target, when=self.moment())
-            return fault
-
-        return self.aimed(nodes, made)
+        return self.aimed(nodes, self._aimed_at)
 
     def check_settings(self) -> None:
         """Refuse settings that the class refuses; raises `ConfigurationError`."""
-        self.build({})
+        self._aimed_at(self.aim({}))  # whatever nodes there are: each of none would check nothing
+
+    def _aimed_at(self, target: faults.Target) -> faults.Disturbing:
+        fault: faults.Disturbing = self.made(target=target, when=self.moment())
+        return fault
 
 
 def _wrong_fault(kind: str, cls: type) -> str | None:

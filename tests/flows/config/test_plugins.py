@@ -196,6 +196,11 @@ def test_a_kind_of_dps_is_found_without_looking_up_others(
             "faults=[{kind: acme_stutter, target: server-0, at_updates: 1, seconds: 0}]",
             "acme_stutter of server-0: seconds=0.0, expected more than 0",
         ),
+        (
+            "faults=[{kind: acme_stutter, target: {role: spare, pick: each}, "
+            "every: {mtbf: 9, until: 9}, block: 7}]",
+            "acme_stutter: block=7.0, expected 0 to seconds",
+        ),
         ("filters={'*': [{kind: lossless}, {kind: acme_alternate}]}", "cannot work: first say"),
     ],
 )
