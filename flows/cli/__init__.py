@@ -225,13 +225,14 @@ def _run_experiment(
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
-    from flows.execution.preflight import check_deployments
+    from flows.execution.preflight import check_deployments, check_modules
     from flows.monitor.progress import view_for
     from flows.report.claims import print_claims
     from flows.report.terminal import print_exploratory
 
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     _tell_of_claims_left_out(document, settings, experiment)
+    check_modules(trials)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
@@ -448,6 +449,7 @@ def plan(
         time_needed,
         warnings,
     )
+    from flows.execution.preflight import check_modules
     from flows.monitor.estimate import trials_told
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
@@ -460,6 +462,7 @@ def plan(
         return
     recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
     to_run = [trial for trial in trials if trial.name not in recorded]
+    check_modules(trials)
     console.print(plan_table(trials, recorded))
     print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
