@@ -91,6 +91,7 @@ from flows.config.yaml_document import (
     read_document,
     set_key,
 )
+from flows.configs import packaged_names as packaged_names
 from flows.quoting import quoted, shown
 from flows.workloads import Objective
 
@@ -575,13 +576,6 @@ def load_grid(
     except InvalidCombination as error:
         raise placed(error.complaints, document, assignments) from error
     return experiment, configs
-
-
-def packaged_names() -> list[str]:
-    """Return the names of the configurations that come with the package."""
-    root = Path(str(files("flows.configs")))
-    found = root.rglob("*.yaml")
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
 def find_document(path_or_name: str) -> Document:

@@ -108,6 +108,17 @@ def settings_that_differ(first: Run, second: Run) -> list[Setting]:
     ]
 
 
+def check_comparable(first: Run, second: Run) -> None:
+    """Refuse twice the same run, and an experiment beside a trial; raises `ConfigurationError`."""
+    if first.name == second.name:
+        raise ConfigurationError(f"{first.name} is named twice; name two different runs")
+    if bool(first.part) != bool(second.part):
+        raise ConfigurationError(
+            f"{first.name} and {second.name}: one is an experiment, one is not. Name two "
+            "experiments, or trials of each, as in demo/chain.kill."
+        )
+
+
 def judged(first: Run, second: Run, rng: np.random.Generator) -> tuple[Compared, ...]:
     """Compare the second run with the first, by the metrics of the first.
 
@@ -138,13 +149,7 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
     ConfigurationError
         An experiment and a trial, twice the same, or experiments with nothing in common.
     """
-    if first.name == second.name:
-        raise ConfigurationError(f"{first.name} is named twice; name two different runs")
-    if bool(first.part) != bool(second.part):
-        raise ConfigurationError(
-            f"{first.name} and {second.name}: one is an experiment, one is not. Name two "
-            "experiments, or trials of each, as in demo/chain.kill."
-        )
+    check_comparable(first, second)
     console.print(_settings_table(first, second))
     if time := told([done.outcome.virtual for done in (*first.trials, *second.trials)]):
         console.print(Text(f"Time: {time}.", style="yellow"))
