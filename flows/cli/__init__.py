@@ -34,6 +34,7 @@ from flows.cli.console import warn as _warn
 from flows.cli.documents import AsJson
 from flows.cli.documents import paper as _paper
 from flows.cli.examples import app as _examples
+from flows.cli.new import app as _new
 from flows.cli.replicate import app as _replicate
 from flows.cli.replicate import run_replication
 from flows.config.limits import LONGEST_WORD
@@ -56,6 +57,7 @@ app = typer.Typer(
     help="Break a parameter server on purpose, and measure what each way to recover costs.",
 )
 app.add_typer(_replicate, name="replicate")
+app.add_typer(_new)
 app.add_typer(_advice)
 app.add_typer(checks)
 app.add_typer(_examples)
