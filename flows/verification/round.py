@@ -25,7 +25,15 @@ from dps.cluster.platform import SystemClock
 from dps.core.names import role_of
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
-from dps.events import Acked, Decided, Detected, FaultMissed, Restored, WorkerJoined
+from dps.events import (
+    Acked,
+    CheckpointWritten,
+    Decided,
+    Detected,
+    FaultMissed,
+    Restored,
+    WorkerJoined,
+)
 from dps.protocol.recovery import with_checkpoint_path
 from flows.analysis.faults import fault_times
 from flows.analysis.ledger import ledger
@@ -236,7 +244,7 @@ class Round:
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
         if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):
             return False
-        if not self.case.replicated:
+        if self.case.both or not self.case.replicated:
             return True
         return all(set(chain) - self._hurt - {name} for chain in chains if name in chain)
 
@@ -334,7 +342,9 @@ class Round:
     def _may_be_lost(self, shard: int) -> float:
         record = self.watch.record
         restorations = restorations_of(shard, (*record.of(Decided), *record.of(Restored)))
-        if self.case.interval == 0:
+        if self.case.layered:
+            require_newest(shard, record)
+        if self.case.interval == 0 or self.case.layered:
             anew = [e for e in record.of(Restored) if (e.shard, e.source) == (shard, "initial")]
             anew = [e for e in anew if e.epoch in restorations]
             require(not anew, f"shard {shard} began anew: {anew}")
@@ -361,6 +371,25 @@ def restorations_of(shard: int, events: Iterable[Decided | Restored]) -> set[int
         and event.epoch > 1
         and (isinstance(event, Restored) or event.how == "restore")
     }
+
+
+def require_newest(shard: int, record: Record) -> None:
+    """What a shard went back to below a layer is no older than what was there when that began."""
+    decided = {e.epoch: e.t for e in record.of(Decided) if e.shard == shard}
+    written = [e for e in record.of(CheckpointWritten) if e.shard == shard]
+    for event in record.of(Restored):
+        if (event.shard, event.source) == (shard, "checkpoint") and event.epoch in decided:
+            there = [
+                (e.epoch, e.version)
+                for e in written
+                if e.epoch < event.epoch and e.t < decided[event.epoch]
+            ]
+            epoch, version = max(there, default=(0, 0))
+            require(
+                event.version >= version,
+                f"shard {shard}: went back to version {event.version} in epoch {event.epoch}, "
+                f"though {version} of epoch {epoch} was complete",
+            )
 
 
 def _part(name: str, chains: Sequence[Sequence[str]]) -> str:

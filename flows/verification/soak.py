@@ -26,6 +26,7 @@ from dps.core.outage import Continue
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.recovery import Recovery
@@ -36,6 +37,7 @@ from flows.verification.pool import Pool, require_flat
 from flows.verification.round import Round
 
 GONE_SECONDS = 10.0
+_LAYER = Checkpoint(every=20)
 CASES = (
     Case("chain(2)", Recovery(Chain(2))),
     Case("checkpoint", Recovery(Checkpoint(every=20))),
@@ -54,6 +56,10 @@ CASES = (
     Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
     Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
+    Case("chain(2) over checkpoint", Recovery(Layered(Chain(2), _LAYER)), both=True),
+    Case(
+        "stateless over checkpoint", Recovery(Layered(SharedStore(), _LAYER), Continue()), both=True
+    ),
 )
 
 

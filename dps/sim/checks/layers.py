@@ -64,33 +64,30 @@ def layering(
     """Have `told` called when a layer is to be restored from, and reported when one delays acks."""
     commit, restore = LayeredPersistence.commit, ShardServer._restore
     above = [(kind, kind.commit) for kind in (NoPersistence, StorePersistence)]
-    kept: dict[int, float] = {}  # when each persistence above has last kept a state
+    kept: dict[Any, float] = {}  # when each task has last had a state kept above
 
     def noting(right: Any) -> Any:
         async def commit_and_note(self: Any, epoch: int, state: Any) -> None:
             await right(self, epoch, state)
-            kept[id(self)] = _now()
+            kept[asyncio.current_task()] = _now()
 
         return commit_and_note
 
-    async def timed(self: LayeredPersistence, epoch: int, state: Any) -> None:
-        kept.pop(id(self._above), None)
+    async def watched(self: LayeredPersistence, epoch: int, state: Any) -> None:
+        task = asyncio.current_task()
+        kept.pop(task, None)
         try:
             await commit(self, epoch, state)
-        finally:
-            at = kept.get(id(self._above))
-            if at is not None and _now() > at:
-                text = f"an ack waited for {_now() - at:.3f} s after its update was kept above"
-                report(Violation("layer delays acks", text))
-
-    async def commit_or_report(self: LayeredPersistence, epoch: int, state: Any) -> None:
-        try:
-            await timed(self, epoch, state)
         except Exception as error:
-            if id(self._above) in kept:
+            if task in kept:
                 text = f"an update that is kept above is not acked: {error}"
                 report(Violation("layer stops acks", text))
             raise
+        finally:
+            late = _now() - kept.pop(task, _now())
+            if late > 0:
+                text = f"an ack waited for {late:.3f} s after its update was kept above"
+                report(Violation("layer delays acks", text))
 
     async def tell_and_restore(self: ShardServer, m: Restore) -> Any:
         if m.from_below:
@@ -99,7 +96,7 @@ def layering(
 
     for kind, right in above:
         kind.commit = noting(right)  # type: ignore[method-assign]
-    LayeredPersistence.commit = commit_or_report  # type: ignore[method-assign]
+    LayeredPersistence.commit = watched  # type: ignore[method-assign]
     ShardServer._restore = tell_and_restore  # type: ignore[method-assign]
     try:
         yield
