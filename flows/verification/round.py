@@ -58,6 +58,7 @@ CELLS = 1500  # of one start of a worker: more than it pushes in a round
 THINK = 0.04
 LONGEST = 25.0
 SECOND_FAULT = 0.35
+ALL_COPIES = 0.4  # of a shard, where there is a layer below
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
 WEIGHTS = {"head": 7, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
@@ -168,7 +169,12 @@ class Round:
         """One fault or two, one during the recovery from the other; then all must be well again."""
         time.sleep(self._random.uniform(0, 0.4))
         before = len(self.watch.record.of(Detected))
-        self._strike()
+        all_copies = self.case.layered and self._random.random() < ALL_COPIES
+        copies = self._all_copies() if all_copies else []
+        for part, node in copies:
+            self._hit(part, node, kill=True)
+        if not copies:
+            self._strike()
         if self._random.random() < SECOND_FAULT:
             if self._random.random() < 0.5:
                 time.sleep(self._random.uniform(0, 0.1))
@@ -198,9 +204,22 @@ class Round:
         parts = sorted({part for part, _ in options})
         (part,) = self._random.choices(parts, [WEIGHTS[part] for part in parts])
         node = self._random.choice(sorted({name for p, name in options if p == part}))
-        number = len(self._struck)
         # Some are only ever paused, so that they live as long as the soak and show if they grow.
-        if self._random.random() < 0.6 and not lives_long(node):
+        self._hit(part, node, kill=self._random.random() < 0.6 and not lives_long(node))
+
+    def _all_copies(self) -> list[tuple[str, str]]:
+        """Whoever has some shard above the layer, if they may all be killed; as in `_options`."""
+        table, names = self._ps.table(), {node.address: node.name for node in self._ps.nodes}
+        chains = [[names[host.address] for host in view.chain] for view in table.views]
+        store = table.store if self.case.recovery.durability.needs_store else None
+        keepers = [("store", names[store.address])] if store is not None else []
+        found = [[*((_part(name, chains), name) for name in c), *keepers] for c in chains]
+        killable = [of for of in found if not any(lives_long(name) for _, name in of)]
+        return self._random.choice(killable) if killable else []
+
+    def _hit(self, part: str, node: str, kill: bool) -> None:
+        number = len(self._struck)
+        if kill:
             happened, kind = self._striker.kill(number, node, 0), "kill"
             self._lost_workers += [node] if part == "worker" else []
         else:
