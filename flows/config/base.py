@@ -348,7 +348,38 @@ class PartialCheckpointSection(Built[Durability]):
     _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
 
-class ChainSection(Built[Durability]):
+class LayerSection(Section):
+    """Checkpoints that are written in the background, below what acks wait for."""
+
+    every: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
+    path: str | None = None
+    keep: PositiveInt = 2
+
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
+
+    @model_validator(mode="after")
+    def _some_interval(self) -> LayerSection:
+        if self.every is None and self.seconds is None:
+            self.__dict__["every"] = CHECKPOINT_EVERY
+        return self
+
+
+class _AboveLayer(Built[Durability]):
+    """A durability that a layer of checkpoints may lie below."""
+
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    below: LayerSection | None = Field(default=None, exclude_if=lambda below: below is None)
+
+    def build(self) -> Durability:
+        """Return the durability, with the layer below if there is one."""
+        above = self.makes(**self.model_dump(exclude={"kind", "below"}))
+        if self.below is None:
+            return above  # type: ignore[no-any-return]
+        return dps.Layered(above, dps.Checkpoint(**self.below.model_dump()))
+
+
+class ChainSection(_AboveLayer):
     """Shard state lives on a chain of nodes."""
 
     makes = dps.Chain
@@ -359,7 +390,7 @@ class ChainSection(Built[Durability]):
     linger: PositiveFloat = 0.01
 
 
-class SharedStoreSection(Built[Durability]):
+class SharedStoreSection(_AboveLayer):
     """Shard state lives in a state store on another node."""
 
     makes = dps.SharedStore
@@ -457,6 +488,8 @@ class RecoverySection(Section):
     @property
     def name(self) -> str:
         """The preset with these kinds of durability and outage (and replay), else "custom"."""
+        if getattr(self.durability, "below", None) is not None:
+            return "custom"
         kinds = {"durability": self.durability.kind, "outage": self.outage.kind}
         if self.outage.kind == "continue" and self.replay.policy != "sum":
             return "custom"

@@ -40,6 +40,7 @@ from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.placement.hash_ring import checked_placement
+from dps.core.rules.per_array import check_names
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
@@ -80,7 +81,7 @@ from flows.config.faults.checks import (
 )
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
-from flows.config.optimizer import OptimizerSection
+from flows.config.optimizer import ByNameSection, OptimizerSection
 from flows.config.plugins import Registered
 from flows.config.workload import DatasetSection, WorkloadSection, workload_of
 from flows.config.yaml_document import (
@@ -205,6 +206,19 @@ class TrialConfig(_Settings):
     def _workers_may_be_ahead(self) -> TrialConfig:
         with refusing("training.ahead"):
             check_ahead(self.build_consistency(), self.training.ahead)
+        return self
+
+    @model_validator(mode="after")
+    def _each_array_has_a_rule(self) -> TrialConfig:
+        if isinstance(self.optimizer, ByNameSection):
+            with refusing("optimizer.rules"):
+                check_names(self.build_optimizer(), workload_of(self).parameters)
+            if self.evaluation.objective is not None:
+                refuse(
+                    "an objective has the penalty of one rule for all arrays, and this optimizer "
+                    "has rules by names; leave one of the two out",
+                    key="evaluation.objective",
+                )
         return self
 
     @model_validator(mode="after")

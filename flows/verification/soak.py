@@ -29,6 +29,7 @@ from dps.core.outage import Continue
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.recovery import Recovery
@@ -41,6 +42,7 @@ from flows.verification.round import Round
 
 GONE_SECONDS = 10.0
 ROUNDS = "rounds.json"  # of the driver's folder: what came of each
+_LAYER = Checkpoint(every=20)
 CASES = (
     Case("chain(2)", Recovery(Chain(2))),
     Case("checkpoint", Recovery(Checkpoint(every=20))),
@@ -59,6 +61,10 @@ CASES = (
     Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
     Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
+    Case("chain(2) over checkpoint", Recovery(Layered(Chain(2), _LAYER)), both=True),
+    Case(
+        "stateless over checkpoint", Recovery(Layered(SharedStore(), _LAYER), Continue()), both=True
+    ),
 )
 
 
