@@ -439,6 +439,7 @@ def plan(
     from flows.execution.plan import (
         budgets_told,
         confirm_many,
+        data_told,
         fault_plans,
         job_scripts,
         nodes_needed,
@@ -463,7 +464,7 @@ def plan(
     console.print(plan_table(trials, recorded))
     print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
     print(order_told(experiment), time_needed(to_run, durations))
-    for line in (*budgets_told(trials), *fault_plans(trials)):
+    for line in (*data_told(trials), *budgets_told(trials), *fault_plans(trials)):
         print(line)
     for warning in warnings(trials):
         print(f"dps: warning: {warning}", file=sys.stderr)

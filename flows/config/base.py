@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
@@ -54,7 +55,18 @@ OF_RECORD = {"of_record": True}
 
 def is_of_record(info: ValidationInfo) -> bool:
     """Whether a section is read from a record; then only who uses what it names looks for it."""
-    return info.context == OF_RECORD
+    return info.context is not None and OF_RECORD.items() <= info.context.items()
+
+
+def in_folder(folder: Path) -> dict[str, Any]:
+    """Return the context of what is read from a file in `folder`, which paths are relative to."""
+    return {"folder": folder}
+
+
+def absolute(path: str, info: ValidationInfo) -> str:
+    """Return a path that a section names, seen from the folder of the configuration."""
+    folder: Path = (info.context or {}).get("folder", Path())
+    return str(Path(folder, Path(path).expanduser()).absolute())
 
 
 def _safe(name: str) -> str:

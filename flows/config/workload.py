@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
     Field,
@@ -14,9 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section
+from flows.config.base import KIND_ALONE, Section, TrainingSection
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
+from flows.config.own_data import (
+    CsvSection,
+    NpzSection,
+    OwnDataSection,
+    ParquetSection,
+    SvmlightSection,
+)
 from flows.config.plugins import Group, Registered
 from flows.workloads import (
     SHAPES,
@@ -31,8 +38,10 @@ from flows.workloads import (
 )
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
+FEWER = "expected a batch of so many at most"
 MOST_FILTERS = 4096
 MOST_PATCHES = 1_000_000
+TAKES_SPARSE = ("softmax", "mlp", "logistic")  # kinds whose layers are no more than products
 
 
 class _WorkloadSection(Section):
@@ -227,7 +236,13 @@ class _RegisteredDataset(Registered, Section):
 DATASETS = Group("dps.datasets", _RegisteredDataset, needed=("shape", "load"))
 
 DatasetSection = Annotated[
-    DigitsSection | FashionMnistSection | PatchesSection,
+    DigitsSection
+    | FashionMnistSection
+    | PatchesSection
+    | NpzSection
+    | CsvSection
+    | ParquetSection
+    | SvmlightSection,
     Field(discriminator="kind"),
     DATASETS,
     KIND_ALONE,
@@ -251,3 +266,39 @@ class Trained(Protocol):
 def workload_of(config: Trained) -> Workload:
     """Return the workload of a configuration, for the shape of its data."""
     return config.workload.build(config.dataset.shape)
+
+
+def decisive(dataset: DatasetSection, written: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a data set's section, as it is recorded, a trial's results depend on."""
+    return dataset.decisive(written) if isinstance(dataset, OwnDataSection) else written
+
+
+def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None:
+    """Say why a model cannot be trained on data of the user's own, with the key to change.
+
+    Raises
+    ------
+    ConfigurationError
+        The data are not as they were planned, or the model refuses their shape.
+    """
+    dataset, section = config.dataset, config.workload
+    if not isinstance(dataset, OwnDataSection):
+        return None
+    data, shape = dataset.whole.data, dataset.shape
+    rows = len(data.y_train) // (training.workers if training.partition == "by_class" else 1)
+    if training.batch_size > rows:
+        each = " for each worker" if training.partition == "by_class" else ""
+        return "training.batch_size", f"{data.name} has {rows:,} rows to train on{each}; {FEWER}"
+    if section.kind == "logistic" and shape.classes != 2:
+        told = f"logistic tells two classes apart, and {data.name} has {shape.classes}; use softmax"
+        return "workload.kind", told
+    if shape.sparse and section.kind not in TAKES_SPARSE:
+        told = f"{section.kind} takes no sparse rows; give dense: true, or use "
+        return "dataset.kind", told + ", ".join(TAKES_SPARSE)
+    hidden = section.hidden if isinstance(section, MlpSection) else ()
+    widths = (shape.features, *hidden, shape.classes)
+    weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    if section.kind in TAKES_SPARSE and weights > MOST_WEIGHTS:
+        told = f"{data.name} has {shape.features:,} features: the layers have {weights:,} weights"
+        return "dataset.path", f"{told}; expected {MOST_WEIGHTS:,} at most"
+    return None
