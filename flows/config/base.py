@@ -65,8 +65,13 @@ def in_folder(folder: Path) -> dict[str, Any]:
 
 def absolute(path: str, info: ValidationInfo) -> str:
     """Return a path that a section names, seen from the folder of the configuration."""
+    return str(Path(folder_of(info), Path(path).expanduser()).absolute())
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder of the configuration that a section is read from."""
     folder: Path = (info.context or {}).get("folder", Path())
-    return str(Path(folder, Path(path).expanduser()).absolute())
+    return folder
 
 
 def _safe(name: str) -> str:

@@ -82,7 +82,13 @@ from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import OptimizerSection
 from flows.config.plugins import Registered
-from flows.config.workload import DatasetSection, WorkloadSection, misfit, workload_of
+from flows.config.workload import (
+    DatasetSection,
+    PythonSection,
+    WorkloadSection,
+    misfit,
+    workload_of,
+)
 from flows.config.yaml_document import (
     Document,
     Override,
@@ -192,10 +198,13 @@ class TrialConfig(_Settings):
         return self
 
     @model_validator(mode="after")
-    def _workload_can_be_made(self) -> TrialConfig:
+    def _workload_can_be_made(self, info: ValidationInfo) -> TrialConfig:
         if isinstance(self.workload, Registered):  # what others are told is checked by itself
             with refusing("workload"):
                 workload_of(self)
+        if isinstance(self.workload, PythonSection) and not is_of_record(info):
+            with refusing("workload"):
+                self.workload.model(self.dataset.shape)
         return self
 
     @model_validator(mode="after")

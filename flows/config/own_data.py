@@ -6,15 +6,27 @@ is wrong in it is said before anything runs; what is in it, not where it lies, i
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
-from flows.config.base import Section, absolute, is_of_record
+from dps.errors import ConfigurationError
+from flows.config.base import Section, absolute, folder_of, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.quoting import quoted
 from flows.workloads import Dataset, DatasetShape, Part
-from flows.workloads.own_data import DataFile, FileDataset, Format, Loaded, Split, loaded
+from flows.workloads.known_file import KnownFile
+from flows.workloads.own_code import code_at, find
+from flows.workloads.own_data import (
+    FileDataset,
+    Format,
+    FunctionDataset,
+    Loaded,
+    Split,
+    called,
+    loaded,
+)
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -95,7 +107,7 @@ class _FileSection(OwnDataSection):
         if section.path is None:
             return
         with refusing(key):
-            found = DataFile.found(section.path)
+            found = KnownFile.found(section.path)
         if section.sha256 not in (None, found.sha256):
             told = (
                 f"{section.path} has the SHA-256 {found.sha256}, expected the one that is written"
@@ -112,8 +124,8 @@ class _FileSection(OwnDataSection):
         other = self.split
         return FileDataset(
             self.format,
-            DataFile(self.path, self.sha256 or ""),
-            DataFile(other.path, other.sha256 or "") if other.path is not None else None,
+            KnownFile(self.path, self.sha256 or ""),
+            KnownFile(other.path, other.sha256 or "") if other.path is not None else None,
             Split(other.test, other.seed),
             standardise=self.standardise,
             **settings,
@@ -170,6 +182,55 @@ class ParquetSection(_TableSection):
 
     format: ClassVar[Format] = "parquet"
     kind: Literal["parquet"]
+
+
+class PythonDataSection(OwnDataSection):
+    """What a function returns, which is given the `settings`: two arrays, or four divided ones.
+
+    It is in a module beside the configuration file, or in one that is installed. `sha256` is of the
+    data, which have to be the same in every process.
+    """
+
+    kind: Literal["python"]
+    function: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    path: str | None = None
+    sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _can_be_called(self, info: ValidationInfo) -> PythonDataSection:
+        if is_of_record(info):
+            return self
+        if self.split.path is not None:
+            refuse("a function has no other file; let it return four arrays", key="split.path")
+        with refusing("function"):
+            self.__dict__["path"] = find(self.function, folder_of(info)).path
+            found = called(self.source)
+        if self.sha256 not in (None, found.data.digest):
+            refuse(f"the data have the SHA-256 {found.data.digest}, not this one", key="sha256")
+        self.__dict__["sha256"] = found.data.digest
+        return self
+
+    @property
+    def source(self) -> FunctionDataset:
+        """The function, as it is now."""
+        drawn = Split(self.split.test, self.split.seed)
+        settings = json.dumps(self.settings, sort_keys=True)
+        return FunctionDataset(code_at(self.function, self.path), settings, drawn, self.standardise)
+
+    @property
+    def whole(self) -> Loaded:
+        """The data set as a whole; raises `ConfigurationError` if it is not as it was planned."""
+        found = called(self.source)
+        if found.data.digest != self.sha256:
+            raise ConfigurationError(
+                f"{self.function} returned other data than when the trial was planned; it has to "
+                "return the same in every process: draw from a generator with a seed"
+            )
+        return found
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # settings may be nested, and have no hash
 
 
 class SvmlightSection(_FileSection):

@@ -123,7 +123,7 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 def digest(config: TrialConfig) -> str:
     """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
     written = config.model_dump(mode="json")
-    written["dataset"] = decisive(config.dataset, written["dataset"])
+    written |= decisive(config, written)
     cluster = config.cluster.decisive(written.pop("cluster"))
     if cluster:
         written["cluster"] = cluster

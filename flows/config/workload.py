@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
 
@@ -10,11 +11,12 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section, TrainingSection
+from flows.config.base import KIND_ALONE, Section, TrainingSection, folder_of, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.own_data import (
@@ -22,6 +24,8 @@ from flows.config.own_data import (
     NpzSection,
     OwnDataSection,
     ParquetSection,
+    PythonDataSection,
+    Sha256,
     SvmlightSection,
 )
 from flows.config.plugins import Group, Registered
@@ -36,6 +40,9 @@ from flows.workloads import (
     build_workload,
     load_dataset,
 )
+from flows.workloads.own_code import OwnCode
+from flows.workloads.own_code import find as find_code
+from flows.workloads.python_model import Model, PythonModel
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
 FEWER = "expected a batch of so many at most"
@@ -118,6 +125,45 @@ class CnnSection(_WorkloadSection):
         return self
 
 
+class PythonSection(Section):
+    """A class of the user's own, "module:name", which is given the shape and the `settings`.
+
+    Its module is a file beside the configuration file, or an installed one; `sha256` is that of the
+    module's file.
+    """
+
+    kind: Literal["python"]
+    module: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    path: str | None = None
+    sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _is_there(self, info: ValidationInfo) -> PythonSection:
+        if is_of_record(info):
+            return self
+        with refusing("module"):
+            found = find_code(self.module, folder_of(info))
+            found.load()
+        if self.sha256 not in (None, found.sha256):
+            refuse(f"the module has the SHA-256 {found.sha256}, not this one", key="sha256")
+        # Not as if it had been written: what is read later may be another file.
+        self.__dict__.update(path=found.path, sha256=found.sha256)
+        return self
+
+    def build(self, shape: DatasetShape) -> Workload:
+        """Return the workload for data of a shape."""
+        return self._made(shape)
+
+    def model(self, shape: DatasetShape) -> Model:
+        """Make the user's model for data of a shape; raises `ConfigurationError`."""
+        return self._made(shape).model
+
+    def _made(self, shape: DatasetShape) -> PythonModel:
+        code = OwnCode(self.module, self.path, self.sha256 or "")
+        return PythonModel(shape, code, json.dumps(self.settings, sort_keys=True))
+
+
 class _RegisteredWorkload(Registered, Section):
     """A workload that an installed package registers."""
 
@@ -138,7 +184,13 @@ WORKLOADS = Group(
 )
 
 WorkloadSection = Annotated[
-    MlpSection | SoftmaxSection | LogisticSection | RicaSection | TorchSection | CnnSection,
+    MlpSection
+    | SoftmaxSection
+    | LogisticSection
+    | RicaSection
+    | TorchSection
+    | CnnSection
+    | PythonSection,
     Field(discriminator="kind"),
     WORKLOADS,
     KIND_ALONE,
@@ -242,7 +294,8 @@ DatasetSection = Annotated[
     | NpzSection
     | CsvSection
     | ParquetSection
-    | SvmlightSection,
+    | SvmlightSection
+    | PythonDataSection,
     Field(discriminator="kind"),
     DATASETS,
     KIND_ALONE,
@@ -268,9 +321,14 @@ def workload_of(config: Trained) -> Workload:
     return config.workload.build(config.dataset.shape)
 
 
-def decisive(dataset: DatasetSection, written: dict[str, Any]) -> dict[str, Any]:
-    """Return what of a data set's section, as it is recorded, a trial's results depend on."""
-    return dataset.decisive(written) if isinstance(dataset, OwnDataSection) else written
+def decisive(config: Trained, written: dict[str, Any]) -> dict[str, Any]:
+    """Return what of both sections, as they are recorded, a trial's results depend on."""
+    workload, dataset = written["workload"], written["dataset"]
+    if isinstance(config.workload, PythonSection):
+        workload = {key: value for key, value in workload.items() if key != "path"}
+    if isinstance(config.dataset, OwnDataSection):
+        dataset = config.dataset.decisive(dataset)
+    return {"workload": workload, "dataset": dataset}
 
 
 def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None:
@@ -292,7 +350,7 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     if section.kind == "logistic" and shape.classes != 2:
         told = f"logistic tells two classes apart, and {data.name} has {shape.classes}; use softmax"
         return "workload.kind", told
-    if shape.sparse and section.kind not in TAKES_SPARSE:
+    if shape.sparse and section.kind not in (*TAKES_SPARSE, "python"):
         told = f"{section.kind} takes no sparse rows; give dense: true, or use "
         return "dataset.kind", told + ", ".join(TAKES_SPARSE)
     hidden = section.hidden if isinstance(section, MlpSection) else ()

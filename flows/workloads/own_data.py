@@ -6,7 +6,7 @@ one that an experiment was planned with. Features are scaled by the training par
 
 from __future__ import annotations
 
-import hashlib
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,8 @@ from flows.readers.svmlight import read_svmlight
 from flows.readers.tables import read_npz
 from flows.workloads.base import Array, Dataset, DatasetShape
 from flows.workloads.datasets import Part, stratified
+from flows.workloads.known_file import KnownFile
+from flows.workloads.own_code import OwnCode, refusing
 
 Format = Literal["npz", "csv", "parquet", "svmlight"]
 
@@ -44,27 +46,6 @@ class Split:
 
     test: float = 0.2
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A file of examples, as its SHA-256 knows it."""
-
-    path: str
-    sha256: str
-
-    @staticmethod
-    def found(path: str) -> DataFile:
-        """Return the file that is there now; raises `ConfigurationError` if none is."""
-        return DataFile(path, sha256_of(path))
-
-    def check(self) -> None:
-        """Raise `ConfigurationError` if the file is gone, or another than it was."""
-        if sha256_of(self.path) != self.sha256:
-            raise ConfigurationError(
-                f"{self.path} has changed since the trial was planned (its SHA-256 was "
-                f"{self.sha256[:12]}…): put that file back, or plan new trials with `dps run`"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +76,8 @@ class FileDataset:
     """
 
     format: Format
-    file: DataFile
-    test_file: DataFile | None = None
+    file: KnownFile
+    test_file: KnownFile | None = None
     split: Split = Split()
     target: str | None = None
     features: tuple[str, ...] | None = None
@@ -171,23 +152,56 @@ def divided(
     return Loaded(Dataset(place, *parts, len(names)), shown)
 
 
-def sha256_of(path: str) -> str:
-    """Return the SHA-256 of what is in a file; raises `ConfigurationError` if it cannot be read."""
-    try:
-        status = Path(path).stat()
-        return _sha256(path, status.st_mtime_ns, status.st_size)
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+@dataclass(frozen=True, slots=True)
+class FunctionDataset:
+    """What a function of one's own returns: x and y, or x_train, y_train, x_test and y_test.
+
+    Parameters
+    ----------
+    code
+        The function.
+    settings
+        What it is given, by name, as JSON.
+    split, standardise
+        As for a `FileDataset`; four arrays are divided already.
+    """
+
+    code: OwnCode
+    settings: str = "{}"
+    split: Split = Split()
+    standardise: bool = False
+
+
+@lru_cache(maxsize=2)
+def called(source: FunctionDataset) -> Loaded:
+    """Return the data set that a function returns, as a whole.
+
+    Raises
+    ------
+    ConfigurationError
+        The function cannot be called, fails, or returns something else.
+    """
+    return call(source)
+
+
+def call(source: FunctionDataset) -> Loaded:
+    """Return what the function returns now; see `called`."""
+    place, function = source.code.reference, source.code.load()
+    with refusing(place, "failed"):
+        found = function(**json.loads(source.settings))
+    if not isinstance(found, tuple) or len(found) not in (2, 4):
+        what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise ConfigurationError(
+            f"{place} returned {what}, expected the arrays (x, y), or (x_train, y_train, x_test, "
+            "y_test)"
+        )
+    train = _examples(f"{place}, x and y", *found[:2])
+    test = _examples(f"{place}, x_test and y_test", *found[2:]) if len(found) == 4 else None
+    _same_width(place, train, test)
+    return divided(place, train, test, source.split, source.standardise)
 
 
 # -- parts -----------------------------------------------------------------------------------------
-
-
-# Every trial of a grid asks for it; by its time and size a file that was changed is read again.
-@lru_cache(maxsize=64)
-def _sha256(path: str, changed: int, size: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # The whole of what was read last: shape and parts are asked for one after the other.
@@ -205,16 +219,12 @@ def loaded(source: FileDataset) -> Loaded:
     if source.test_file is not None:
         source.test_file.check()
         test = _read(source, source.test_file, train.x.shape[1])
-        if test.x.shape[1] != train.x.shape[1]:
-            raise ConfigurationError(
-                f"{source.test_file.path}: {test.x.shape[1]} features, but {source.file.path} has "
-                f"{train.x.shape[1]}"
-            )
+        _same_width(source.test_file.path, train, test)
     place = Path(source.file.path).name
     return divided(place, train, test, source.split, source.standardise)
 
 
-def _read(source: FileDataset, file: DataFile, width: int | None) -> Examples:
+def _read(source: FileDataset, file: KnownFile, width: int | None) -> Examples:
     path = Path(file.path)
     if source.format == "npz":
         array = source.features[0] if source.features else "x"
@@ -231,6 +241,41 @@ def _read(source: FileDataset, file: DataFile, width: int | None) -> Examples:
     if source.dense and not isinstance(found.x, np.ndarray):
         return Examples(found.x.toarray(), found.y)
     return found
+
+
+def _same_width(place: str, train: Examples, test: Examples | None) -> None:
+    if test is not None and test.x.shape[1] != train.x.shape[1]:
+        raise ConfigurationError(
+            f"{place}: the test part has {test.x.shape[1]} features, the other {train.x.shape[1]}"
+        )
+
+
+def _examples(place: str, x: Any, y: Any) -> Examples:
+    """What a function returned, if it is numbers, with a row for each target."""
+    from scipy.sparse import csr_array, issparse
+
+    rows = csr_array(x) if issparse(x) else np.asarray(x)
+    if rows.ndim > 2:
+        rows = rows.reshape(len(rows), -1)
+    targets = np.asarray(y)
+    if rows.ndim != 2 or targets.shape != rows.shape[:1] or not rows.shape[1]:
+        raise ConfigurationError(
+            f"{place}: the shapes are {list(rows.shape)} and {list(targets.shape)}, expected "
+            "examples × features, and a target for each example"
+        )
+    if rows.dtype.kind not in "fiub" or targets.dtype.kind not in "fiubU":
+        raise ConfigurationError(
+            f"{place}: the dtypes are {rows.dtype} and {targets.dtype}, expected numbers, and "
+            "numbers or texts"
+        )
+    values = rows if isinstance(rows, np.ndarray) else rows.data
+    if not np.isfinite(values).all():
+        raise ConfigurationError(f"{place}: x has NaN or infinity in it, expected numbers")
+    if targets.dtype.kind in "fiub":
+        targets = targets.astype(np.float64)
+        if not np.isfinite(targets).all():
+            raise ConfigurationError(f"{place}: y has NaN or infinity in it, expected numbers")
+    return Examples(rows.astype(np.float64), targets)
 
 
 def _svmlight(path: Path, width: int | None) -> Examples:
