@@ -13,6 +13,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages whose Python is run by tests of what they show, with a cluster as a user starts it.
 RUN_ELSEWHERE = {
     "README.md": "tests/cluster/driver/test_facade.py",
+    "docs/howto/own-data.md": "tests/flows/execution/test_own_tutorial.py",
     "docs/filters.md": "tests/cluster/driver/test_filters.py",
     "docs/sparse-tables.md": "tests/cluster/driver/test_facade.py",
 }
@@ -35,6 +36,16 @@ class Fence:
     def is_script(self) -> bool:
         """Whether it is a whole program, rather than a part of what its page shows."""
         return "if __name__ ==" in self.text
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its page has the reader save it, under the name that is its title."""
+        return self.title.startswith("title=")
+
+    @property
+    def file_name(self) -> str:
+        """The name under which it is saved."""
+        return self.title.removeprefix('title="').removesuffix('"')
 
     @property
     def needs_torch(self) -> bool:

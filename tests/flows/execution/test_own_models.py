@@ -193,7 +193,7 @@ def test_a_model_that_is_not_there_is_refused(
         ("(np.full((200, 4), 'a'), y)", "the dtypes are <U1 and int64"),
         ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
         ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
-        ("y / 0 + unknown", r"NameError: .*mine\.py, line \d+"),
+        ("y + unknown", r"NameError: .*mine\.py, line \d+"),
     ],
 )
 def test_what_a_function_returns_must_be_examples(
