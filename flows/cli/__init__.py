@@ -240,14 +240,14 @@ def _run_experiment(
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
-    from flows.execution.preflight import check_deployments, check_modules
+    from flows.execution.preflight import check_deployments, check_models
     from flows.monitor.progress import view_for
     from flows.report.claims import print_claims
     from flows.report.terminal import print_exploratory
 
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     _tell_of_claims_left_out(document, settings, experiment)
-    check_modules(trials)
+    check_models(trials)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
@@ -482,6 +482,7 @@ def plan(
         at_once_by_default,
         budgets_told,
         confirm_many,
+        data_told,
         fault_plans,
         job_scripts,
         nodes_needed,
@@ -491,7 +492,7 @@ def plan(
         time_needed,
         warnings,
     )
-    from flows.execution.preflight import check_modules
+    from flows.execution.preflight import check_models
     from flows.monitor.estimate import trials_told
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
@@ -502,7 +503,7 @@ def plan(
     if job_script:
         print(job_scripts(trials[0]))
         return
-    check_modules(trials)
+    models = check_models(trials)
     with _paper(as_json) as paper:
         console = _console()
         recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
@@ -510,7 +511,7 @@ def plan(
         console.print(plan_table(trials, recorded))
         print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
         print(order_told(experiment), time_needed(to_run, durations))
-        for line in (*budgets_told(trials), *fault_plans(trials)):
+        for line in (*data_told(trials), *models, *budgets_told(trials), *fault_plans(trials)):
             print(line)
         objections = warnings(trials)
         for warning in objections:

@@ -18,6 +18,7 @@ from typing import Any
 from dps.errors import ConfigurationError
 from flows.config.experiment import ExperimentConfig, TrialConfig, load_grid
 from flows.config.limits import LONGEST_NAME
+from flows.config.workload import decisive
 from flows.config.yaml_document import Document
 from flows.quoting import quoted
 
@@ -122,9 +123,10 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 def digest(config: TrialConfig) -> str:
     """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
     written = config.model_dump(mode="json")
-    decisive = config.cluster.decisive(written.pop("cluster"))
-    if decisive:
-        written["cluster"] = decisive
+    written |= decisive(config, written)
+    cluster = config.cluster.decisive(written.pop("cluster"))
+    if cluster:
+        written["cluster"] = cluster
     text = json.dumps(written, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
