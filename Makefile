@@ -9,7 +9,7 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full shapes findings torch torch-test browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -129,6 +129,12 @@ $(VENV)/.torch: $(READY) requirements-torch.lock
 
 torch-test: torch ## run the tests that need torch
 	$(BIN)/python -m pytest -m torch
+
+jax: $(VENV)/.jax ## install JAX as well, for the page that shows a model in it
+
+$(VENV)/.jax: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[jax]'
+	touch $@
 
 # Slurm is taken from Debian, where that is what runs and apt-get may be used.
 slurm: $(VENV)/.slurm ## install what the tests on Slurm need

@@ -6,8 +6,8 @@ Types are exact (a text is no number), unknown keys are refused with the nearest
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -40,6 +40,7 @@ from dps.protocol.transport import TransportChoice
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
+from flows.config.yaml_document import EVERY_ENTRY
 from flows.metrics import COLUMNS
 from flows.quoting import quoted
 
@@ -70,6 +71,35 @@ SafeName = Annotated[str, AfterValidator(_safe)]
 # A number of nodes, or of what nodes hold.
 Count = Annotated[int, Field(gt=0, le=MOST_NODES)]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_NODES)]
+
+
+def is_key(model: type[BaseModel], key: str) -> bool:
+    """Whether a model, or a section in it, may have a dotted key; of kinds of dps's own only."""
+    models, parts = [model], key.split(".")
+    for number, part in enumerate(parts):
+        if part == EVERY_ENTRY or part.isdigit():
+            continue
+        found = [each.model_fields[part].annotation for each in models if part in each.model_fields]
+        if part in ("kind", "preset") and number == len(parts) - 1:
+            return bool(models)
+        if not found:
+            return False
+        if any(map(_has_any_key, found)):
+            return True
+        models = [inner for annotation in found for inner in _models_in(annotation)]
+    return True
+
+
+def _has_any_key(annotation: Any) -> bool:
+    return get_origin(annotation) is dict
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a value of a type may be, or hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
 
 
 class Section(BaseModel):

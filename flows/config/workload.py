@@ -10,11 +10,12 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section
+from flows.config.base import KIND_ALONE, Section, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.plugins import Group, Registered
@@ -27,6 +28,7 @@ from flows.workloads import (
     PatchDataset,
     Workload,
     build_workload,
+    find_dataset,
     load_dataset,
 )
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
@@ -172,6 +174,14 @@ class FashionMnistSection(_DatasetSection):
     folder: str | None = None
     pixels: Literal["symmetric", "unit"] = "symmetric"
     test_examples: Annotated[int, Field(ge=1, le=10_000)] | None = None
+
+    @field_validator("folder")
+    @classmethod
+    def _has_the_files(cls, folder: str | None, info: ValidationInfo) -> str | None:
+        if folder is not None and not is_of_record(info):
+            with refusing():
+                find_dataset("fashion_mnist", folder)
+        return folder
 
 
 class PatchesSection(Section):

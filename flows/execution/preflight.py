@@ -1,6 +1,6 @@
-"""The look at a cluster before an experiment begins: is it there, can jobs be submitted, for
-how many trials at once is it large enough, and can every fault be done on it? What is refused here
-would else fail one trial after the other.
+"""The look at what trials need before an experiment begins: does a torch module fit its data, is
+the cluster there, can jobs be submitted, for how many trials at once is it large enough, and can
+every fault be done on it? What is refused here would else fail one trial after the other.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
 from flows.config.faults.text import line
 from flows.config.trials import Trial
 from flows.execution.plan import at_once_by_default
+from flows.quoting import shown
+from flows.workloads import DatasetShape, Workload
+from flows.workloads.with_torch import KINDS
+
+LONGEST_REASON = 300
 
 
 def check_deployments(
@@ -43,6 +50,41 @@ def check_deployments(
     if at_once < parallel:
         warn(f"--parallel {parallel}: the deployment has room for {at_once} at once")
     return at_once
+
+
+def check_modules(trials: Sequence[Trial]) -> None:
+    """Compute a gradient of two rows of zeros with each torch module: does it fit its data?
+
+    Raises
+    ------
+    ConfigurationError
+        It does not, or it is none; the message has what torch says.
+    """
+    seen = set[str]()
+    for trial in trials:
+        workload, dataset = trial.config.workload, trial.config.dataset
+        key = f"{workload.model_dump_json()} {dataset.model_dump_json()}"
+        if workload.kind in KINDS and key not in seen:
+            seen.add(key)
+            _check_module(workload.kind, workload.build(dataset.shape), dataset.shape)
+
+
+def _check_module(kind: str, workload: Workload, shape: DatasetShape) -> None:
+    x = np.zeros((2, shape.features), np.float32)
+    y = np.array([0, shape.classes - 1])
+    try:
+        params = workload.initial(np.random.default_rng(0))
+        workload.gradient(params, x, y)
+        workload.evaluate(params, x, y)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever a module of the user's raises
+        reason = shown(f"{type(error).__name__}: {error}", LONGEST_REASON)
+        raise ConfigurationError(
+            f"workload: the {kind} module does not fit the data, rows of {shape.features} values "
+            f"in {shape.classes} classes: {reason}. It gets a tensor of (rows, {shape.features}), "
+            f"and returns scores of (rows, {shape.classes})"
+        ) from error
 
 
 def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:

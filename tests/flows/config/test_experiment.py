@@ -64,6 +64,19 @@ def complaint(path: Path, *overrides: str) -> str:
     return text
 
 
+def test_of_many_names_the_nearest_are_told(config: Path) -> None:
+    text = complaint(config, "comparison.metrics=[accuracy]")
+    assert "did you mean 'accuracy_final' or 'accuracy_best' or 'accuracy_after'?" in text
+    assert len(text) < 300
+    assert "cost_usd" not in text
+
+
+def test_a_folder_without_the_data_is_refused(config: Path, tmp_path: Path) -> None:
+    text = complaint(config, f"dataset={{kind: fashion_mnist, folder: {tmp_path}}}")
+    assert "dataset.folder" in text
+    assert f"folder {tmp_path} has no train-images-idx3-ubyte" in text
+
+
 # -- what it builds ----------------------------------------------------------------------------
 
 
