@@ -72,6 +72,10 @@ class Persistence(Protocol):
         """Go on where that of another replica is, which has given away its state of a version."""
         ...
 
+    def hand_over(self) -> None:
+        """Let go of what is not kept yet: another replica is the one that commits now."""
+        ...
+
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts."""
         ...
@@ -106,6 +110,9 @@ class NoPersistence:
     cuts = None
 
     def take_over(self, saved: int, version: int) -> None:
+        """Do nothing."""
+
+    def hand_over(self) -> None:
         """Do nothing."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:

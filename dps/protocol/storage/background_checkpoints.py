@@ -42,11 +42,18 @@ class BackgroundCheckpoints(Checkpoints):
         if self._is_due and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write_while_due())
 
+    def hand_over(self) -> None:
+        """Write nothing more of what was noted here: whoever commits now has it too."""
+        for task in (self._timer, self._writer):
+            if task is not None:
+                task.cancel()
+        self._timer = self._writer = self._latest = None
+        self._newest = self._complete
+        self._unsaved.clear()
+
     async def close(self) -> None:
         """Start no further write."""
-        await super().close()
-        if self._writer is not None:
-            self._writer.cancel()
+        self.hand_over()
 
     @property
     def _is_due(self) -> bool:

@@ -202,6 +202,37 @@ def test_a_layer_may_be_written_by_the_clock() -> None:
     in_world(scenario, shards=1, recovery=over(Chain(2), seconds=1.0))
 
 
+def test_who_is_the_tail_no_more_leaves_the_layer_to_the_one_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        head, tail = (s.world.name_of(member) for member in view.chain)
+
+        def fail(self: CheckpointFiles, *args: Any) -> int:
+            raise StoreUnavailable("no space")
+
+        def failures(node: str) -> int:
+            return sum(n == node and isinstance(e, CheckpointFailed) for n, e in s.world.events)
+
+        monkeypatch.setattr(CheckpointFiles, "write", fail)
+        s.world.crash(tail, back_after=1.0)
+        await until(lambda: s.world.view(0).epoch > view.epoch)
+        for _ in range(9):
+            await client.push(ONES)
+        await until(lambda: failures(head) >= 2)
+        await s.world.complete()
+        await asyncio.sleep(2.0)  # a write may have been under way
+        before, of_tail = failures(head), failures(tail)
+        for _ in range(9):
+            await client.push(ONES)
+        await until(lambda: failures(tail) > of_tail + 4)
+        assert failures(head) == before
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), every=4))
+
+
 def test_a_promoted_tail_goes_on_with_the_layer() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
