@@ -1,0 +1,42 @@
+"""Whether a Dask client still has the scheduler that a parameter server was brought up on.
+
+When the connection breaks, the coordinator is lost to the driver for good, also where Dask connects
+again: it is in the scheduler's process, and has closed the group if that lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import distributed
+
+LOOK_SECONDS = 0.05
+
+
+class SchedulerConnection:
+    """The connection that a client has now. May be used in any thread.
+
+    Attributes
+    ----------
+    can_break
+        Whether there is one; a client on virtual time has none.
+    """
+
+    def __init__(self, client: distributed.Client) -> None:
+        self._client = client
+        self._stream = getattr(client, "scheduler_comm", None)
+        self.can_break = self._stream is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is no longer there; not told apart from a client that was closed."""
+        if self._stream is None:
+            return False
+        return self._client.scheduler_comm is not self._stream or self._stream.comm.closed()
+
+    async def until_broken(self) -> None:
+        """Return as soon as it is."""
+        while not self.broken:
+            await asyncio.sleep(LOOK_SECONDS)
