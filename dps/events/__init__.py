@@ -428,7 +428,8 @@ class Returned(Event):
 
     It took `seconds` since the loss was noticed. `returns` counts how often the program was started
     again. Shards go on with these `versions` (none: it began anew), and lack at least `lost`
-    updates each: of those that they were seen to have, once a second, or that another shard has.
+    updates each: of those that they were seen to have, a quarter of a second before at most, or
+    that another shard has.
     """
 
     cause: str

@@ -83,7 +83,7 @@ def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]
             driver.wait()
             shutil.rmtree(folder)
             raise
-    left = _left_behind(driver.pid)
+    left = left_behind(driver.pid)
     for process in left:
         print(f"left behind: {process}")
     for path in sorted(temporary.iterdir()):
@@ -104,7 +104,7 @@ def chosen(only: Sequence[str]) -> list[Case]:
     return [by_name[name] for name in only] or list(CASES)
 
 
-def _left_behind(session: int) -> list[psutil.Process]:
+def left_behind(session: int) -> list[psutil.Process]:
     """The processes of a session that do not end within a bound."""
 
     def nobody() -> bool:

@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from dps import Checkpoint, ParameterServer, Recovery, Session, Worker
+from dps.cluster.backends.base import Cluster
+from dps.cluster.backends.existing import ExistingCluster
 from dps.cluster.backends.local import LocalCluster
-from tests.support.training import COUNTING, PRELOAD, audited, counts, nodes, ones, params
+from tests.support.training import COUNTING, PRELOAD, SECONDS, audited, counts, nodes, ones, params
 
 EVERY = 20
 SHARDS = 2
@@ -57,13 +59,21 @@ def acked(folder: Path, returns: int) -> list[int]:
 
 def program(folder: Path, scope: str, steps: int, session: Session) -> Outcome:
     """Train on a local cluster, and say what has become of it."""
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        return trained(cluster, folder, scope, steps, session)
+
+
+def program_there(folder: Path, address: str, steps: int, session: Session) -> Outcome:
+    """Train on a Dask deployment, whose processes outlive this one."""
+    with ExistingCluster(address, nodes(), patience=SECONDS) as cluster:
+        return trained(cluster, folder, "shard", steps, session)
+
+
+def trained(cluster: Cluster, folder: Path, scope: str, steps: int, session: Session) -> Outcome:
+    """Train on a cluster from wherever the session is."""
     recovery = Recovery(Checkpoint(every=EVERY, path=str(folder / "checkpoints"), scope=scope))  # type: ignore[arg-type]
-    with (
-        LocalCluster(nodes(), PRELOAD) as cluster,
-        session.parameter_server(
-            cluster.client, params(), shards=SHARDS, optimizer=COUNTING, recovery=recovery
-        ) as ps,
-    ):
+    choices = {"optimizer": COUNTING, "recovery": recovery, "seats": cluster.seats}
+    with session.parameter_server(cluster.client, params(), shards=SHARDS, **choices) as ps:
         note(folder, session, cluster, ps)
         for future in ps.run(partial(train, folder, session.returns, steps), workers=WORKERS):
             future.result()
@@ -86,11 +96,11 @@ class Beginning:
     of_workers: list[int]
 
 
-def note(folder: Path, session: Session, cluster: LocalCluster, ps: ParameterServer) -> None:
+def note(folder: Path, session: Session, cluster: Cluster, ps: ParameterServer) -> None:
     """Write down how an incarnation of the program begins."""
     states = ps.saved.states if ps.saved else ()
     done = ps.saved.applied if ps.saved else {}
-    pids = os.getpid(), cluster.pids["scheduler"]
+    pids = os.getpid(), cluster.pids.get("scheduler", 0)
     of_workers = [done.get(f"worker-{number}", 0) for number in range(WORKERS)]
     beginning = Beginning(*pids, [state.version for state in states] or [0] * SHARDS, of_workers)
     scratch = folder / "beginning.tmp"
@@ -149,3 +159,11 @@ def without_checkpoints(session: Session) -> None:
     """Ask for what could not be gone on from."""
     with LocalCluster([], security="off", tell=lambda text: None) as cluster:
         session.parameter_server(cluster.client, params())
+
+
+def left_open(folder: Path, session: Session) -> int:
+    """Leave a parameter server open when its cluster is closed."""
+    recovery = Recovery(Checkpoint(path=str(folder)))
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        session.parameter_server(cluster.client, params(), recovery=recovery)
+    return session.returns

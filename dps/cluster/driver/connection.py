@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import distributed
 
 LOOK_SECONDS = 0.05
+CLOSED = ("closing", "closed")
 
 
 class SchedulerConnection:
@@ -31,12 +32,20 @@ class SchedulerConnection:
 
     @property
     def broken(self) -> bool:
-        """Whether it is no longer there; not told apart from a client that was closed."""
-        if self._stream is None:
-            return False
-        return self._client.scheduler_comm is not self._stream or self._stream.comm.closed()
+        """Whether it is no longer there, for whatever reason."""
+        return self._was_replaced or (self._stream is not None and self._stream.comm.closed())
+
+    @property
+    def lost(self) -> bool:
+        """Whether it broke, and was not closed here by closing the client."""
+        # Dask lets go of a stream that broke, before it connects again or gives up.
+        return self._was_replaced or (self.broken and self._client.status not in CLOSED)
 
     async def until_broken(self) -> None:
         """Return as soon as it is."""
         while not self.broken:
             await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def _was_replaced(self) -> bool:
+        return self._stream is not None and self._client.scheduler_comm is not self._stream

@@ -282,7 +282,7 @@ class ParameterServer(Observable):
         self._started_workers = 0
         self._futures: set[Any] = set()
         self._open = False
-        self._abandoned = False
+        self._lost = False
         self._connection = SchedulerConnection(client)
         if not client.asynchronous:
             client.sync(self._start)
@@ -309,7 +309,7 @@ class ParameterServer(Observable):
         The coordinator is lost with it, also if Dask connects again. Nothing more can be done here,
         and `close` only lets go of what is in this process; `resume` goes on from checkpoints.
         """
-        return self._abandoned or (self._open and self._connection.broken)
+        return self._lost or (self._open and self._connection.lost)
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -790,11 +790,10 @@ class ParameterServer(Observable):
     async def _close(self, checkpoint: bool = True) -> None:
         if not self._open:
             return
-        lost = self.scheduler_lost
         self._open = False
-        if not lost and not self._connection.can_break:
+        if not self._connection.can_break:
             await self._close_in_order(checkpoint)
-        elif lost or not await self._closed_in_time(checkpoint):
+        elif self._connection.broken or not await self._closed_in_time(checkpoint):
             await self._abandon(checkpoint)
 
     async def _closed_in_time(self, checkpoint: bool) -> bool:
@@ -814,7 +813,7 @@ class ParameterServer(Observable):
 
     async def _abandon(self, checkpoint: bool) -> None:
         """Let go of what is in this process, without the scheduler, and so without the group."""
-        self._abandoned = True
+        self._lost = self._connection.lost
         self._futures = set()
         self._watch.abandon()
         seeding = [self._seeding] if hasattr(self, "_seeding") else []
@@ -826,8 +825,9 @@ class ParameterServer(Observable):
         await self._end_runs()
         if checkpoint and self.group.recovery.durability.writes_checkpoints:
             text = (
-                f"dps: Dask's scheduler is lost, and the last state of parameter server "
-                f"{self.name} is not in its checkpoints: ParameterServer.resume goes on from those"
+                "dps: the connection to Dask's scheduler is gone, and the last state of parameter "
+                f"server {self.name} is not in its checkpoints; ParameterServer.resume goes on "
+                "from those"
             )
             warnings.warn(text, UpdatesLostWarning, stacklevel=2)
 

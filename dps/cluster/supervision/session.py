@@ -29,7 +29,7 @@ from dps.cluster.supervision.messages import (
     Seen,
     Up,
 )
-from dps.core.shard import ShardState
+from dps.core.shard import Progress, ShardState
 from dps.errors import ConfigurationError, DeadlineExceeded
 from dps.events import Returned
 from dps.protocol.timings import Timings
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     import distributed
 
 LOOK_SECONDS = 0.05
-TELL_SECONDS = 1.0
+TELL_SECONDS = 0.25
+
+NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
 _NOT_SAVED = ("on_event", "timings", "functions", "seats", "labels", "on_loss", "transport")
@@ -167,7 +169,12 @@ class Session:
 
     def _tell(self, call: int, ps: ParameterServer) -> None:
         while not ps.closed and not ps.scheduler_lost:
-            versions = [shard.version for shard in ps.shards]
+            try:
+                versions = [shard.version for shard in ps.shards]
+            except Exception:
+                if ps.closed or ps.scheduler_lost:  # meanwhile
+                    return
+                raise
             if None not in versions:
                 self._say(Seen(call, tuple(version or 0 for version in versions)))
             time.sleep(TELL_SECONDS)
@@ -183,18 +190,34 @@ class Session:
 def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
     """How many updates each shard lacks at least, of those that it was seen to have.
 
-    Every update is sent to every shard, and those that one of them has are not computed again.
+    Every update is sent to every shard, and those that one of them has are not computed again: so
+    shards that are behind another one lack them as well.
     """
-    names = {name for state in states for name in state.workers}
-    of_any = sum(max(_applied(state, name) for state in states) for name in names)
     most = seen or [0] * len(states)
     return tuple(
-        max(known, of_any) - state.version for known, state in zip(most, states, strict=True)
+        max(known - state.version, _behind(state, states))
+        for known, state in zip(most, states, strict=True)
     )
 
 
-def _applied(state: ShardState, name: str) -> int:
-    return state.workers[name].applied if name in state.workers else 0
+def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
+    """How many updates of the last incarnations of workers a shard lacks that another one has."""
+    return sum(
+        max(_gap(state.workers.get(name, NOTHING), other) for other in _of(name, states))
+        for name in {name for each in states for name in each.workers}
+    )
+
+
+def _gap(here: Progress, there: Progress) -> int:
+    """How many updates of a worker are there and not here, without what was missing for longer."""
+    if here.incarnation > there.incarnation:
+        return 0
+    numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
+    return max(0, min(numbers, there.applied - here.applied))
+
+
+def _of(name: str, states: Sequence[ShardState]) -> list[Progress]:
+    return [state.workers[name] for state in states if name in state.workers]
 
 
 def _folder(ps: ParameterServer) -> str:

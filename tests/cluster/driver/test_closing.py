@@ -285,8 +285,15 @@ def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fail
                 futures[0].result(timeout=SECONDS)
             ps.close(checkpoint=False)
         else:  # perhaps before anybody knows
-            with pytest.warns(UpdatesLostWarning, match="scheduler is lost, and the last state"):
+            with pytest.warns(UpdatesLostWarning, match="scheduler is gone, and the last state"):
                 ps.close()
         # Whatever waited for an answer would wait for longer than this test may take.
         assert ps.closed
         assert ps.scheduler_lost
+
+
+def test_a_client_that_is_closed_first_is_no_lost_scheduler() -> None:
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        ps = ParameterServer(cluster.client, params(), timings=PATIENT)
+    assert not ps.scheduler_lost
+    assert not ps.closed
