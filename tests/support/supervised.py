@@ -138,13 +138,6 @@ def returning(session: Session) -> object:
     return (each for each in range(session.returns))
 
 
-def killed_twice(session: Session) -> int:
-    """Be killed twice, and return how often it was started again."""
-    if session.returns < 2:
-        killing(session)
-    return session.returns
-
-
 def waiting(flag: Path, session: Session) -> None:
     """Wait for ever, and note when it is interrupted."""
     try:
@@ -167,3 +160,22 @@ def left_open(folder: Path, session: Session) -> int:
     with LocalCluster(nodes(), PRELOAD) as cluster:
         session.parameter_server(cluster.client, params(), recovery=recovery)
     return session.returns
+
+
+def scheduler_lost_at_first(folder: Path, session: Session) -> str:
+    """Have the scheduler die before there is a parameter server; return what that was taken for."""
+    recovery = Recovery(Checkpoint(path=str(folder)))
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        if session.returns == 0:
+            os.kill(cluster.pids["scheduler"], signal.SIGKILL)
+        with session.parameter_server(cluster.client, params(), recovery=recovery):
+            return session.cause
+
+
+def no_cluster_at_first(session: Session) -> str:
+    """Be killed, then find no cluster, and return what that was taken for."""
+    if session.returns == 0:
+        killing(session)
+    if session.returns == 1:
+        raise OSError("no scheduler answers")
+    return session.cause

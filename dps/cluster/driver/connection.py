@@ -28,7 +28,7 @@ class SchedulerConnection:
     def __init__(self, client: distributed.Client) -> None:
         self._client = client
         self._stream = getattr(client, "scheduler_comm", None)
-        self.can_break = self._stream is not None
+        self.can_break = hasattr(client, "scheduler_comm")
 
     @property
     def broken(self) -> bool:
@@ -48,4 +48,6 @@ class SchedulerConnection:
 
     @property
     def _was_replaced(self) -> bool:
-        return self._stream is not None and self._client.scheduler_comm is not self._stream
+        # None: it was broken from the beginning, and Dask is about to connect again.
+        there = self._client.scheduler_comm if self.can_break else None
+        return self.can_break and (self._stream is None or there is not self._stream)

@@ -58,10 +58,10 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerLost:
-    """The connection to Dask's scheduler at this address is broken."""
+class ClusterLost:
+    """The program cannot go on, as its Dask cluster is lost, or is not back yet."""
 
-    address: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)

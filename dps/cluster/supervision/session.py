@@ -1,7 +1,7 @@
 """What a supervised program is given: parameter servers that go on from their checkpoints.
 
-A thread of its own looks at the connection to Dask's scheduler, and another one tells the
-supervisor how far the shards are, so that it is known later how much was lost at least.
+A thread of its own tells the supervisor how far the shards are, so that it is known later how much
+was lost at least.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -21,16 +20,17 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import checked_recovery
 from dps.cluster.platform import platform_of
 from dps.cluster.supervision.messages import (
+    ClusterLost,
     Finished,
     Known,
     Past,
     Raised,
-    SchedulerLost,
     Seen,
     Up,
 )
+from dps.cluster.supervision.watch import SchedulerWatch
 from dps.core.shard import Progress, ShardState
-from dps.errors import ConfigurationError, DeadlineExceeded
+from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded
 from dps.events import Returned
 from dps.protocol.timings import Timings
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.05
 TELL_SECONDS = 0.25
 
+# What a program raises that finds no Dask cluster, or whose scheduler dies as it starts.
+NO_CLUSTER = (OSError, TimeoutError, EOFError, CapacityError)
 NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
@@ -64,7 +66,8 @@ class Session:
         self._link = link
         self._saying = threading.Lock()
         self._calls = 0
-        self._servers: list[ParameterServer] = []
+        self._watches: list[SchedulerWatch] = []
+        self._is_up = False  # or was
 
     def parameter_server(
         self,
@@ -100,6 +103,8 @@ class Session:
         """
         if client.asynchronous:
             raise ConfigurationError("a supervised program needs a synchronous Dask client")
+        if client.scheduler is None:
+            raise ConfigurationError("the Dask client is closed; give one that is connected")
         recovery = checked_recovery(choices.get("recovery", "none"), platform_of(client))
         if not recovery.durability.writes_checkpoints:
             raise ConfigurationError(
@@ -107,6 +112,26 @@ class Session:
                 "writes none: give recovery=Recovery(Checkpoint(path=...))"
             )
         call, self._calls = self._calls, self._calls + 1
+        watch = SchedulerWatch(client, self._say_lost)
+        self._watches.append(watch)
+        try:
+            ps = self._brought_up(call, client, params, choices)
+        except BaseException:
+            watch.end()
+            raise
+        watch.is_up(ps)
+        self._is_up = True
+        tell = threading.Thread(target=self._tell, args=(call, ps), daemon=True)
+        tell.start()
+        return ps
+
+    def _brought_up(
+        self,
+        call: int,
+        client: distributed.Client,
+        params: Mapping[str, np.ndarray],
+        choices: Mapping[str, Any],
+    ) -> ParameterServer:
         known = self._past.known.get(call)
         if known is None:
             ps = ParameterServer(client, params, **choices)
@@ -118,9 +143,6 @@ class Session:
         self._say(Up(call, _folder(ps), returned))
         if returned is not None and (sink := choices.get("on_event")) is not None:
             client.loop.add_callback(sink, returned)
-        self._servers.append(ps)
-        for work in (self._watch, partial(self._tell, call)):
-            threading.Thread(target=work, args=(ps,), daemon=True, name="dps-supervised").start()
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
@@ -128,17 +150,24 @@ class Session:
 
         An error that came of the loss of the scheduler is not the program's own.
         """
-        if isinstance(message, Raised):
-            for ps in self._servers:
-                if ps.scheduler_lost:
-                    self._say_lost(ps)
-                    return
+        if isinstance(message, Raised) and (cause := self._outer_cause(message)):
+            self._say_lost(cause)
+            return
         try:
             ForkingPickler.loads(ForkingPickler.dumps(message))
         except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
             own = message.trace if isinstance(message, Raised) else traceback.format_exc()
             message = Raised(None, own)
         self._say(message)
+
+    def _outer_cause(self, message: Raised) -> str:
+        """What an error came of, if it is not the program's own; "" if it is."""
+        lost = next((watch.lost for watch in self._watches if watch.lost), "")
+        if not lost and self.returns and not self._is_up and isinstance(message.error, NO_CLUSTER):
+            # A scheduler that somebody else runs may be on its way back, and this one may die, too.
+            error = message.error
+            return f"the program found no cluster ({type(error).__name__}: {error})"
+        return lost
 
     def _returned(self, known: Known | None, ps: ParameterServer) -> Returned:
         states = ps.saved.states if ps.saved is not None else ()
@@ -160,13 +189,6 @@ class Session:
             time.sleep(LOOK_SECONDS)
         time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
 
-    def _watch(self, ps: ParameterServer) -> None:
-        while not ps.closed:
-            if ps.scheduler_lost:
-                self._say_lost(ps)
-                return
-            time.sleep(LOOK_SECONDS)
-
     def _tell(self, call: int, ps: ParameterServer) -> None:
         while not ps.closed and not ps.scheduler_lost:
             try:
@@ -179,8 +201,8 @@ class Session:
                 self._say(Seen(call, tuple(version or 0 for version in versions)))
             time.sleep(TELL_SECONDS)
 
-    def _say_lost(self, ps: ParameterServer) -> None:
-        self._say(SchedulerLost(ps.group.coordinator.address))
+    def _say_lost(self, cause: str) -> None:
+        self._say(ClusterLost(cause))
 
     def _say(self, message: Any) -> None:
         with self._saying:

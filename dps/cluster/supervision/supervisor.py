@@ -14,7 +14,7 @@ from signal import Signals
 from typing import Any, TypeVar
 
 from dps.cluster.supervision.incarnation import Incarnation
-from dps.cluster.supervision.messages import Finished, Known, Past, Raised, SchedulerLost, Seen, Up
+from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Seen, Up
 from dps.core.ranges import whole_argument
 from dps.errors import ConfigurationError, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned
@@ -62,10 +62,11 @@ def supervise(
     Notes
     -----
     It is started again when its process is ended by a signal, and when the connection to Dask's
-    scheduler breaks while a parameter server is open. Whatever else belongs to it on this machine
-    is ended before. The program begins at its beginning; parameter servers go on from their newest
-    complete checkpoints, and `Worker.done` tells training functions where. Each return is a
-    `ReturnedWarning`, a `Returned` event and a line in the log.
+    scheduler breaks while a parameter server is open, or comes up; after that, also when it finds
+    no cluster. Whatever else belongs to it on this machine is ended before. The program begins at
+    its beginning; parameter servers go on from their newest complete checkpoints, and `Worker.done`
+    tells training functions where. Each return is a `ReturnedWarning`, a `Returned` event and a
+    line in the log.
     """
     if not callable(program):
         raise ConfigurationError(f"program={program!r}, expected a function of the session")
@@ -125,7 +126,7 @@ class _Supervisor:
             incarnation.end()
         return _result_of(last)
 
-    def _follow(self, incarnation: Incarnation) -> Finished | Raised | SchedulerLost | None:
+    def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
         """Take note of what an incarnation says, to its last word; None: it has died."""
         while True:
             match incarnation.said():
@@ -138,7 +139,7 @@ class _Supervisor:
                 case last:
                     return last
 
-    def _replaced(self, incarnation: Incarnation, last: SchedulerLost | None) -> Incarnation:
+    def _replaced(self, incarnation: Incarnation, last: ClusterLost | None) -> Incarnation:
         """End an incarnation, and begin the next one."""
         noticed = time.monotonic()
         cause = _cause(incarnation, last)
@@ -169,10 +170,10 @@ class _Supervisor:
             self._on_return(returned)
 
 
-def _cause(incarnation: Incarnation, last: SchedulerLost | None) -> str:
+def _cause(incarnation: Incarnation, last: ClusterLost | None) -> str:
     """What an incarnation ended by; raises `ProgramFailed` if it is not to be started again."""
     if last is not None:
-        return f"the connection to Dask's scheduler at {last.address} broke"
+        return last.cause
     code = incarnation.exit_code
     if code < 0:
         return f"the driver's process was ended by {_name(-code)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 
 import dps
 from dps import Timings
+from dps.cluster.supervision.supervisor import _Limit
 from dps.errors import ConfigurationError, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned
 from tests.support import supervised
@@ -159,10 +161,27 @@ def test_a_deployment_whose_processes_outlive_the_driver_is_used_again(tmp_path:
     assert returned.seconds >= Timings().lease
 
 
-def test_what_is_killed_before_it_trains_begins_anew_so_often_and_no_more() -> None:
-    assert dps.supervise(supervised.killed_twice, returns=2) == 2
-    with pytest.raises(TooManyReturns, match="SIGKILL, and it is not started again after 1 ret"):
-        dps.supervise(supervised.killing, returns=1)
+def test_what_is_lost_too_often_is_given_up() -> None:
+    with pytest.raises(TooManyReturns, match="SIGKILL, and it is not started again after 0 ret"):
+        dps.supervise(supervised.killing, returns=0)
+    limit = _Limit(2, within=10.0)
+    assert [limit.allows(now) for now in (0.0, 1.0, 2.0, 10.5, 10.6, 30.0)] == [
+        *(True, True, False),
+        *(False, False, True),
+    ]
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_lost_before_anything_is_up_is_a_loss(tmp_path: Path) -> None:
+    lost = partial(supervised.scheduler_lost_at_first, tmp_path)
+    with pytest.warns(ReturnedWarning, match="the training begins anew"):
+        cause = dps.supervise(lost, returns=1)
+    assert re.fullmatch(r"the connection to Dask's scheduler at tls://\S+ broke", cause)
+
+
+def test_a_cluster_that_is_not_back_yet_is_looked_for_again() -> None:
+    cause = dps.supervise(supervised.no_cluster_at_first, returns=2)
+    assert cause == "the program found no cluster (OSError: no scheduler answers)"
 
 
 def test_an_error_of_the_program_is_raised_and_not_tried_again() -> None:
