@@ -42,6 +42,7 @@ from tests.support.training import PRELOAD, nodes
 PRINTED = {
     "first.py": r"largest error: [0-9.]+e-\d+",
     "broken.py": r"killed tcp://.*\n500 updates were pushed, and the counter is 500\n",
+    "supervised.py": r"trained, returned \[ 1\. -2\.  3\.\]\n",
 }
 BASE: dict[str, Any] = {
     "experiment": "base",
