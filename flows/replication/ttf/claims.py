@@ -22,7 +22,8 @@ Of claims 1 and 2, that training *converges* is not judged: a trial ends long be
 said to have.
 
 A claim of sameness holds if the difference is shown to be within the margin, and does not if it is
-shown to be outside.
+shown to be outside. That of the price is judged for each number of kills by itself: what is dearer
+without a kill and cheaper with two can be the same on average, and is the same in neither.
 
 A trial that never reaches the target accuracy bounds its time from below: it would have taken
 longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
@@ -33,17 +34,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Final, Literal
 
 import numpy as np
 
-from flows.analysis.statistics import CONFIDENCE, Difference, paired
+from flows.analysis.statistics import CONFIDENCE, Difference, Interval, paired
 from flows.analysis.statistics.decisions import Decision, Verdict, decide, equivalent, more
 from flows.replication.ttf.measures import Cells, Change, Measured, by_cell, by_seed
 
 BASES = ("checkpoint", "chain")
 HIT = (1, 2)  # numbers of kills
+KILLS = {0: "no kill", 1: "one kill", 2: "two kills"}
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
@@ -116,6 +119,11 @@ class Statement:
     judged: bool = True
     reach: Callable[[Sequence[Measured]], Reach] | None = None
 
+    @property
+    def title(self) -> str:
+        """The claim that it is about, with its number."""
+        return f"{self.claim}. {CLAIMS[self.claim]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -136,6 +144,15 @@ class Judged:
     def effect(self) -> str:
         """Return the mean difference and its interval as text, and whether it is a bound."""
         return self.reach.tell(self._effect()) if self.reach else self._effect()
+
+    @property
+    def interval(self) -> Interval | None:
+        """The effect with the interval that is told; None without any, or if it is only a bound."""
+        found, reach = self.difference, self.reach
+        if found is None or (reach is not None and (reach.at_least or reach.at_most)):
+            return None
+        low, high = found.bounds(self.confidence) or (None, None)
+        return Interval(found.mean, low, high, found.n)
 
     def _effect(self) -> str:
         found = self.difference
@@ -215,9 +232,9 @@ def _mean(parts: Sequence[Cells]) -> Cells:
     return {cell: fmean(part[cell] for part in parts) for cell in sorted(shared)}
 
 
-def _cost(trials: Sequence[Measured], base: str) -> Cells:
+def _cost(trials: Sequence[Measured], base: str, kills: int) -> Cells:
     mine, others = (
-        by_cell((t, t.fixed_usd) for t in _select(trials, [name], HIT))
+        by_cell((t, t.fixed_usd) for t in _select(trials, [name], (kills,)))
         for name in ("stateless", base)
     )
     shared = sorted(cell for cell in mine.keys() & others.keys() if others[cell])
@@ -313,21 +330,17 @@ STATEMENTS = (
         SHARE,
         "points",
     ),
-    Statement(
-        4,
-        "price of stateless over checkpoint, minus 1",
-        lambda trials: _cost(trials, "checkpoint"),
-        SAME_COST,
-        "%",
-        same=True,
-    ),
-    Statement(
-        4,
-        "price of stateless over chain, minus 1",
-        lambda trials: _cost(trials, "chain"),
-        SAME_COST,
-        "%",
-        same=True,
+    *(
+        Statement(
+            4,
+            f"{told}: price of stateless over {base}, minus 1",
+            partial(_cost, base=base, kills=kills),
+            SAME_COST,
+            "%",
+            same=True,
+        )
+        for base in BASES
+        for kills, told in KILLS.items()
     ),
     Statement(
         5,
