@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dps.errors import ConfigurationError
 from flows.cli.console import console, exit_if_failed, store, warn
-from flows.replication.version import Version
 
 if TYPE_CHECKING:
     from flows.analysis.outcome import Outcome
     from flows.replication.config import ReplicationConfig
     from flows.replication.verdicts import Verdicts
+    from flows.replication.version import Version
 
 app = typer.Typer(
     no_args_is_help=True, help="Repeat the experiments of a paper, and judge its claims."
@@ -53,6 +52,7 @@ def ftps(full: Full = False, virtual: Virtual = False, beside: Beside = None) ->
     from flows.monitor.progress import view_for
     from flows.replication.findings import TEXT
     from flows.replication.ftps import run as replicate_ftps
+    from flows.replication.version import Version
 
     here, version = Path.cwd(), Version(full, virtual)
     real = _real("ftps", version, beside, here)
@@ -85,6 +85,7 @@ def ttf(
     from flows.monitor.progress import view_for
     from flows.replication.ttf import run as replicate_ttf
     from flows.replication.ttf.findings import TEXT
+    from flows.replication.version import Version
 
     here, version = Path.cwd(), Version(full, virtual)
     real = _real("ttf", version, beside, here)
@@ -115,7 +116,9 @@ def run_replication(config: ReplicationConfig) -> None:
 
 def _real(paper: str, version: Version, beside: Path | None, here: Path) -> Verdicts | None:
     """The verdicts of real processes to set beside those of virtual time; None: there are none."""
+    from dps.errors import ConfigurationError
     from flows.replication.verdicts import VERDICTS, read_verdicts
+    from flows.replication.version import Version
 
     if beside is not None:
         if not version.virtual:
