@@ -8,7 +8,6 @@ by their effects, as `dps validate` does it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Final, Literal
 
 from flows.analysis.statistics import are_apart
@@ -18,8 +17,8 @@ from flows.replication.verdicts import ClaimVerdict, Verdicts
 Agreement = Literal["same", "apart", "resolution", "direction", "contradiction", "unknown"]
 
 MEANING: Final[dict[Agreement, str]] = {
-    "same": "agree: the same verdict",
-    "apart": "agree in the verdict and not in the size: the two effects are further apart than "
+    "same": "agree in the verdict",
+    "apart": "agree in the verdict and not in the size: the effects are further apart than "
     "their intervals allow",
     "resolution": "differ in what could be resolved: no further apart than their intervals allow, "
     "in the same direction",
@@ -37,7 +36,7 @@ SHORT: Final[dict[Agreement, str]] = {
     "unknown": "differ, cannot be told",
 }
 TITLE = "Agreement with real processes"
-HEADINGS = ("claim", "real processes", "verdict", "virtual time", "verdict", "the two")
+HEADINGS = ("claim", "real processes", "verdict")
 OPEN: Final[frozenset[Agreement]] = frozenset(("apart", "contradiction"))
 NO_SIDE = "–"
 
@@ -56,7 +55,9 @@ def agreement(real: ClaimVerdict, virtual: ClaimVerdict) -> Agreement:
     return "direction" if one.mean * other.mean < 0 else "resolution"
 
 
-def compared(real: Verdicts | None, virtual: Verdicts) -> tuple[list[str], Table]:
+def compared(
+    real: Verdicts | None, virtual: Verdicts, alike: Verdicts | None = None
+) -> tuple[list[str], Table]:
     """Return how claims were judged on either time: paragraphs, and a row for each claim.
 
     Parameters
@@ -65,25 +66,37 @@ def compared(real: Verdicts | None, virtual: Verdicts) -> tuple[list[str], Table
         None: no verdicts of real processes are known here.
     virtual
         All claims that are judged on virtual time; those that only `real` has are named.
+    alike
+        The same claims by those trials alone that `real` has too, cell by cell and seed by seed:
+        what differs between these two is the time. None: there are no others in `virtual`.
     """
     theirs = {} if real is None else {each.key: each for each in real.claims}
-    rows, found = [], Counter[Agreement]()
-    for mine in virtual.claims:
-        cells = [NO_SIDE, NO_SIDE, mine.found, mine.verdict, NO_SIDE]
-        if (other := theirs.pop(mine.key, None)) is not None:
-            relation = agreement(other, mine)
-            found[relation] += 1
-            cells = [other.found, other.verdict, mine.found, mine.verdict, SHORT[relation]]
-        rows.append([_name(mine), *cells])
-    table = Table(TITLE, HEADINGS, rows)
+    sides = [side for side in (alike, virtual) if side is not None]
+    headings = [*HEADINGS]
+    for name in ("virtual time, the same cells and seeds", "virtual time, all")[-len(sides) :]:
+        headings += [name if alike else "virtual time", "verdict", "beside real"]
+    by_key = [{each.key: each for each in side.claims} for side in sides]
+    rows = []
+    for key, name in ((each.key, _name(each)) for each in virtual.claims):
+        other = theirs.get(key)
+        row = [name, *((other.found, other.verdict) if other else (NO_SIDE, NO_SIDE))]
+        for mine in (side.get(key) for side in by_key):
+            told = (mine.found, mine.verdict) if mine else (NO_SIDE, NO_SIDE)
+            row += [*told, SHORT[agreement(other, mine)] if mine and other else NO_SIDE]
+        rows.append(row)
+    table = Table(TITLE, headings, rows)
     if real is None:
         nothing = (
             "No verdicts of real processes are recorded here, so there is nothing to compare: run "
             f"`dps replicate {virtual.paper}` first, or name its verdicts by `--beside`."
         )
         return [nothing], table
-    said = [_told(real, virtual, found), *_named(real, virtual)]
-    return [*said, *([_only_real(list(theirs.values()))] if theirs else [])], table
+    said = [_sources(real, virtual)]
+    for what, side in zip(
+        ("The same cells and seeds: ", "All: ")[-len(sides) :], sides, strict=True
+    ):
+        said.append((what if alike else "") + _told(real, side))
+    return [*said, *_only_real(real, virtual)], table
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -96,29 +109,34 @@ def _name(each: ClaimVerdict) -> str:
     return f"{each.study}: {what}" if each.study else what
 
 
-def _told(real: Verdicts, virtual: Verdicts, found: Counter[Agreement]) -> str:
-    both, all_of_it = sum(found.values()), len(virtual.claims)
-    counts = "; ".join(f"{found[kind]} {words}" for kind, words in MEANING.items() if found[kind])
+def _sources(real: Verdicts, virtual: Verdicts) -> str:
     source = f" ({real.source})" if real.source else ""
-    alone = all_of_it - both
-    missing = f" {alone} have no verdict by real processes." if alone else ""
     return (
-        f"`{real.command}`{source} beside `{virtual.command}`: {both} claims were judged by both. "
-        f"{counts}.{missing} Each interval is at the level at which its claim was judged. On "
-        "virtual time seeds differ in what is drawn and not in what a machine does, so that it "
-        "shows smaller effects."
+        f"`{real.command}`{source} beside `{virtual.command}`. Each interval is at the level at "
+        "which its claim was judged. On virtual time seeds differ in what is drawn and not in what "
+        "a machine does, so that it shows smaller effects."
     )
 
 
-def _named(real: Verdicts, virtual: Verdicts) -> list[str]:
-    """Name the claims on which the two disagree."""
+def _told(real: Verdicts, virtual: Verdicts) -> str:
+    """Count how the verdicts stand to each other, and name those that disagree."""
     theirs = {each.key: each for each in real.claims}
     pairs = [(theirs[each.key], each) for each in virtual.claims if each.key in theirs]
+    found = Counter(agreement(other, mine) for other, mine in pairs)
+    counts = "; ".join(f"{found[kind]} {words}" for kind, words in MEANING.items() if found[kind])
     named = [_name(mine) for other, mine in pairs if agreement(other, mine) in OPEN]
-    return [f"They disagree, or agree in the verdict alone: {'; '.join(named)}."] if named else []
+    disputed = f" Apart or in disagreement: {'; '.join(named)}." if named else ""
+    return f"of {len(pairs)} claims that both have judged, {counts or '0 agree'}.{disputed}"
 
 
-def _only_real(claims: Sequence[ClaimVerdict]) -> str:
-    counts = Counter(each.study for each in claims)
-    told = ", ".join(f"{n} of {study}" if study else f"{n}" for study, n in counts.items())
-    return f"Judged by real processes alone: {told}."
+def _only_real(real: Verdicts, virtual: Verdicts) -> list[str]:
+    mine, theirs = ({each.key for each in side.claims} for side in (virtual, real))
+    alone = Counter(each.study for each in real.claims if each.key not in mine)
+    asked = len(mine - theirs)
+    said = []
+    if asked:
+        said.append(f"{asked} claims have no verdict by real processes: they were asked later.")
+    if alone:
+        told = ", ".join(f"{n} of {study}" if study else f"{n}" for study, n in alone.items())
+        said.append(f"By real processes alone were judged {told}: not asked on virtual time.")
+    return [" ".join(said)] if said else []

@@ -22,8 +22,10 @@ Of claims 1 and 2, that training *converges* is not judged: a trial ends long be
 said to have.
 
 A claim of sameness holds if the difference is shown to be within the margin, and does not if it is
-shown to be outside. That of the price is judged for each number of kills by itself: what is dearer
-without a kill and cheaper with two can be the same on average, and is the same in neither.
+shown to be outside. That of the price is judged for each number of kills by itself, and of each
+number of workers: what is dearer in one setting and cheaper in another can be the same on average,
+and is the same in neither. For that reason there is a statement for each strategy that stateless is
+compared with, too: checkpoint and chain lie on either side of it.
 
 A trial that never reaches the target accuracy bounds its time from below: it would have taken
 longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
@@ -32,16 +34,26 @@ bounds may only support the verdict that they understate (`Reach`); a pair of tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from statistics import fmean
 from typing import Final, Literal
 
 import numpy as np
 
 from flows.analysis.statistics import CONFIDENCE, Difference, Interval, paired
-from flows.analysis.statistics.decisions import Decision, Verdict, decide, equivalent, more
+from flows.analysis.statistics.decisions import (
+    Decision,
+    Evidence,
+    Verdict,
+    decide_by,
+    equivalent,
+    evidence,
+    evidence_of_each,
+    more,
+)
 from flows.replication.ttf.measures import Cells, Change, Measured, by_cell, by_seed
 
 BASES = ("checkpoint", "chain")
@@ -131,6 +143,8 @@ class Judged:
 
     `confidence` is the level of the interval that is told: that of the verdict, if there is one.
 
+    `parts` are the differences by number of workers where the claim is about each of them.
+
     The verdict is "by construction" for what was settled before anything ran, "not judged" for a
     statement that is not.
     """
@@ -140,6 +154,7 @@ class Judged:
     verdict: Verdict | Literal["by construction", "not judged"]
     reach: Reach | None = None
     confidence: float = CONFIDENCE
+    parts: Mapping[int, Difference] = field(default_factory=dict)
 
     def effect(self) -> str:
         """Return the mean difference and its interval as text, and whether it is a bound."""
@@ -164,7 +179,16 @@ class Judged:
         bounds = ""
         if (interval := found.bounds(self.confidence)) is not None:
             bounds = f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
-        return f"{100 * found.mean:+.1f}{bounds}{unit}, n={found.n}"
+        return f"{100 * found.mean:+.1f}{bounds}{unit}, n={found.n}{self._each(unit)}"
+
+    def _each(self, unit: str) -> str:
+        """The parts, where there are several."""
+        if len(self.parts) < 2:
+            return ""
+        told = (
+            f"{100 * part.mean:+.1f}{unit} with {workers}" for workers, part in self.parts.items()
+        )
+        return f"; by workers: {', '.join(told)}"
 
 
 # -- what is measured --------------------------------------------------------------------------
@@ -207,6 +231,15 @@ def _lost(cells: Cells) -> Cells:
 
 def _minus(values: Cells, base: Cells) -> Cells:
     return {cell: values[cell] - base[cell] for cell in sorted(values.keys() & base.keys())}
+
+
+def _more_than(of: Callable[..., Cells], trials: Sequence[Measured], base: str) -> Cells:
+    """By how much stateless has more of something than another strategy."""
+    return _minus(of(trials, "stateless"), of(trials, base))
+
+
+def _less_than(of: Callable[..., Cells], trials: Sequence[Measured], base: str) -> Cells:
+    return _minus(of(trials, base), of(trials, "stateless"))
 
 
 def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Cells:
@@ -289,10 +322,13 @@ STATEMENTS = (
         "stateless: change across the first kill minus the control's over the same seconds",
         lambda trials: _effect(trials, "stateless"),
     ),
-    Statement(
-        1,
-        "the same, minus that of checkpoint and chain",
-        lambda trials: _minus(_effect(trials, "stateless"), _effect(trials, *BASES)),
+    *(
+        Statement(
+            1,
+            f"the same, minus that of {base}",
+            partial(_more_than, _effect, base=base),
+        )
+        for base in BASES
     ),
     Statement(
         2,
@@ -316,19 +352,23 @@ STATEMENTS = (
         "chain: lost across the first kill against the control over the same seconds",
         lambda trials: _lost(_effect(trials, "chain")),
     ),
-    Statement(
-        3,
-        "share of its own pace without kills that stateless keeps, minus that of the others",
-        lambda trials: _minus(_kept_pace(trials, "stateless"), _kept_pace(trials, *BASES)),
-        SHARE,
-        "points",
+    *(
+        Statement(
+            3,
+            f"share of its own pace without kills that stateless keeps, minus that of {base}",
+            partial(_more_than, _kept_pace, base=base),
+            SHARE,
+        )
+        for base in BASES
     ),
-    Statement(
-        3,
-        "idle share of workers' time with kills: checkpoint and chain minus stateless",
-        lambda trials: _minus(_idle(trials, *BASES), _idle(trials, "stateless")),
-        SHARE,
-        "points",
+    *(
+        Statement(
+            3,
+            f"idle share of workers' time with kills: {base} minus stateless",
+            partial(_less_than, _idle, base=base),
+            SHARE,
+        )
+        for base in BASES
     ),
     *(
         Statement(
@@ -371,34 +411,53 @@ def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, .
     before they run, and there is nothing to judge.
     """
     rng = np.random.default_rng(0)
-    found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
+    found = [_found(statement, trials, rng) for statement in STATEMENTS]
     judged = [s.judged and not (timed and s.same) for s in STATEMENTS]
-    decisions = iter(
-        decide(
-            [
-                (difference, equivalent(s.margin) if s.same else more(s.margin))
-                for s, difference, counts in zip(STATEMENTS, found, judged, strict=True)
-                if counts
-            ]
-        )
-    )
+    decisions = iter(decide_by([each.evidence for each in compress(found, judged)]))
     return tuple(
-        _judged(statement, difference, next(decisions), trials)
+        _judged(each, next(decisions), trials)
         if counts
-        else Judged(statement, difference, BY_CONSTRUCTION if statement.judged else NOT_JUDGED)
-        for statement, difference, counts in zip(STATEMENTS, found, judged, strict=True)
+        else Judged(
+            each.statement,
+            each.difference,
+            BY_CONSTRUCTION if each.statement.judged else NOT_JUDGED,
+        )
+        for each, counts in zip(found, judged, strict=True)
     )
 
 
-def _judged(
-    statement: Statement,
-    found: Difference | None,
-    decision: Decision,
-    trials: Sequence[Measured],
-) -> Judged:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was measured for a statement: over all cells, and by number of workers."""
+
+    statement: Statement
+    difference: Difference | None
+    parts: Mapping[int, Difference]
+
+    @property
+    def evidence(self) -> Evidence:
+        """Whether they support the statement, or oppose it."""
+        if self.statement.same:
+            return evidence_of_each(list(self.parts.values()), equivalent(self.statement.margin))
+        return evidence(self.difference, more(self.statement.margin))
+
+
+def _found(statement: Statement, trials: Sequence[Measured], rng: np.random.Generator) -> _Found:
+    cells = statement.of(trials)
+    parts = {
+        workers: part
+        for workers in sorted({workers for _, workers, _ in cells})
+        if (part := _difference({c: v for c, v in cells.items() if c[1] == workers}, rng))
+    }
+    return _Found(statement, _difference(cells, rng), parts)
+
+
+def _judged(found: _Found, decision: Decision, trials: Sequence[Measured]) -> Judged:
+    statement = found.statement
     reach = None if statement.reach is None else statement.reach(trials)
     verdict = decision.verdict if reach is None else reach.allow(decision.verdict)
-    return Judged(statement, found, verdict, reach, decision.confidence)
+    parts = found.parts if statement.same else {}
+    return Judged(statement, found.difference, verdict, reach, decision.confidence, parts)
 
 
 def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:

@@ -112,6 +112,7 @@ def write(
     csv: Path | None,
     version: Version,
     beside: Verdicts | None = None,
+    alike: Mapping[str, Study] | None = None,
 ) -> str:
     """Write figures and text into `folder`, and return the text.
 
@@ -129,6 +130,8 @@ def write(
         The version of the replication that all these are of.
     beside
         Verdicts of real processes, which those of virtual time are compared with.
+    alike
+        What of `judged` real processes have as well in their short version.
 
     Raises
     ------
@@ -147,7 +150,7 @@ def write(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
     verdicts = _verdicts(studies, version)
-    parts = [*_head(version, every), *_agreement(version, beside, verdicts)]
+    parts = [*_head(version, every), *_agreement(version, beside, verdicts, alike or {})]
     for number, part in enumerate(found):
         name = EFFECTS if number == 0 else f"{EFFECTS}-{number + 1}"
         parts += sections(part.study.title, part.study.finished, part.claims, folder, name)
@@ -288,10 +291,13 @@ def _head(version: Version, studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def _agreement(version: Version, beside: Verdicts | None, verdicts: Verdicts) -> list[str]:
+def _agreement(
+    version: Version, beside: Verdicts | None, verdicts: Verdicts, alike: Mapping[str, Study]
+) -> list[str]:
     if not version.virtual:
         return []
-    said, table = compared(beside, verdicts)
+    same = {title: each for title, each in alike.items() if each.trials}
+    said, table = compared(beside, verdicts, _verdicts(same, version) if same else None)
     title, rows = table.markdown()
     return [title, *said, rows]
 
@@ -319,7 +325,8 @@ def _reading() -> str:
         "t-test at 5%, corrected by Holm's method for the statements of a study); points are "
         "percentage points. A statement holds if its interval lies on the claimed side of 0; it "
         "does not hold if the interval excludes 1 point of accuracy, or 2% of "
-        f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
+        "time or pace; sameness is within ±10% with each number of workers. "
+        f"Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
         "The price counts every node for the whole time. Before against after a kill, as "
         "published, contains what would have been learnt anyway in that time, and is not judged. "
         "Judged is the same minus what the control gained, the trial of the same seed without a "

@@ -151,12 +151,19 @@ def findings(
         title: _study(title, name, version, here, warn)
         for title, name in {**published, **JUDGED}.items()
     }
+    some = Version(full=False, virtual=True)
+    alike = {
+        title: _study(title, name, some, here, warn)
+        for title, name in JUDGED.items()
+        if version.virtual and version.full
+    }
     others = [_study(title, name, version, here, warn) for title, name in SHOWN.items()]
     designed = [
         Designed(_study(title, name, version, here, warn), experiment(name, version).claims)
         for title, name in by_design(version).items()
     ]
-    return write(judged, others, designed, version.folder(PAPER, here), csv, version, beside)
+    place = version.folder(PAPER, here)
+    return write(judged, others, designed, place, csv, version, beside, alike)
 
 
 def by_design(version: Version) -> Mapping[str, str]:

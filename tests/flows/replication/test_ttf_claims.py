@@ -78,7 +78,7 @@ def test_what_is_true_by_construction_holds() -> None:
         )
     ]
     assert by_claim(judge(trials)) == {
-        claim: ["holds"] * (6 if claim == 4 else 2) for claim in range(1, 6)
+        claim: ["holds"] * number for claim, number in {1: 3, 2: 2, 3: 4, 4: 6, 5: 2}.items()
     }
 
 
@@ -93,7 +93,7 @@ def test_what_would_have_been_learnt_anyway_is_no_effect_of_a_kill() -> None:
     ]
     judged = judge(trials)
     verdicts = by_claim(judged)
-    assert verdicts[1] == ["does not hold"] * 2, "18 points are more than the mean of 30 and 0"
+    assert verdicts[1] == ["does not hold", "holds", "does not hold"], "18 is between 30 and 0"
     assert verdicts[2] == ["holds", "does not hold"]
     told = {each.statement.text: each for each in judged if each.statement.claim in (1, 2)}
     published = [each for text, each in told.items() if "as published" in text]
@@ -114,7 +114,7 @@ def test_without_controls_claims_of_what_a_kill_does_are_not_resolved() -> None:
     trials = study(stateless={"changes": (Change(0.5, 0.6, 1.0),)})
     bare = [replace(t, changes=tuple(replace(c, control=None) for c in t.changes)) for t in trials]
     judged = judge(bare)
-    assert by_claim(judged)[1] == ["not resolved"] * 2
+    assert by_claim(judged)[1] == ["not resolved"] * 3
     assert by_claim(judged)[2] == ["not resolved"] * 2
     assert {each.effect() for each in judged if "first kill" in each.statement.text} == {"–"}
 
@@ -132,7 +132,8 @@ def test_a_claim_is_worded_as_the_direction_that_it_is_judged_by() -> None:
 def test_what_makes_no_difference_does_not_hold() -> None:
     verdicts = by_claim(judge(study()))
     assert verdicts.pop(4) == ["holds"] * 6, "the same price is what is claimed there"
-    assert verdicts == {claim: ["does not hold"] * 2 for claim in (1, 2, 3, 5)}
+    numbers = {1: 3, 2: 2, 3: 4, 5: 2}
+    assert verdicts == {claim: ["does not hold"] * number for claim, number in numbers.items()}
 
 
 def test_the_price_of_trials_that_take_a_given_time_is_no_finding() -> None:
@@ -163,6 +164,28 @@ def test_prices_that_go_different_ways_do_not_make_one_that_is_the_same() -> Non
     assert [text.partition(":")[0] for text in against] == ["no kill", "one kill", "two kills"]
     near = [replace(each, fixed_usd=1e-3) if each.kills == 2 else each for each in trials]
     assert by_claim(judge(near))[4] == ["does not hold", "does not hold", "holds"] * 2
+
+
+def test_a_price_that_is_the_same_on_average_over_workers_is_not_the_same() -> None:
+    """Twenty per cent dearer with one worker and 18 cheaper with four: 1% dearer on average."""
+    over = {1: 1.2, 4: 0.82}
+    trials = [
+        replace(
+            each,
+            workers=workers,
+            fixed_usd=1e-3 * (over[workers] if each.strategy == "stateless" else 1.0),
+        )
+        for each in study()
+        for workers in over
+    ]
+    judged = [each for each in judge(trials) if each.statement.claim == 4]
+    assert {each.verdict for each in judged} == {"does not hold"}
+    told = "+1.0 [+1.0, +1.0]%, n=10; by workers: +20.0% with 1, -18.0% with 4"
+    assert {each.effect() for each in judged} == {told}
+    close = [replace(t, fixed_usd=1e-3) if t.workers == 4 else t for t in trials]
+    assert "does not hold" in by_claim(judge(close))[4], "not the same with one worker"
+    same = [replace(t, fixed_usd=1e-3) for t in trials]
+    assert by_claim(judge(same))[4] == ["holds"] * 6
 
 
 def test_a_time_that_nobody_reached_tells_nothing() -> None:
@@ -218,7 +241,7 @@ def test_only_trials_that_share_kills_workers_and_seed_are_set_beside_each_other
     ]
     judged = [each for each in judge(trials) if each.statement.claim in (3, 4)]
     means = [each.difference and each.difference.mean for each in judged]
-    assert means == [pytest.approx(0), *[0] * 7]
+    assert means == [pytest.approx(0), *[0] * 9]
 
 
 def test_there_is_no_ratio_to_nothing() -> None:
@@ -254,7 +277,7 @@ def test_few_seeds_with_the_same_value_resolve_nothing(seeds: int, expected: str
 def test_for_and_against_are_judged_by_one_rule(
     effect: float, spread: float, expected: str
 ) -> None:
-    """Nine seeds, and fourteen statements in the study."""
+    """Nine seeds, and seventeen statements in the study."""
     steps = [-1.5, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5]  # whose spread is 0.97
     trials = [
         replace(each, changes=(Change(0.4, 0.4 + effect + spread * steps[each.seed], 1.2, 0.0),))
