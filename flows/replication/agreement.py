@@ -92,10 +92,8 @@ def compared(
         )
         return [nothing], table
     said = [_sources(real, virtual)]
-    for what, side in zip(
-        ("The same cells and seeds: ", "All: ")[-len(sides) :], sides, strict=True
-    ):
-        said.append((what if alike else "") + _told(real, side))
+    names = ("By the same cells and seeds, of", "By all of them, of") if alike else ("Of",)
+    said += [f"{name} {_told(real, side)}" for name, side in zip(names, sides, strict=True)]
     return [*said, *_only_real(real, virtual)], table
 
 
@@ -126,7 +124,7 @@ def _told(real: Verdicts, virtual: Verdicts) -> str:
     counts = "; ".join(f"{found[kind]} {words}" for kind, words in MEANING.items() if found[kind])
     named = [_name(mine) for other, mine in pairs if agreement(other, mine) in OPEN]
     disputed = f" Apart or in disagreement: {'; '.join(named)}." if named else ""
-    return f"of {len(pairs)} claims that both have judged, {counts or '0 agree'}.{disputed}"
+    return f"{_claims(len(pairs))} that both have judged, {counts or '0 agree'}.{disputed}"
 
 
 def _only_real(real: Verdicts, virtual: Verdicts) -> list[str]:
@@ -135,8 +133,15 @@ def _only_real(real: Verdicts, virtual: Verdicts) -> list[str]:
     asked = len(mine - theirs)
     said = []
     if asked:
-        said.append(f"{asked} claims have no verdict by real processes: they were asked later.")
+        said.append(f"No verdict by real processes has {_claims(asked)}: asked later.")
     if alone:
         told = ", ".join(f"{n} of {study}" if study else f"{n}" for study, n in alone.items())
-        said.append(f"By real processes alone were judged {told}: not asked on virtual time.")
+        said.append(
+            f"By real processes alone were judged {told}: there are no such trials on virtual "
+            "time, or the claim is asked otherwise since."
+        )
     return [" ".join(said)] if said else []
+
+
+def _claims(n: int) -> str:
+    return "1 claim" if n == 1 else f"{n} claims"

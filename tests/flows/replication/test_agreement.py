@@ -78,9 +78,9 @@ def test_disagreements_are_named_and_what_one_side_lacks_is_told() -> None:
     gone = judged("holds", 1, 0, 2, measured="on average: price")
     said, table = compared(verdicts(both[0], gone), verdicts(both[1], alone, virtual=True))
     text = " ".join(said)
-    assert "of 1 claims that both have judged, 1 disagree:" in text
+    assert "Of 1 claim that both have judged, 1 disagree:" in text
     assert "Apart or in disagreement: (b): 4. one kill: price." in text
-    assert "1 claims have no verdict by real processes" in text
+    assert "No verdict by real processes has 1 claim: asked later." in text
     assert "By real processes alone were judged 1 of (b)" in text
     assert [row[-1] for row in table.rows] == ["disagree", "–"]
     assert table.rows[1][1:3] == ["–", "–"]
@@ -96,11 +96,9 @@ def test_what_both_have_run_is_told_apart_from_what_more_cells_say() -> None:
     )
     assert table.headings[3::3] == ["virtual time, the same cells and seeds", "virtual time, all"]
     assert table.rows[0][5::3] == ["same", "disagree"]
-    assert (
-        said[1] == "The same cells and seeds: of 1 claims that both have judged, 1 agree in the "
-        "verdict."
-    )
-    assert said[2].startswith("All: of 1 claims that both have judged, 1 disagree")
+    same, all_of_it = said[1:]
+    assert same.startswith("By the same cells and seeds, of 1 claim that both have judged, 1 agree")
+    assert all_of_it.startswith("By all of them, of 1 claim that both have judged, 1 disagree")
 
 
 def test_without_verdicts_of_real_processes_there_is_nothing_to_compare() -> None:
@@ -202,6 +200,6 @@ def test_a_replication_on_virtual_time_is_marked_and_compared_with_real_processe
     assert "records of `dps replicate ttf --virtual`. Time: virtual, with the profile" in text
     assert "(b) corrected: 8 of 8 trials" in text
     assert "### Agreement with real processes" in text
-    assert "of 5 claims that both have judged" in text
+    assert "Of 5 claims that both have judged" in text
     folders = sorted(each.name for each in (tmp_path / "results").iterdir())
     assert folders == ["replicate-ttf-short-virtual", "ttf-corrected-virtual"]
