@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RESULTS = "results"
-REPORT = "report.html"
+REPORT, PUBLIC_REPORT = "report.html", "report-public.html"
 WIDE_ENOUGH_FOR_ONE_TABLE = 118
 
 

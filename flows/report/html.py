@@ -37,6 +37,7 @@ from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, write_files
 from flows.report.figures.gallery import chapters, drawings
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
+from flows.report.public import Redaction
 from flows.report.reproduce import experiment_yaml, versions
 from flows.report.sentences import Sentence
 from flows.report.strategies import strategy_notes
@@ -59,6 +60,7 @@ def page(template: str, **content: Any) -> str:
 
 TEMPLATE = "report/report.jinja"
 FIGURES = "figures"
+PUBLIC_MODE = 0o644
 # What a page carries of files to download; with more of them it would be slow to open.
 DOWNLOAD_BYTES = 6_000_000
 # A page opens with so many figures of so many chapters; all others are folded.
@@ -138,6 +140,7 @@ def write_report(
     left_out: Sequence[str] = (),
     kinds: Sequence[str] = (*SCREEN, *PRINT),
     width: Width | None = None,
+    public: bool = False,
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
@@ -157,6 +160,9 @@ def write_report(
     recorded, left_out
         What is recorded in `folder`, in the order of the names, and what is said of damaged
         records, where they were read already; None: they are read.
+    public
+        Whether the page is for everybody: readable by all users of the machine, and without what
+        names the machine or its user (`flows.report.public`).
 
     Raises
     ------
@@ -181,10 +187,16 @@ def write_report(
     drawn = chapters(found, compared.baseline)
     going = under_way(folder, recorded)
     claims = read_claims(folder)
-    page = render(found, prices, compared, drawn, unusable, going, claims)
+    redaction = Redaction.of(record for record, _ in found) if public else None
+    page = render(found, prices, compared, drawn, unusable, going, claims, redaction)
+    for name in redaction.found_in(page) if redaction else ():
+        warn(
+            f"the page still has the word {name!r}, which names this machine, its user or a host "
+            "of a node: in a name of yours, such as that of a strategy or the experiment?"
+        )
     if figures is not None:
         write_files(drawings(drawn), figures, kinds, width)
-    write_whole(output, page, "the report")
+    write_whole(output, page, "the report", PUBLIC_MODE if public else None)
     return output
 
 
@@ -213,14 +225,18 @@ def render(
     unusable: Sequence[str] = (),
     going: Sequence[Standing] = (),
     claims: Sequence[ClaimSection] = (),
+    redaction: Redaction | None = None,
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say of the `claims`.
 
     What else they say, by the `comparison`, is exploratory.
 
-    `unusable` says which records are left out and why, `going` which trials are running.
+    `unusable` says which records are left out and why, `going` which trials are running. Texts are
+    those that the `redaction` leaves.
     """
     import numpy as np
+
+    say = redaction.text if redaction else str
 
     running = {standing.trial for standing in going}
     trials = [(record, as_it_stands(result, running)) for record, result in trials]
@@ -233,9 +249,12 @@ def render(
     judged = judge(outcomes, claims, np.random.default_rng(0))
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
     opening, sections = _sections(drawn)
+    document = experiment_yaml(records, claims)
     return page(
         TEMPLATE,
         opening=opening,
+        public=redaction is not None,
+        say=say,
         unusable=unusable,
         going=going,
         experiment=outcomes[0].identity.experiment or "experiment",
@@ -244,7 +263,7 @@ def render(
         glances_shown=GLANCES_SHOWN,
         effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
         short=words.in_short(groups, baseline) if groups else (),
-        strategies=strategy_notes(records, names),
+        strategies=[(name, say(told)) for name, told in strategy_notes(records, names)],
         contents=_contents(sections, bool(groups), any(row.p for row in rows)),
         claims=[_claim(each) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
@@ -267,7 +286,7 @@ def render(
         trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
         definitions=tables.definitions(),
         terms=TERMS,
-        yaml=experiment_yaml(records, claims),
+        yaml=redaction.configuration(document) if redaction else document,
         versions=versions(records),
         drawn_faults=drawn_faults(records),
         prices=tables.price_rows(prices),
