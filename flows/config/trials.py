@@ -109,6 +109,15 @@ def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Tr
     return tuple(sorted(trials, key=lambda trial: (block[trial.seed], _lot(trial.name, lot))))
 
 
+def labels_in_order(trials: Sequence[Trial]) -> dict[str, list[str]]:
+    """Return the labels of each axis as they first appear among trials."""
+    found: dict[str, dict[str, None]] = {}
+    for trial in trials:
+        for axis, label in trial.labels.items():
+            found.setdefault(axis, {})[label] = None
+    return {axis: list(labels) for axis, labels in found.items()}
+
+
 def _lot(name: str, order_seed: int) -> bytes:
     # By a hash and not by shuffling: trials that are added later leave the others in their order.
     return hashlib.sha256(f"{order_seed}/{name}".encode()).digest()
