@@ -37,6 +37,7 @@ from flows.cli.examples import app as _examples
 from flows.cli.new import app as _new
 from flows.cli.replicate import app as _replicate
 from flows.cli.replicate import run_replication
+from flows.cli.top import app as _top
 from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
@@ -58,6 +59,7 @@ app = typer.Typer(
 )
 app.add_typer(_replicate, name="replicate")
 app.add_typer(_new)
+app.add_typer(_top)
 app.add_typer(_advice)
 app.add_typer(checks)
 app.add_typer(_examples)
@@ -750,14 +752,35 @@ def ui(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Check this machine: versions, cores, memory, data sets, results folder and store."""
-    from flows.cli import documents
-    from flows.cli.doctor import as_table, examine
+def doctor(
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Check the cluster of this configuration instead, by a small job that is run on "
+            "it.",
+            autocompletion=completion.configurations,
+        ),
+    ] = None,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    limit: Annotated[
+        float, typer.Option(min=1, help="Seconds within which nodes of the cluster must start.")
+    ] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: versions, cores, memory, data sets, results folder and store.
 
-    findings = examine(Path.cwd(), _store())
+    With --cluster: do nodes start, with the same versions; do they share the folder of
+    checkpoints, reach each other, and end?
+    """
+    from flows.cli import documents
+    from flows.cli.doctor import as_table, examine, examine_cluster
+
     with _paper(as_json) as paper:
-        if not paper.wanted:
+        if cluster is not None:
+            findings = examine_cluster(cluster, settings, limit, Path.cwd(), _console(), _warn)
+        else:
+            findings = examine(Path.cwd(), _store())
             _console().print(as_table(findings))
         paper.write(documents.doctor(findings))
     if not all(finding.good for finding in findings):

@@ -376,6 +376,43 @@ def read_record(path: Path) -> Record:
     return Record(_parse(path, lines), torn=rest != b"")
 
 
+class RecordReader:
+    """Reads a record as it grows: each time what is new. Belongs to one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+        self._lines = 0
+        self._file = (0, 0)
+
+    def read(self) -> tuple[tuple[Event, ...], bool]:
+        """Return the events that are new, and whether it is another record than the last time.
+
+        What is after the last newline is read when the rest of it is there.
+
+        Raises
+        ------
+        ConfigurationError
+            The record cannot be read.
+        RecordDamaged
+            A line is not an event.
+        """
+        try:
+            with open_regular(self._path) as file:
+                about = os.fstat(file.fileno())
+                anew = (about.st_dev, about.st_ino) != self._file or about.st_size < self._place
+                if anew:
+                    self._file, self._place, self._lines = (about.st_dev, about.st_ino), 0, 0
+                file.seek(self._place)
+                *lines, _rest = (file.read() or b"").split(b"\n")
+        except OSError as error:
+            raise _unreadable(self._path, error) from error
+        first, self._lines = self._lines + 1, self._lines + len(lines)
+        self._place += sum(len(line) + 1 for line in lines)
+        found = (_event(self._path, number, line)[0] for number, line in enumerate(lines, first))
+        return tuple(found), anew
+
+
 def read_trial(path: Path) -> Record:
     """Read a record as `read_record` does, and make sure that it begins as that of a trial.
 
