@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,7 +38,7 @@ from tests.support.supervised import (
     beginning,
     beginning_file,
 )
-from tests.support.training import SECONDS
+from tests.support.training import PRELOAD, SECONDS
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -48,9 +49,10 @@ LIMIT_SECONDS = 3 * SECONDS  # for what waits for whole incarnations on a busy m
 
 @pytest.fixture(autouse=True)
 def nothing_left(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Check that what was supervised leaves no temporary file."""
+    """Check that what was supervised leaves no temporary file, and nobody who waits to begin."""
     monkeypatch.setenv("TMPDIR", str(scratch))
     yield
+    assert [each for each in psutil.Process().children() if runs(each)] == []
     # Dask's own folder is that of a deployment, and stays with it.
     assert {path.name for path in scratch.iterdir()} <= {"dask-scratch-space"}
 
@@ -117,7 +119,11 @@ def check(folder: Path, outcome: Outcome, told: list[Returned], scope: str, step
 
 
 def train(
-    folder: Path, scope: str, moments: list[tuple[str, int]], address: str | None = None
+    folder: Path,
+    scope: str,
+    moments: list[tuple[str, int]],
+    address: str | None = None,
+    standby: bool = False,
 ) -> list[Returned]:
     """Supervise a training whose processes are killed, check it, and return what was told."""
     told: list[Returned] = []
@@ -126,8 +132,9 @@ def train(
     run = partial(supervised.program, folder, scope, steps)
     if address is not None:
         run = partial(supervised.program_there, folder, address, steps)
+    ready: dict[str, Any] = {"standby": True, "preload": PRELOAD} if standby else {}
     with pytest.warns(ReturnedWarning) as warned:
-        outcome = dps.supervise(run, returns=len(moments), on_return=told.append)
+        outcome = dps.supervise(run, returns=len(moments), on_return=told.append, **ready)
     ours = [str(each.message) for each in warned if each.category is ReturnedWarning]
     assert len(ours) == len(told) == len(moments)
     for text, returned in zip(ours, told, strict=True):
@@ -136,9 +143,17 @@ def train(
     return told
 
 
-@pytest.mark.parametrize("whom", ["driver", "scheduler"])
-def test_a_training_goes_on_after_a_kill(tmp_path: Path, whom: str) -> None:
-    (returned,) = train(tmp_path, "shard", [(whom, 60)])
+@pytest.mark.parametrize(
+    ("whom", "standby"),
+    [
+        ("driver", True),
+        ("scheduler", False),
+        pytest.param("driver", False, marks=pytest.mark.slow),
+        pytest.param("scheduler", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_goes_on_after_a_kill(tmp_path: Path, whom: str, standby: bool) -> None:
+    (returned,) = train(tmp_path, "shard", [(whom, 60)], standby=standby)
     cause = "ended by SIGKILL" if whom == "driver" else "connection to Dask's scheduler"
     assert cause in returned.cause
     assert 0 < returned.seconds < LIMIT_SECONDS
@@ -151,7 +166,8 @@ def test_a_training_goes_on_after_kills_at_any_moment(
     tmp_path: Path, scope: str, seed: int
 ) -> None:
     draw = random.Random(seed)
-    train(tmp_path, scope, [(draw.choice(WHOM), draw.randrange(80)) for _ in range(3)])
+    moments = [(draw.choice(WHOM), draw.randrange(80)) for _ in range(3)]
+    train(tmp_path, scope, moments, standby=draw.random() < 0.5)
 
 
 @pytest.mark.slow
