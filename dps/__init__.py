@@ -45,6 +45,7 @@ from dps.errors import (
 )
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
@@ -93,6 +94,7 @@ __all__ = [
     "Frozen",
     "Given",
     "GroupL1",
+    "Layered",
     "Loss",
     "Lossless",
     "Model",

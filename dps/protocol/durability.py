@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
@@ -72,6 +72,10 @@ class Persistence(Protocol):
         """Go on where that of another replica is, which has given away its state of a version."""
         ...
 
+    def hand_over(self) -> None:
+        """Let go of what is not kept yet: another replica is the one that commits now."""
+        ...
+
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts."""
         ...
@@ -108,6 +112,9 @@ class NoPersistence:
     def take_over(self, saved: int, version: int) -> None:
         """Do nothing."""
 
+    def hand_over(self) -> None:
+        """Do nothing."""
+
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Do nothing."""
 
@@ -132,7 +139,8 @@ class ServerContext:
 
     `store` returns the node that keeps states, and raises `NotServing` if there is none; `history`
     what the group had seen of failures when this host was last told of them. `layout` says what
-    lies where in the shard's buffer; it is given by every server.
+    lies where in the shard's buffer; it is given by every server. `from_below` says that every copy
+    above a layer is lost: a state is restored from what the layer has.
     """
 
     shard: int
@@ -145,6 +153,7 @@ class ServerContext:
     store: Callable[[], Endpoint]
     history: Callable[[], FailureHistory] = FailureHistory
     layout: ShardLayout | None = None
+    from_below: bool = False
 
 
 class RoutingTable(Protocol):
@@ -235,47 +244,73 @@ class Durability(Shown):
     """One choice of where shard state survives.
 
     A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not
-    override is as if state survived nothing.
-
-    Attributes
-    ----------
-    replicas
-        How many replicas each shard has.
-    reads
-        Who serves pulls: the "tail", or "any" replica.
-    aggregate, linger
-        How many updates are summed into one, and for how many seconds one waits for others.
-    writes_checkpoints
-        Whether there are files to go on from when the whole group is gone, below `path`.
-    path, keep
-        Where they are, and how many of each shard are kept.
-    seconds
-        Within how many seconds an acked update is saved; None: that is not promised.
-    restores_together
-        Whether all shards go back when one is lost.
-    needs_store
-        Whether a node for the state store is needed.
-    restores_in_parts
-        Whether blocks of a restored shard may be of different versions: updates may be lost to some
-        of them, and are not applied again.
+    override is as if state survived nothing. What others have to know of it they ask by the
+    properties below; a field with a default, or a `ClassVar`, may stand for any of them.
     """
 
     __slots__ = ()
 
-    replicas: int = 1
-    reads: Literal["tail", "any"] = "tail"
-    aggregate: int = 1
-    linger: float = 0.0
-    writes_checkpoints: ClassVar[bool] = False
-    path: str | None = None
-    keep: int = 1
-    seconds: float | None = None
-    needs_store: ClassVar[bool] = False
-    restores_in_parts: ClassVar[bool] = False
+    @property
+    def replicas(self) -> int:
+        """How many replicas each shard has."""
+        return 1
+
+    @property
+    def reads(self) -> Literal["tail", "any"]:
+        """Who serves pulls: the "tail", or "any" replica."""
+        return "tail"
+
+    @property
+    def aggregate(self) -> int:
+        """How many updates are summed into one."""
+        return 1
+
+    @property
+    def linger(self) -> float:
+        """For how many seconds an update waits for others to be summed with."""
+        return 0.0
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether there are files to go on from when the whole group is gone, below `path`."""
+        return False
+
+    @property
+    def path(self) -> str | None:
+        """Where the checkpoints are; None: that is not chosen yet, or there are none."""
+        return None
+
+    @property
+    def keep(self) -> int:
+        """How many checkpoints of each shard are kept."""
+        return 1
+
+    @property
+    def seconds(self) -> float | None:
+        """Within how many seconds an acked update is saved; None: that is not promised."""
+        return None
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether a node for the state store is needed."""
+        return False
+
+    @property
+    def restores_in_parts(self) -> bool:
+        """Whether blocks of a restored shard may be of different versions.
+
+        Updates may be lost to some of them then, and are not applied again.
+        """
+        return False
 
     @property
     def restores_together(self) -> bool:
         """Whether all shards go back when one is lost."""
+        return False
+
+    @property
+    def has_layer_below(self) -> bool:
+        """Whether checkpoints are there for when every copy that acks have waited for is lost."""
         return False
 
     def refusal(self, feature: Feature) -> str | None:

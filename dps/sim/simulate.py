@@ -11,11 +11,13 @@ from dps.core.filters.chain import EVERY, checked, checked_of_pulls
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.group import Group
 from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.sim.checks.audit import Auditor, accepting, publishing, settled
 from dps.sim.checks.checkpoint_age import committing
+from dps.sim.checks.layers import caught_up, layering
 from dps.sim.checks.placement import choosing
 from dps.sim.checks.ring import moving
 from dps.sim.disk import SCHEME, SimDisk, disk
@@ -142,6 +144,7 @@ class _Run:
         with (
             accepting(auditor.accepted),
             committing(auditor.committed),
+            layering(auditor.falling_back, report),
             publishing(auditor.published),
             choosing(lambda: self._world.drained, report),
             moving(report),
@@ -170,6 +173,8 @@ class _Run:
         await self._ended()
         await self._push_once_more()
         table = await settled(self._world, HORIZON)
+        if isinstance(durability := self._case.recovery.durability, Layered):
+            await caught_up(self._world, table, durability.below, HORIZON)
         self._auditor.check(table)
 
     def join(self) -> None:

@@ -426,4 +426,5 @@ def _largest(
 def _checkpoints_kept(record: Record) -> int:
     recovery = record.config.get("recovery", {})
     durability = recovery.get("durability", {}) if isinstance(recovery, dict) else {}
-    return int(durability.get("keep", Checkpoint().keep))
+    files = durability.get("below") or durability
+    return int(files.get("keep", Checkpoint().keep))

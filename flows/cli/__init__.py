@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from flows.cli import completion
 from flows.cli.advise import app as _advice
 from flows.cli.checks import app as checks
 from flows.cli.console import console as _console
@@ -30,13 +31,18 @@ from flows.cli.console import curves as _curves
 from flows.cli.console import exit_if_failed as _exit_if_failed
 from flows.cli.console import store as _store
 from flows.cli.console import warn as _warn
+from flows.cli.documents import AsJson
+from flows.cli.documents import paper as _paper
 from flows.cli.examples import app as _examples
+from flows.cli.new import app as _new
 from flows.cli.replicate import app as _replicate
 from flows.cli.replicate import run_replication
+from flows.cli.top import app as _top
 from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
+    from flows.cli.documents import Paper
     from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
 
@@ -48,11 +54,12 @@ GARBAGE = 100_000
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Break a parameter server on purpose, and measure what each way to recover costs.",
 )
 app.add_typer(_replicate, name="replicate")
+app.add_typer(_new)
+app.add_typer(_top)
 app.add_typer(_advice)
 app.add_typer(checks)
 app.add_typer(_examples)
@@ -61,7 +68,8 @@ Config = Annotated[
     str,
     typer.Argument(
         help="A YAML file, or the name of a packaged one: demo, fashion, or of a replication, as "
-        "replicate/ttf (an unknown name lists them all)."
+        "replicate/ttf (an unknown name lists them all).",
+        autocompletion=completion.configurations,
     ),
 ]
 Settings = Annotated[
@@ -71,7 +79,12 @@ Settings = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about a very large grid.")]
-Experiment = Annotated[str, typer.Argument(help="The name of an experiment recorded here.")]
+Experiment = Annotated[
+    str,
+    typer.Argument(
+        help="The name of an experiment recorded here.", autocompletion=completion.experiments
+    ),
+]
 
 
 class Format(StrEnum):
@@ -109,7 +122,7 @@ def main() -> None:
     atexit.register(gc.freeze)  # what is left then ends with the process: nothing to be found in it
     try:
         _refuse_odd(sys.argv[1:])
-        app()
+        app(prog_name="dps")
     except Exception as error:
         message = _told(error)
         if message is None:
@@ -187,6 +200,7 @@ def run(
         bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
     ] = False,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment: the trials that are not recorded yet, then compare all of them.
 
@@ -198,14 +212,15 @@ def run(
 
     document = find_document(config)
     if (replication := load_replication(document, settings)) is not None:
-        if (parallel or 1) > 1 or retry_invalid:
+        if (parallel or 1) > 1 or retry_invalid or as_json:
             raise ConfigurationError(
-                "--parallel and --retry-invalid: not for a replication, which compares times and "
-                "tries nothing twice; leave them out"
+                "--parallel, --retry-invalid and --json: not for a replication, which compares "
+                "times, tries nothing twice, and ends with a page; leave them out"
             )
         run_replication(replication)
     else:
-        _run_experiment(config, document, settings, parallel, retry_invalid, yes)
+        with _paper(as_json) as paper:
+            _run_experiment(config, document, settings, parallel, retry_invalid, yes, paper)
 
 
 def _run_experiment(
@@ -215,23 +230,26 @@ def _run_experiment(
     parallel: int | None,
     retry_invalid: bool,
     yes: bool,
+    paper: Paper,
 ) -> None:
     from numpy.random import default_rng
 
     from flows.analysis.comparison import compared
     from flows.analysis.finished import print_comparison
     from flows.analysis.statistics.claims import judge
+    from flows.cli import documents
     from flows.config.trials import load_trials
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
-    from flows.execution.preflight import check_deployments
+    from flows.execution.preflight import check_deployments, check_models
     from flows.monitor.progress import view_for
     from flows.report.claims import print_claims
     from flows.report.terminal import print_exploratory
 
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     _tell_of_claims_left_out(document, settings, experiment)
+    check_models(trials)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
@@ -266,10 +284,16 @@ def _run_experiment(
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
-    print_claims(judge(done.outcomes, experiment.claims, default_rng(0)), console)
+    judged = judge(done.outcomes, experiment.claims, default_rng(0))
+    rows = compared(done.outcomes, experiment.comparison, default_rng(0))
+    if paper.wanted:
+        paper.write(documents.run(experiment.experiment, done, judged, rows))
+        _exit_if_failed(done.outcomes)
+        return
+    print_claims(judged, console)
     console.print()
     print_comparison(done.outcomes, console)
-    print_exploratory(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
+    print_exploratory(rows, console)
     print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
 
@@ -296,6 +320,7 @@ def validate(
         str, typer.Option(help="What costs time on virtual nodes: a profile's name, or its file.")
     ] = "laptop",
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment on real nodes and on virtual time, and show how far the two differ.
 
@@ -308,7 +333,10 @@ def validate(
     document = find_document(config)
     confirm = None if yes else confirm_many
     try:
-        done = compare_both(document, settings, profile, _store(), _console(), _warn, confirm)
+        with _paper(as_json) as paper:
+            done = compare_both(
+                document, settings, profile, _store(), _console(), _warn, confirm, paper
+            )
     except KeyboardInterrupt:
         print(
             "dps: interrupted; what was recorded is kept, and the same command goes on with the "
@@ -325,7 +353,8 @@ def calibrate(
         str | None,
         typer.Argument(
             help="A configuration: its cluster is measured, and its gradients are; without, this "
-            "machine."
+            "machine.",
+            autocompletion=completion.configurations,
         ),
     ] = None,
     settings: Settings = [],  # noqa: B006 (typer makes its own list)
@@ -336,11 +365,13 @@ def calibrate(
         str | None,
         typer.Option(help="Where the server's node writes; its temporary folder if not given."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what costs time on a cluster, and write it down as a profile for virtual time."""
     from flows.cli.calibrate import calibrate as measure
 
-    measure(config, settings, output, folder, _console(), _warn)
+    with _paper(as_json) as paper:
+        measure(config, settings, output, folder, _console(), _warn, paper)
 
 
 @app.command()
@@ -349,9 +380,11 @@ def resume(
         str,
         typer.Argument(
             help="A trial that was interrupted, as in demo/checkpoint.kill.seed-0, its folder, or "
-            "the path of its checkpoints."
+            "the path of its checkpoints.",
+            autocompletion=completion.trials,
         ),
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a trial from its checkpoints alone, on this machine, and record it."""
     from flows.analysis.finished import print_comparison
@@ -372,21 +405,28 @@ def resume(
     path = checkpoints_of(trial, Path.cwd())
     again = trial_of(saved_in(path), path)
     folder = trial_folder(again, path, Path.cwd())
-    console = _console()
-    with exclusive(folder.parent), view_for(console) as view:
-        must_not_have_ended(folder)
-        keep_record(folder)
-        circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
-        outcome = run_alone(again, folder, view, path, circumstances=circumstances)
-    print_comparison((outcome,), console)
+    with _paper(as_json) as paper:
+        console = _console()
+        with exclusive(folder.parent), view_for(console) as view:
+            must_not_have_ended(folder)
+            keep_record(folder)
+            circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
+            outcome = run_alone(again, folder, view, path, circumstances=circumstances)
+        print_comparison((outcome,), console)
+        paper.write({"trial": outcome.row()})
     _exit_if_failed([outcome])
 
 
 @app.command()
 def replay(
     trial: Annotated[
-        str, typer.Argument(help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.")
+        str,
+        typer.Argument(
+            help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.",
+            autocompletion=completion.trials,
+        ),
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Run a recorded trial again under the faults that it met, and show both outcomes."""
     from flows.analysis.finished import finished
@@ -397,12 +437,14 @@ def replay(
     from flows.report.compare import figures_of_two
 
     again = replay_of(trial, Path.cwd())
-    console = _console()
-    with view_for(console) as view:
-        outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
-    original = finished(again.events_file, again.record, load_prices()).outcome
-    names = original.identity.trial, outcome.identity.trial
-    console.print(figures_of_two(names, original, outcome))
+    with _paper(as_json) as paper:
+        console = _console()
+        with view_for(console) as view:
+            outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
+        original = finished(again.events_file, again.record, load_prices()).outcome
+        names = original.identity.trial, outcome.identity.trial
+        console.print(figures_of_two(names, original, outcome))
+        paper.write({"original": original.row(), "replay": outcome.row()})
     _exit_if_failed([outcome])
 
 
@@ -423,6 +465,7 @@ def plan(
             "recorded of this one.",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the trials of an experiment, what they need, and what its seeds can resolve.
 
@@ -433,12 +476,15 @@ def plan(
     from flows.analysis.finished import RESULTS
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import planned
+    from flows.cli import documents
     from flows.config.experiment import find_document
     from flows.config.trials import in_blocks, load_trials
     from flows.execution.pilot import PROFILE, VIRTUAL, find_pilot, run_pilot
     from flows.execution.plan import (
+        at_once_by_default,
         budgets_told,
         confirm_many,
+        data_told,
         fault_plans,
         job_scripts,
         nodes_needed,
@@ -448,51 +494,70 @@ def plan(
         time_needed,
         warnings,
     )
+    from flows.execution.preflight import check_models
     from flows.monitor.estimate import trials_told
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
 
-    document, console = find_document(config), _console()
+    document = find_document(config)
     experiment, expanded = load_trials(document, settings, None if yes else confirm_many)
     trials = in_blocks(experiment, expanded)
     if job_script:
         print(job_scripts(trials[0]))
         return
-    recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
-    to_run = [trial for trial in trials if trial.name not in recorded]
-    console.print(plan_table(trials, recorded))
-    print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
-    print(order_told(experiment), time_needed(to_run, durations))
-    for line in (*budgets_told(trials), *fault_plans(trials)):
-        print(line)
-    for warning in warnings(trials):
-        print(f"dps: warning: {warning}", file=sys.stderr)
-    _tell_of_claims_left_out(document, settings, experiment)
-    if pilot == VIRTUAL:
-        view = view_for(console)
-        outcomes = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
-        name = f"a pilot on virtual time (profile {PROFILE})"
-    else:
-        outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
-    print()
-    seeds = len(experiment.seeds)
-    resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
-    print_plan(resolved, seeds, name, console)
+    models = check_models(trials)
+    with _paper(as_json) as paper:
+        console = _console()
+        recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
+        to_run = [trial for trial in trials if trial.name not in recorded]
+        console.print(plan_table(trials, recorded))
+        print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
+        print(order_told(experiment), time_needed(to_run, durations))
+        for line in (*data_told(trials), *models, *budgets_told(trials), *fault_plans(trials)):
+            print(line)
+        objections = warnings(trials)
+        for warning in objections:
+            print(f"dps: warning: {warning}", file=sys.stderr)
+        _tell_of_claims_left_out(document, settings, experiment)
+        if pilot == VIRTUAL:
+            view = view_for(console)
+            outcomes = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
+            name = f"a pilot on virtual time (profile {PROFILE})"
+        else:
+            outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
+        print()
+        seeds = len(experiment.seeds)
+        resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
+        print_plan(resolved, seeds, name, console)
+        seconds = durations.total(to_run, at_once_by_default(to_run)) if to_run else 0.0
+        paper.write(
+            documents.plan(experiment.experiment, trials, recorded, seconds, objections, resolved)
+        )
 
 
 @app.command()
 def status(
     experiment: Annotated[
-        str | None, typer.Argument(help="One experiment; without, all that run here.")
+        str | None,
+        typer.Argument(
+            help="One experiment; without, all that run here.",
+            autocompletion=completion.experiments,
+        ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show how far experiments are that are running: what is done, running and waiting.
 
     It reads their files only, so it may run on another host that sees them.
     """
+    from flows.cli import documents
     from flows.monitor.status import running, show
 
-    show(running(Path.cwd(), experiment), _console())
+    found = running(Path.cwd(), experiment)
+    with _paper(as_json) as paper:
+        if not paper.wanted:
+            show(found, _console())
+        paper.write(documents.status(found))
 
 
 @app.command()
@@ -512,10 +577,24 @@ def report(
         Path | None,
         typer.Option(help="Also write the comparison tables as LaTeX, into this folder."),
     ] = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public",
+            help="Write a page for others: readable by everybody (mode 644), without paths, "
+            "addresses and the names of hosts and users.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the report, and each figure as SVG, PDF, PNG and CSV, from an experiment's records."""
     from flows.analysis.comparison import read_comparison
-    from flows.analysis.finished import REPORT, experiment_folder, read_experiment
+    from flows.analysis.finished import (
+        PUBLIC_REPORT,
+        REPORT,
+        experiment_folder,
+        read_experiment,
+    )
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import read_claims
     from flows.report.figures.figure import Width
@@ -531,19 +610,23 @@ def report(
     recorded = read_experiment(folder, load_prices(), damaged.append)
     path = write_report(
         folder,
-        output or folder / REPORT,
+        output or folder / (PUBLIC_REPORT if public else REPORT),
         figures=folder / FIGURES,
         warn=_warn,
         recorded=recorded,
         left_out=damaged,
         width=widths[figures],
+        public=public,
     )
+    tables: list[Path] = []
     if latex is not None:
         begun = [each.outcome for each in recorded if each.record.started]
         claims = read_claims(folder)
-        for table in write_latex(begun, read_comparison(folder), claims, latex):
-            print(table)
-    print(path)
+        tables += write_latex(begun, read_comparison(folder), claims, latex)
+    with _paper(as_json) as paper:
+        print(*tables, path, sep="\n")
+        files = {"report": path, "figures": folder / FIGURES, "tables": tables}
+        paper.write({"experiment": experiment, **files, "left_out": damaged})
 
 
 @app.command()
@@ -551,7 +634,9 @@ def sync(
     experiments: Annotated[
         list[str],
         typer.Argument(
-            metavar="EXPERIMENT", help="Experiments recorded here; all, if none is named."
+            metavar="EXPERIMENT",
+            help="Experiments recorded here; all, if none is named.",
+            autocompletion=completion.experiments,
         ),
     ] = [],  # noqa: B006 (typer makes its own list)
 ) -> None:
@@ -570,6 +655,7 @@ def results(
             "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
         ),
     ] = Format.table,
+    as_json: AsJson = False,
 ) -> None:
     """Print the figures of every recorded trial of an experiment, and what they show."""
     from numpy.random import default_rng
@@ -587,6 +673,7 @@ def results(
     )
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import judge, read_claims
+    from flows.cli import documents
     from flows.monitor.status import as_it_stands, under_way
     from flows.report.claims import print_claims
     from flows.report.terminal import print_exploratory
@@ -595,43 +682,54 @@ def results(
     recorded = read_experiment(folder, load_prices(), _warn)
     running = {standing.trial for standing in under_way(folder, recorded)}
     outcomes = [as_it_stands(done.outcome, running) for done in recorded]
-    match format:
-        case Format.json:
-            print(to_json(outcomes))
-        case Format.csv:
-            print(to_csv(outcomes), end="")
-        case Format.table:
-            console = _console()
-            print_claims(judge(outcomes, read_claims(folder), default_rng(0)), console)
-            console.print()
-            console.print(to_table(outcomes))
-            print_time(outcomes, console)
-            print_left_out(outcomes, console)
-            print_failed_before(outcomes, console)
-            rows = compared(outcomes, read_comparison(folder), default_rng(0))
-            print_exploratory(rows, console)
+    if format is not Format.table and not as_json:
+        print(to_json(outcomes) if format is Format.json else to_csv(outcomes).rstrip("\n"))
+        return
+    judged = judge(outcomes, read_claims(folder), default_rng(0))
+    rows = compared(outcomes, read_comparison(folder), default_rng(0))
+    if as_json:
+        with _paper(as_json) as paper:
+            paper.write(documents.results(experiment, outcomes, judged, rows))
+        return
+    console = _console()
+    print_claims(judged, console)
+    console.print()
+    console.print(to_table(outcomes))
+    print_time(outcomes, console)
+    print_left_out(outcomes, console)
+    print_failed_before(outcomes, console)
+    print_exploratory(rows, console)
 
 
 Run = Annotated[
     str,
     typer.Argument(
         help="An experiment, or trials of one: demo, demo/chain, demo/chain.kill, "
-        "demo/chain.kill.seed-0."
+        "demo/chain.kill.seed-0.",
+        autocompletion=completion.runs,
     ),
 ]
 
 
 @app.command()
-def compare(first: Run, second: Run) -> None:
+def compare(first: Run, second: Run, as_json: AsJson = False) -> None:
     """Show two recorded runs side by side: what differs in their settings, then their figures."""
     from numpy.random import default_rng
 
     from flows.analysis.prices import load_prices
-    from flows.report.compare import find_run, print_side_by_side
+    from flows.cli import documents
+    from flows.report.compare import check_comparable, find_run, judged, print_side_by_side
 
     prices = load_prices()
-    runs = [find_run(name, Path.cwd(), prices, _warn) for name in (first, second)]
-    print_side_by_side(runs[0], runs[1], default_rng(0), _console())
+    one, other = (find_run(name, Path.cwd(), prices, _warn) for name in (first, second))
+    with _paper(as_json) as paper:
+        if paper.wanted:
+            check_comparable(one, other)
+            alone = len(one.trials) == len(other.trials) == 1
+            rows = () if alone else judged(one, other, default_rng(0))
+            paper.write(documents.compare(one, other, rows))
+        else:
+            print_side_by_side(one, other, default_rng(0), _console())
 
 
 @app.command()
@@ -654,12 +752,37 @@ def ui(
 
 
 @app.command()
-def doctor() -> None:
-    """Check this machine: versions, cores, memory, data sets, results folder and store."""
-    from flows.cli.doctor import as_table, examine
+def doctor(
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Check the cluster of this configuration instead, by a small job that is run on "
+            "it.",
+            autocompletion=completion.configurations,
+        ),
+    ] = None,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    limit: Annotated[
+        float, typer.Option(min=1, help="Seconds within which nodes of the cluster must start.")
+    ] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: versions, cores, memory, data sets, results folder and store.
 
-    findings = examine(Path.cwd(), _store())
-    _console().print(as_table(findings))
+    With --cluster: do nodes start, with the same versions; do they share the folder of
+    checkpoints, reach each other, and end?
+    """
+    from flows.cli import documents
+    from flows.cli.doctor import as_table, examine, examine_cluster
+
+    with _paper(as_json) as paper:
+        if cluster is not None:
+            findings = examine_cluster(cluster, settings, limit, Path.cwd(), _console(), _warn)
+        else:
+            findings = examine(Path.cwd(), _store())
+            _console().print(as_table(findings))
+        paper.write(documents.doctor(findings))
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.console import console
+from flows.cli.documents import AsJson, paper
 
 if TYPE_CHECKING:
     from flows.advice.situation import Situation
@@ -45,7 +45,7 @@ def advise(
     seeds: Annotated[
         int, typer.Option(min=4, max=100, help="Trials with a failure, for each strategy.")
     ] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say which recovery to use: what each is expected to cost a training of yours.
 
@@ -97,7 +97,8 @@ def _advise(situation: Situation, seeds: int, as_json: bool) -> None:
     found, turns = expected(situation, trialled), flips(situation, trialled)
     told = list(text.warnings(situation, found, trialled[0].idle))
     if as_json:
-        print(json.dumps(text.as_data(situation, found, turns, trialled[0].rate, told), indent=2))
+        with paper(as_json) as page:
+            page.write(text.as_data(situation, found, turns, trialled[0].rate, told))
         return
     lines = ("", text.recommendation(situation, found, turns), *(f"- {line}" for line in told))
     shown.print(f"{text.situation_text(situation)}\n", markup=False)

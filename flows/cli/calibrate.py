@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dps.virtual.profile import Profile
     from flows.benchmarks.calibration import Measured
+    from flows.cli.documents import Paper
 
 
 def calibrate(
@@ -24,6 +25,7 @@ def calibrate(
     folder: str | None,
     console: Console,
     warn: Callable[[str], None],
+    paper: Paper,
 ) -> None:
     """Measure, write the profile, and show what calls take by it.
 
@@ -62,6 +64,11 @@ def calibrate(
     ProfileSection.model_validate(data)
     text = yaml.safe_dump(data, sort_keys=False, width=100, allow_unicode=True)
     write_whole(output, text, "the profile")
+    calls = [
+        {"bytes": nbytes, "measured_seconds": measured.calls[nbytes], "profile_seconds": seconds}
+        for nbytes, seconds in calibration.predicted(profile).items()
+    ]
+    paper.write({"file": output, "profile": data, "calls": calls})
     console.print(_table(measured, profile))
     console.print(
         f"\n{output}: run an experiment with it by --set cluster.kind=virtual --set "

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flows.cli.console import console
+from flows.cli.documents import AsJson, paper
+
+if TYPE_CHECKING:
+    from flows.benchmarks.torch import Row
+    from flows.verification.simulate import Hunt, Repeated, Simulated
 
 app = typer.Typer()
 bench = typer.Typer(no_args_is_help=True, help="Measure the speed of dps on this machine.")
@@ -26,11 +31,15 @@ def soak(
     first: Annotated[int, typer.Option(help="The number of the first round.")] = 1,
     faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
     only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
+    as_json: AsJson = False,
 ) -> None:
     """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
     from flows.verification.soak import soak as run_soak
 
-    raise typer.Exit(run_soak(minutes, seed, first, faults, only))
+    with paper(as_json) as page:
+        done = run_soak(minutes, seed, first, faults, only)
+        page.write(done)
+    raise typer.Exit(done.code)
 
 
 @app.command()
@@ -66,20 +75,24 @@ def simulate(
         str | None,
         typer.Option(metavar="COMMIT", help="Take the series of a commit, given its hash."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run the protocol on virtual time under random faults; every promise must hold."""
     from flows.verification import simulate as simulation
 
-    if fresh is not None:
-        seed = _series_of(fresh)
-        print(f"series {seed}; again: dps simulate --schedules {schedules} --seed {seed}")
-    if replay:
-        failed = simulation.replay(replay, console())
-    elif mutants:
-        failed = bool(simulation.run_mutants(console()))
-    else:
-        failed = bool(simulation.run_many(schedules, seed, console()))
-    if failed:
+    with paper(as_json) as page:
+        if fresh is not None:
+            seed = _series_of(fresh)
+            print(f"series {seed}; again: dps simulate --schedules {schedules} --seed {seed}")
+        done: Simulated | Hunt | Repeated
+        if replay:
+            done = simulation.replay(replay, console())
+        elif mutants:
+            done = simulation.run_mutants(console())
+        else:
+            done = simulation.run_many(schedules, seed, console())
+        page.write(done)
+    if not done.good:
         raise typer.Exit(1)
 
 
@@ -110,95 +123,145 @@ def transport(
         ),
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Turns of each system.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Time push and pull between two processes, beside raw TCP, shared memory, Dask, Ray, torch."""
     from flows.benchmarks import throughput as bench_throughput
     from flows.benchmarks import transport as bench_transport
 
-    tell = partial(print, file=sys.stderr, flush=True)
     transports = (transport,) if transport else bench_transport.TRANSPORTS
-    if throughput:
-        rounds = rounds or bench_throughput.ROUNDS
-        rates = bench_throughput.throughput(transports, rounds, tell)
-        print(bench_throughput.table(rates, rounds))
-        return
-    rounds = rounds or bench_transport.ROUNDS
-    systems = bench_transport.systems(transports)
-    found = [bench_transport.measure(size, systems, rounds, tell) for size in bench_transport.SIZES]
-    print(bench_transport.table(found, rounds))
-    if judged := bench_transport.verdicts(found):
-        print(f"\n{judged}")
+    with paper(as_json) as page:
+        if throughput:
+            rounds = rounds or bench_throughput.ROUNDS
+            rates = bench_throughput.throughput(transports, rounds, _tell)
+            print(bench_throughput.table(rates, rounds))
+            page.write(
+                [{**asdict(each.cell), "gradients_per_second": each.rates} for each in rates]
+            )
+            return
+        rounds = rounds or bench_transport.ROUNDS
+        systems = bench_transport.systems(transports)
+        sizes = bench_transport.SIZES
+        found = [bench_transport.measure(size, systems, rounds, _tell) for size in sizes]
+        print(bench_transport.table(found, rounds))
+        if judged := bench_transport.verdicts(found):
+            print(f"\n{judged}")
+        page.write([{"bytes": each.size.nbytes, "seconds": each.seconds} for each in found])
 
 
 @bench.command()
 def recovery(
     repeats: Annotated[int, typer.Option(min=1, help="Faults of each kind on each strategy.")] = 30,
+    as_json: AsJson = False,
 ) -> None:
     """Time recoveries from real faults, and what each strategy costs without any."""
     from flows.benchmarks import overhead as bench_cost
     from flows.benchmarks import recovery as bench_recovery
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    rows = bench_recovery.recovery_times(repeats, tell)
-    turns, summed = bench_cost.costs(tell), bench_cost.sums(tell)
-    tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
-    print(*tables, sep="\n\n")
+    with paper(as_json) as page:
+        rows = bench_recovery.recovery_times(repeats, _tell)
+        turns, summed = bench_cost.costs(_tell), bench_cost.sums(_tell)
+        tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
+        print(*tables, sep="\n\n")
+        times = [{"strategy": r.strategy, "kind": r.kind, "rto_seconds": r.totals} for r in rows]
+        page.write({"recoveries": times, "costs": turns, "sums": summed})
 
 
 @bench.command()
 def elastic(
     moves: Annotated[int, typer.Option(min=1, help="Moves of a shard with each strategy.")] = 50,
+    as_json: AsJson = False,
 ) -> None:
     """Time how long a training is held up by shards that move between servers."""
     from flows.benchmarks import elastic as bench_elastic
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    print(bench_elastic.table(bench_elastic.moves(moves, tell)))
+    with paper(as_json) as page:
+        rows = bench_elastic.moves(moves, _tell)
+        print(bench_elastic.table(rows))
+        page.write(
+            [
+                {
+                    "strategy": row.strategy,
+                    "move_seconds": [move.seconds for move in row.moves],
+                    "pause_seconds": [move.pause_seconds for move in row.moves],
+                    "gap_seconds": row.gaps,
+                    "usual_seconds": row.usual,
+                }
+                for row in rows
+            ]
+        )
 
 
 @bench.command()
 def measuring(
     rounds: Annotated[int, typer.Option(min=1, help="Turns with and without measuring.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """Compare gradients per second with everything recorded and evaluated, and with neither."""
     from flows.benchmarks import measuring as bench_measuring
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    print(bench_measuring.table(bench_measuring.measuring(tell, rounds)))
+    with paper(as_json) as page:
+        found = bench_measuring.measuring(_tell, rounds)
+        print(bench_measuring.table(found))
+        page.write([{**asdict(each), "ratio": each.ratio} for each in found])
 
 
 @bench.command()
 def sparse(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each system.")] = 7,
+    as_json: AsJson = False,
 ) -> None:
     """Count keys per second of sparse tables, beside a dictionary of arrays and Ray actors."""
     from flows.benchmarks import sparse as bench_sparse
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    print(bench_sparse.table(bench_sparse.sparse(tell, rounds), rounds))
+    with paper(as_json) as page:
+        rows = bench_sparse.sparse(_tell, rounds)
+        print(bench_sparse.table(rows, rounds))
+        page.write(rows)
 
 
 @bench.command()
 def torch(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each loop.")] = 7,
+    as_json: AsJson = False,
 ) -> None:
     """Train modules of torch beside the bare loop of the same, also on CUDA if it is there."""
     from flows.benchmarks import torch as bench_torch
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    print(bench_torch.table(bench_torch.measure(tell, rounds)))
+    with paper(as_json) as page:
+        rows = bench_torch.measure(_tell, rounds)
+        print(bench_torch.table(rows))
+        page.write([_torch_row(row) for row in rows])
 
 
 @bench.command()
 def baselines(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, each with and without a kill.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Write all trials there as JSON.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train beside a single process, Ray, torch RPC and torchft; kill the server of each."""
     from flows.benchmarks.baselines import comparison
 
-    tell = partial(print, file=sys.stderr, flush=True)
-    found = comparison.compare(range(seeds), tell)
-    print(comparison.table(found))
-    if output is not None:
-        comparison.write(found, output)
+    with paper(as_json) as page:
+        found = comparison.compare(range(seeds), _tell)
+        print(comparison.table(found))
+        if output is not None:
+            comparison.write(found, output)
+        page.write(comparison.as_data(found))
+
+
+def _torch_row(row: Row) -> dict[str, Any]:
+    return {
+        "model": row.model.name,
+        "device": row.model.device,
+        "variant": row.variant.name,
+        "bytes": row.nbytes,
+        "bare_seconds": row.bare,
+        "replica_seconds": row.replica,
+        "share": row.share,
+    }
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The check of a machine: what an experiment would run on, and what is missing."""
+"""The check of a machine, or of a cluster: what an experiment runs on, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import platform
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from rich.table import Table
@@ -24,6 +25,10 @@ from flows.analysis.finished import RESULTS
 from flows.tracking.store import MOVE_AWAY, default_uri, is_damaged, scheme
 from flows.workloads import SHAPES, find_dataset
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUBJECT_WIDTH = 11  # of the findings on a cluster, each of which is printed by itself
 PACKAGES = ("dask", "distributed", "mlflow", "numpy", "scikit-learn", "pydantic", "safetensors")
 
 
@@ -56,9 +61,41 @@ def examine(here: Path, store: str | None = None) -> list[Finding]:
     ]
 
 
-def as_table(findings: list[Finding]) -> Table:
-    """Return the findings as a table; what is not good is marked."""
+def examine_cluster(
+    config: str,
+    settings: Sequence[str],
+    limit: float,
+    here: Path,
+    console: Console,
+    tell: Callable[[str], None],
+) -> list[Finding]:
+    """Try the cluster of a configuration, and print each finding as soon as it is there.
+
+    Raises
+    ------
+    ConfigurationError
+        The configuration cannot work, or has no cluster.
+    """
+    from flows.config.trials import load_trials
+    from flows.execution.cluster_check import check_cluster
+
+    _, trials = load_trials(config, settings)
+    findings = []
+    for check in check_cluster(trials, here, limit, tell):
+        findings.append(Finding(check.subject, check.found, check.good))
+        console.print(as_table(findings[-1:], width=SUBJECT_WIDTH))
+    return findings
+
+
+def as_table(findings: Sequence[Finding], width: int | None = None) -> Table:
+    """Return the findings as a table; what is not good is marked.
+
+    `width` is that of the subjects; None: as wide as they are.
+    """
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column()
+    table.add_column(width=width)
+    table.add_column()
     for finding in findings:
         mark = Text("ok", style="green") if finding.good else Text("!!", style="bold red")
         table.add_row(mark, Text(finding.subject), Text(finding.found, overflow="fold"))

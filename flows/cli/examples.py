@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from flows.cli.documents import AsJson, paper
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -44,6 +47,7 @@ def example(
     output: Annotated[Path, typer.Option(help="Where pictures and lists go.")] = Path(
         "results/examples"
     ),
+    as_json: AsJson = False,
 ) -> None:
     """Solve a problem with a parameter server, and compare with an independent reference.
 
@@ -66,7 +70,9 @@ def example(
         from flows.problems.rica import check
 
         check(task)
-    outcomes = solve_each(names, output, lambda each: solve(each, task))
+    with paper(as_json) as page:
+        outcomes = solve_each(names, output, lambda each: solve(each, task))
+        page.write([as_data(*each) for each in zip(names, outcomes, strict=True)])
     if not all(outcome.met for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -104,6 +110,11 @@ def told(name: str, outcome: Outcome, seconds: float) -> str:
         f"{verdict(outcome)} ({seconds:.0f} s)",
     ]
     return "\n  ".join(lines)
+
+
+def as_data(name: str, outcome: Outcome) -> dict[str, Any]:
+    """What came of an example, for JSON."""
+    return {**asdict(outcome), "example": name, "excess": outcome.excess, "met": outcome.met}
 
 
 def verdict(outcome: Outcome) -> str:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flows.analysis.outcome import Outcome
+    from flows.cli.documents import Paper
     from flows.config.experiment import ExperimentConfig
     from flows.config.trials import Trial
     from flows.config.yaml_document import Document
@@ -23,6 +24,7 @@ def validate(
     console: Console,
     warn: Callable[[str], None],
     confirm: Callable[[int], None] | None,
+    paper: Paper,
 ) -> list[Outcome]:
     """Run an experiment and its twin on virtual time, and show the table; return all outcomes.
 
@@ -35,13 +37,15 @@ def validate(
     """
     from numpy.random import default_rng
 
+    from flows.cli import documents
     from flows.config.trials import load_trials
-    from flows.execution.preflight import check_deployments
+    from flows.execution.preflight import check_deployments, check_models
     from flows.verification.validate import agreement, crowded, table, twin, verdict
 
     both = None if confirm is None else lambda count: confirm(2 * count)
     experiment, trials = load_trials(document, settings, both)
     other, twins = twin(document, settings, profile)
+    check_models(trials)
     at_once = [check_deployments(each, None, warn) for each in (trials, twins)]
     virtual = _run(other, twins, at_once[1], store, console)
     real = _run(experiment, trials, at_once[0], store, console)
@@ -50,8 +54,16 @@ def validate(
     if found.pairs:
         console.print(table(found))
         console.print()
-    for line in (*verdict(found), *crowded(trials)):
+    said = [*verdict(found), *crowded(trials)]
+    for line in said:
         console.print(line, highlight=False, markup=False)
+    paper.write(
+        {
+            "experiment": experiment.experiment,
+            "virtual": other.experiment,
+            **documents.agreement(found, said),
+        }
+    )
     return [*real, *virtual]
 
 

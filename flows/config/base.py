@@ -6,8 +6,9 @@ Types are exact (a text is no number), unknown keys are refused with the nearest
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -40,6 +41,7 @@ from dps.protocol.transport import TransportChoice
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
+from flows.config.yaml_document import EVERY_ENTRY
 from flows.metrics import COLUMNS
 from flows.quoting import quoted
 
@@ -54,7 +56,23 @@ OF_RECORD = {"of_record": True}
 
 def is_of_record(info: ValidationInfo) -> bool:
     """Whether a section is read from a record; then only who uses what it names looks for it."""
-    return info.context == OF_RECORD
+    return info.context is not None and OF_RECORD.items() <= info.context.items()
+
+
+def in_folder(folder: Path) -> dict[str, Any]:
+    """Return the context of what is read from a file in `folder`, which paths are relative to."""
+    return {"folder": folder}
+
+
+def absolute(path: str, info: ValidationInfo) -> str:
+    """Return a path that a section names, seen from the folder of the configuration."""
+    return str(Path(folder_of(info), Path(path).expanduser()).absolute())
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder of the configuration that a section is read from."""
+    folder: Path = (info.context or {}).get("folder", Path())
+    return folder
 
 
 def _safe(name: str) -> str:
@@ -70,6 +88,35 @@ SafeName = Annotated[str, AfterValidator(_safe)]
 # A number of nodes, or of what nodes hold.
 Count = Annotated[int, Field(gt=0, le=MOST_NODES)]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_NODES)]
+
+
+def is_key(model: type[BaseModel], key: str) -> bool:
+    """Whether a model, or a section in it, may have a dotted key; of kinds of dps's own only."""
+    models, parts = [model], key.split(".")
+    for number, part in enumerate(parts):
+        if part == EVERY_ENTRY or part.isdigit():
+            continue
+        found = [each.model_fields[part].annotation for each in models if part in each.model_fields]
+        if part in ("kind", "preset") and number == len(parts) - 1:
+            return bool(models)
+        if not found:
+            return False
+        if any(map(_has_any_key, found)):
+            return True
+        models = [inner for annotation in found for inner in _models_in(annotation)]
+    return True
+
+
+def _has_any_key(annotation: Any) -> bool:
+    return get_origin(annotation) is dict
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a value of a type may be, or hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
 
 
 class Section(BaseModel):
@@ -318,7 +365,38 @@ class PartialCheckpointSection(Built[Durability]):
     _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
 
-class ChainSection(Built[Durability]):
+class LayerSection(Section):
+    """Checkpoints that are written in the background, below what acks wait for."""
+
+    every: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
+    path: str | None = None
+    keep: PositiveInt = 2
+
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
+
+    @model_validator(mode="after")
+    def _some_interval(self) -> LayerSection:
+        if self.every is None and self.seconds is None:
+            self.__dict__["every"] = CHECKPOINT_EVERY
+        return self
+
+
+class _AboveLayer(Built[Durability]):
+    """A durability that a layer of checkpoints may lie below."""
+
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    below: LayerSection | None = Field(default=None, exclude_if=lambda below: below is None)
+
+    def build(self) -> Durability:
+        """Return the durability, with the layer below if there is one."""
+        above = self.makes(**self.model_dump(exclude={"kind", "below"}))
+        if self.below is None:
+            return above  # type: ignore[no-any-return]
+        return dps.Layered(above, dps.Checkpoint(**self.below.model_dump()))
+
+
+class ChainSection(_AboveLayer):
     """Shard state lives on a chain of nodes."""
 
     makes = dps.Chain
@@ -329,7 +407,7 @@ class ChainSection(Built[Durability]):
     linger: PositiveFloat = 0.01
 
 
-class SharedStoreSection(Built[Durability]):
+class SharedStoreSection(_AboveLayer):
     """Shard state lives in a state store on another node."""
 
     makes = dps.SharedStore
@@ -427,6 +505,8 @@ class RecoverySection(Section):
     @property
     def name(self) -> str:
         """The preset with these kinds of durability and outage (and replay), else "custom"."""
+        if getattr(self.durability, "below", None) is not None:
+            return "custom"
         kinds = {"durability": self.durability.kind, "outage": self.outage.kind}
         if self.outage.kind == "continue" and self.replay.policy != "sum":
             return "custom"

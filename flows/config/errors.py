@@ -62,9 +62,14 @@ def refusing(key: str = "") -> Iterator[None]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known words as a question, then what there is, for after a semicolon."""
+    """Return the nearest known words as a question, then what there is, for after a semicolon.
+
+    Of more than can be listed, the nearest are all that is said.
+    """
     known = list(known)
     near = _near(word, known)
+    if near and len(known) > MOST_LISTED:
+        return f"did you mean {' or '.join(map(quoted, near))}? There are {len(known):,} in all"
     hint = f"did you mean {' or '.join(map(quoted, near))}? There" if near else "there"
     return f"{hint} are: {listed(known, MOST_LISTED)}"
 

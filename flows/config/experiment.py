@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +19,13 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from dps.core.consistency import Consistency, check_ahead
 from dps.core.faults.expansion import (
@@ -38,6 +41,7 @@ from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.placement.hash_ring import checked_placement
+from dps.core.rules.per_array import check_names
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
@@ -63,6 +67,9 @@ from flows.config.base import (
     Section,
     ServerSection,
     TrainingSection,
+    in_folder,
+    is_key,
+    is_of_record,
 )
 from flows.config.claims import NARROWED, ClaimSection, checked
 from flows.config.cluster import ClusterSection, LocalSection
@@ -77,9 +84,15 @@ from flows.config.faults.checks import (
 )
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
-from flows.config.optimizer import OptimizerSection
+from flows.config.optimizer import ByNameSection, OptimizerSection
 from flows.config.plugins import Registered
-from flows.config.workload import DatasetSection, WorkloadSection, workload_of
+from flows.config.workload import (
+    DatasetSection,
+    PythonSection,
+    WorkloadSection,
+    misfit,
+    workload_of,
+)
 from flows.config.yaml_document import (
     Document,
     Override,
@@ -88,11 +101,14 @@ from flows.config.yaml_document import (
     read_document,
     set_key,
 )
+from flows.configs import packaged_names as packaged_names
 from flows.quoting import quoted, shown
 from flows.workloads import Objective
 
 # The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
 SHAPE = ("axes", "exclude", "experiment", "zip")
+# The keys that name labels on the axes.
+NAMES_LABELS = ("claims", "comparison", "exclude")
 
 
 class _Settings(Section):
@@ -189,16 +205,41 @@ class TrialConfig(_Settings):
         return self
 
     @model_validator(mode="after")
-    def _workload_can_be_made(self) -> TrialConfig:
+    def _workload_can_be_made(self, info: ValidationInfo) -> TrialConfig:
         if isinstance(self.workload, Registered):  # what others are told is checked by itself
             with refusing("workload"):
                 workload_of(self)
+        if isinstance(self.workload, PythonSection) and not is_of_record(info):
+            with refusing("workload"):
+                self.workload.model(self.dataset.shape)
+        return self
+
+    @model_validator(mode="after")
+    def _workload_fits_the_data(self, info: ValidationInfo) -> TrialConfig:
+        if not is_of_record(info):
+            with refusing("workload"):
+                wrong = misfit(self, self.training)
+            if wrong is not None:
+                refuse(wrong[1], key=wrong[0])
         return self
 
     @model_validator(mode="after")
     def _workers_may_be_ahead(self) -> TrialConfig:
         with refusing("training.ahead"):
             check_ahead(self.build_consistency(), self.training.ahead)
+        return self
+
+    @model_validator(mode="after")
+    def _each_array_has_a_rule(self) -> TrialConfig:
+        if isinstance(self.optimizer, ByNameSection):
+            with refusing("optimizer.rules"):
+                check_names(self.build_optimizer(), workload_of(self).parameters)
+            if self.evaluation.objective is not None:
+                refuse(
+                    "an objective has the penalty of one rule for all arrays, and this optimizer "
+                    "has rules by names; leave one of the two out",
+                    key="evaluation.objective",
+                )
         return self
 
     @model_validator(mode="after")
@@ -410,6 +451,12 @@ class ExperimentConfig(_Settings):
     comparison: ComparisonSection = ComparisonSection()
     claims: Annotated[tuple[ClaimSection, ...], Field(strict=False)] = ()
     order_seed: NonNegativeInt = 0
+    _folder: Path = PrivateAttr(default=Path())  # that the paths on its axes are relative to
+
+    @model_validator(mode="after")
+    def _paths_are_relative_to_its_folder(self, info: ValidationInfo) -> ExperimentConfig:
+        self._folder = (info.context or {}).get("folder", Path())
+        return self
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -455,7 +502,7 @@ class ExperimentConfig(_Settings):
 
     @model_validator(mode="after")
     def _claims_are_of_trials(self, info: ValidationInfo) -> ExperimentConfig:
-        narrowed = info.context == NARROWED
+        narrowed = info.context is not None and NARROWED.items() <= info.context.items()
         found = checked(
             self.claims, self.combinations, self._strategy_axis, self.experiment, narrowed
         )
@@ -506,7 +553,7 @@ class ExperimentConfig(_Settings):
 
     def _trial(self, data: dict[str, Any], labels: dict[str, str]) -> TrialConfig:
         try:
-            return TrialConfig.model_validate(data)
+            return TrialConfig.model_validate(data, context=in_folder(self._folder))
         except ValidationError as error:
             raise InvalidCombination(
                 [_on_axis(key, reason, labels) for key, reason in complaints(error, data)]
@@ -559,22 +606,18 @@ def load_grid(
     try:
         set_keys = {each.key.split(".")[0] for each in assignments}
         narrowed = not set_keys.isdisjoint(SHAPE) and "claims" not in set_keys
-        experiment = ExperimentConfig.model_validate(data, context=NARROWED if narrowed else None)
+        context = {**in_folder(document.folder), **(NARROWED if narrowed else {})}
+        experiment = ExperimentConfig.model_validate(data, context=context)
         if confirm is not None:
             confirm(experiment.trials)
         configs = list(experiment.trial_configs())
     except ValidationError as error:
-        raise placed(complaints(error, data), document, assignments) from error
+        found = complaints(error, data)
+        blamed = _mistyped_values(data) if all(map(_is_of_labels, found)) else []
+        raise placed(blamed or found, document, assignments) from error
     except InvalidCombination as error:
         raise placed(error.complaints, document, assignments) from error
     return experiment, configs
-
-
-def packaged_names() -> list[str]:
-    """Return the names of the configurations that come with the package."""
-    root = Path(str(files("flows.configs")))
-    found = root.rglob("*.yaml")
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
 def find_document(path_or_name: str) -> Document:
@@ -627,6 +670,28 @@ def _parts_of(replication: object) -> list[str]:
     return [name for name in names if "emulation" not in find_document(name).data]
 
 
+def _is_of_labels(found: Complaint) -> bool:
+    """Whether a complaint is of what names labels on the axes, and has none of its own."""
+    return found[0].split(".")[0] in NAMES_LABELS
+
+
+def _mistyped_values(data: dict[str, Any]) -> Sequence[Complaint]:
+    """What is wrong with the values on the axes, where something names a label that is not there.
+
+    A value that is mistyped takes its label along: then the value is to blame, not who names it.
+    """
+    rest = {key: value for key, value in data.items() if key not in NAMES_LABELS}
+    try:
+        # One seed is enough: values are as wrong with each.
+        for _ in ExperimentConfig.model_validate({**rest, "seeds": [0]}).trial_configs():
+            pass
+    except InvalidCombination as error:
+        return error.complaints
+    except (ValidationError, ConfigurationError):
+        return []  # the grid is too large without what was left out of it
+    return []
+
+
 def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     data = base
     for key in sorted(values, key=lambda key: key.count(".")):  # whole sections first
@@ -653,6 +718,8 @@ def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> tuple[str, str
 
 def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
     axes = data.get("axes")
+    if isinstance(axes, dict) and (changed := _labelled_value(axes, override)) is not None:
+        return {**data, "axes": changed}
     for axis in axes if isinstance(axes, dict) else ():
         if f"{override.key}.".startswith(f"{axis}."):
             raise ConfigurationError(
@@ -661,3 +728,31 @@ def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
                 "all axes first (--set 'axes={}')."
             )
     return overridden(data, override)
+
+
+def _labelled_value(axes: dict[str, Any], override: Override) -> dict[str, Any] | None:
+    """Set the value of one label on an axis, or a key of it: `axes.AXIS.LABEL[.KEY]=…`.
+
+    None: the key names a whole axis. It does where what follows an axis is a key of the
+    configuration itself (`axes.recovery.outage` beside `axes.recovery`) and no label of the axis.
+    """
+    section, _, rest = override.key.partition(".")
+    if section != "axes" or rest in axes:
+        return None
+    axis = max((each for each in axes if rest.startswith(f"{each}.")), key=len, default=None)
+    if axis is None:
+        return None
+    try:
+        values = labelled(axis, axes[axis])
+    except PydanticCustomError:
+        return None  # it is told of with the whole configuration
+    name = rest.removeprefix(f"{axis}.")
+    known = [label for label in values if f"{name}.".startswith(f"{label}.")]
+    if not known and is_key(TrialConfig, rest):
+        return None
+    label = max(known, key=len, default=name)
+    inner = name.removeprefix(label).lstrip(".")
+    last = axis.rpartition(".")[2]  # so that one word may stand for a section, as anywhere else
+    whole = replace(override, key=".".join(filter(None, [last, inner])))
+    changed = overridden({last: values.get(label)}, whole)
+    return {**axes, axis: {**values, label: changed[last]}}

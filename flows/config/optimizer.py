@@ -19,6 +19,7 @@ from dps.core.rules.compensation import DelayCompensated
 from dps.core.rules.decay import WeightDecay
 from dps.core.rules.ftrl import FTRL
 from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
+from dps.core.rules.per_array import Frozen, PerArray
 from dps.core.rules.proximal import DelayedProximal, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule
 from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
@@ -284,9 +285,16 @@ class _RegisteredRule(Registered, _RuleSection):
         return rule
 
 
+class FrozenSection(Built[UpdateRule]):
+    """What is not trained."""
+
+    makes = Frozen
+    kind: Literal["frozen"]
+
+
 RULES = Group("dps.rules", _RegisteredRule, needed=("slots", "step"), on_wire=True)
 
-OptimizerSection = Annotated[
+_OneRule = (
     SgdSection
     | MomentumSection
     | AdaGradSection
@@ -294,7 +302,19 @@ OptimizerSection = Annotated[
     | AdamWSection
     | FtrlSection
     | ProximalSection
-    | DelayedProximalSection,
-    Field(discriminator="kind"),
-    RULES,
-]
+    | DelayedProximalSection
+)
+_NamedRule = Annotated[_OneRule | FrozenSection, Field(discriminator="kind"), RULES]
+
+
+class ByNameSection(_RuleSection):
+    """A rule for each array of the model, by names in which `*` stands for any characters."""
+
+    kind: Literal["by_name"]
+    rules: dict[str, _NamedRule]
+
+    def _rule(self) -> UpdateRule:
+        return PerArray(tuple((name, rule.build()) for name, rule in self.rules.items()))
+
+
+OptimizerSection = Annotated[_OneRule | ByNameSection, Field(discriminator="kind"), RULES]

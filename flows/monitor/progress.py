@@ -95,8 +95,8 @@ class Course:
                 self.versions[event.shard] = event.version
         if self.started is None or event.t < self.started:  # how it came up is no news
             return None
-        told = _told(event)
-        return told and f"{event.t - self.started:6.2f} s  {told}"
+        said = told(event)
+        return said and f"{event.t - self.started:6.2f} s  {said}"
 
     def text(self) -> str:
         """Return the state of the training in a few words."""
@@ -302,13 +302,14 @@ def view_for(console: Console) -> PlainView:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def _told(event: Event) -> str | None:
+def told(event: Event) -> str | None:
+    """Return an event as a line to show; None: it is no part of a fault's story."""
     match event:
         case Killed():
             proof = "" if event.gone else ", but its process is still there"
-            told = f" ({event.evidence})" if event.evidence else ""
+            seen = f" ({event.evidence})" if event.evidence else ""
             how = WAYS.get(event.by, "killed")
-            return f"{event.node} {how} after {event.updates} updates{proof}{told}"
+            return f"{event.node} {how} after {event.updates} updates{proof}{seen}"
         case Paused():
             proof = "" if event.stopped else ", but its process is not stopped"
             return f"{event.node} paused after {event.updates} updates{proof}"
@@ -341,8 +342,8 @@ def _told(event: Event) -> str | None:
             return f"shard {event.shard} has a new replica at {event.node}"
         case Rescaled():
             wanted = {"servers": event.servers, "workers": event.workers}
-            told = ", ".join(f"{what}: {n}" for what, n in wanted.items() if n is not None)
-            return f"after {event.updates} updates, wanted from now on: {told}"
+            said = ", ".join(f"{what}: {n}" for what, n in wanted.items() if n is not None)
+            return f"after {event.updates} updates, wanted from now on: {said}"
         case Moved():
             return (
                 f"shard {event.shard} moved from {event.source} to {event.target}, with a pause of "

@@ -1,9 +1,10 @@
 """`dps compare`: two runs side by side, their configurations first, then their figures.
 
 A run is an experiment ("demo"), all trials of it whose names begin with the same labels
-("demo/chain"), those of one combination with all its seeds ("demo/chain.kill"), or one trial
-("demo/chain.kill.seed-0"). Two trials are shown figure by figure; where there are several seeds,
-the differences are judged, seed by seed, under each combination of what labels are left.
+("demo/chain"), or that have a label on another axis ("demo/kill"), those of one combination with
+all its seeds ("demo/chain.kill"), or one trial ("demo/chain.kill.seed-0"). Two trials are shown
+figure by figure; where there are several seeds, the differences are judged, seed by seed, under
+each combination of what labels are left.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def find_run(
     files = {path.parent.name: path for path in event_files(folder)}
     beginning = f"{part}." if part else ""
     chosen = [path for trial, path in files.items() if f"{trial}.".startswith(beginning)]
+    chosen = chosen or [path for path in files.values() if part in _said_of_labels(path)]
     if not chosen:
         known = [*dict.fromkeys(filter(None, map(_combination, files))), *files]
         raise ConfigurationError(
@@ -104,6 +106,17 @@ def settings_that_differ(first: Run, second: Run) -> list[Setting]:
         for key in keys
         if mine.get(key, ()) != theirs.get(key, ())
     ]
+
+
+def check_comparable(first: Run, second: Run) -> None:
+    """Refuse twice the same run, and an experiment beside a trial; raises `ConfigurationError`."""
+    if first.name == second.name:
+        raise ConfigurationError(f"{first.name} is named twice; name two different runs")
+    if bool(first.part) != bool(second.part):
+        raise ConfigurationError(
+            f"{first.name} and {second.name}: one is an experiment, one is not. Name two "
+            "experiments, or trials of each, as in demo/chain.kill."
+        )
 
 
 def judged(first: Run, second: Run, rng: np.random.Generator) -> tuple[Compared, ...]:
@@ -136,13 +149,7 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
     ConfigurationError
         An experiment and a trial, twice the same, or experiments with nothing in common.
     """
-    if first.name == second.name:
-        raise ConfigurationError(f"{first.name} is named twice; name two different runs")
-    if bool(first.part) != bool(second.part):
-        raise ConfigurationError(
-            f"{first.name} and {second.name}: one is an experiment, one is not. Name two "
-            "experiments, or trials of each, as in demo/chain.kill."
-        )
+    check_comparable(first, second)
     console.print(_settings_table(first, second))
     if time := told([done.outcome.virtual for done in (*first.trials, *second.trials)]):
         console.print(Text(f"Time: {time}.", style="yellow"))
@@ -191,6 +198,17 @@ def _is_quiet(events_file: Path) -> bool:
     return start is not None and not setup(start.settings).plans_faults
 
 
+def _said_of_labels(events_file: Path) -> list[str]:
+    """What each label of a trial is in its name, as far as its record says."""
+    try:
+        start = read_start(events_file)
+    except ConfigurationError:
+        return []
+    labels = start.settings.get("labels") if start is not None else None
+    pairs = labels.items() if isinstance(labels, dict) else ()
+    return [_combination(trial_name({axis: str(label)}, seed=0)) for axis, label in pairs]
+
+
 def _settings(run: Run) -> dict[str, tuple[str, ...]]:
     """The values that each setting has in the trials of a run, each once."""
     found: dict[str, dict[str, None]] = {}
@@ -227,6 +245,10 @@ def _rows(run: Run) -> Rows:
 def _labels_left(outcome: Outcome, part: str) -> list[str]:
     """The labels of a trial that a part of its name does not say."""
     labels = list(outcome.identity.labels.items())
+    alone = [_combination(trial_name(dict([label]), seed=0)) for label in labels]
+    if part in alone[1:]:  # on another axis than the first
+        said = alone.index(part)
+        return [label for _, label in (*labels[:said], *labels[said + 1 :])]
     for said in range(len(labels)):
         if _combination(trial_name(dict(labels[:said]), seed=0)) == part:
             return [label for _, label in labels[said:]]

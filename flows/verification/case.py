@@ -11,6 +11,7 @@ from dps.core.outage import Continue
 from dps.events import Applied
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
@@ -27,8 +28,9 @@ class Case:
     Attributes
     ----------
     both
-        Whether the store may be lost together with servers. The strategy does not promise to
-        survive that, only to say that a shard began anew.
+        Whether all copies may be lost at once: the store with servers, or all replicas. Without a
+        layer below, the strategy does not promise to survive that, only to say that a shard began
+        anew.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Case:
     @property
     def replicated(self) -> bool:
         """Whether a shard lives as long as one of its replicas does."""
-        return isinstance(self.recovery.durability, Chain)
+        return self.recovery.durability.replicas > 1
 
     @property
     def interval(self) -> float:
@@ -49,10 +51,15 @@ class Case:
                 return at_risk
             case Chain():
                 return 0
-            case SharedStore():
+            case SharedStore() | Layered():
                 return float("inf") if self.both else 0
             case _:
                 return float("inf")
+
+    @property
+    def layered(self) -> bool:
+        """Whether a shard goes back to checkpoints when all other copies are lost."""
+        return self.recovery.durability.has_layer_below
 
     @property
     def kept_by_worker(self) -> int:

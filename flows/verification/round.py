@@ -25,7 +25,15 @@ from dps.cluster.platform import SystemClock
 from dps.core.names import role_of
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
-from dps.events import Acked, Decided, Detected, FaultMissed, Restored, WorkerJoined
+from dps.events import (
+    Acked,
+    CheckpointWritten,
+    Decided,
+    Detected,
+    FaultMissed,
+    Restored,
+    WorkerJoined,
+)
 from dps.protocol.recovery import with_checkpoint_path
 from flows.analysis.faults import fault_times
 from flows.analysis.ledger import ledger
@@ -50,6 +58,7 @@ CELLS = 1500  # of one start of a worker: more than it pushes in a round
 THINK = 0.04
 LONGEST = 25.0
 SECOND_FAULT = 0.35
+ALL_COPIES = 0.4  # of a shard, where there is a layer below
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
 WEIGHTS = {"head": 7, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
@@ -160,7 +169,12 @@ class Round:
         """One fault or two, one during the recovery from the other; then all must be well again."""
         time.sleep(self._random.uniform(0, 0.4))
         before = len(self.watch.record.of(Detected))
-        self._strike()
+        all_copies = self.case.layered and self._random.random() < ALL_COPIES
+        copies = self._all_copies() if all_copies else []
+        for part, node in copies:
+            self._hit(part, node, kill=True)
+        if not copies:
+            self._strike()
         if self._random.random() < SECOND_FAULT:
             if self._random.random() < 0.5:
                 time.sleep(self._random.uniform(0, 0.1))
@@ -190,9 +204,22 @@ class Round:
         parts = sorted({part for part, _ in options})
         (part,) = self._random.choices(parts, [WEIGHTS[part] for part in parts])
         node = self._random.choice(sorted({name for p, name in options if p == part}))
-        number = len(self._struck)
         # Some are only ever paused, so that they live as long as the soak and show if they grow.
-        if self._random.random() < 0.6 and not lives_long(node):
+        self._hit(part, node, kill=self._random.random() < 0.6 and not lives_long(node))
+
+    def _all_copies(self) -> list[tuple[str, str]]:
+        """Whoever has some shard above the layer, if they may all be killed; as in `_options`."""
+        table, names = self._ps.table(), {node.address: node.name for node in self._ps.nodes}
+        chains = [[names[host.address] for host in view.chain] for view in table.views]
+        store = table.store if self.case.recovery.durability.needs_store else None
+        keepers = [("store", names[store.address])] if store is not None else []
+        found = [[*((_part(name, chains), name) for name in c), *keepers] for c in chains]
+        killable = [of for of in found if not any(lives_long(name) for _, name in of)]
+        return self._random.choice(killable) if killable else []
+
+    def _hit(self, part: str, node: str, kill: bool) -> None:
+        number = len(self._struck)
+        if kill:
             happened, kind = self._striker.kill(number, node, 0), "kill"
             self._lost_workers += [node] if part == "worker" else []
         else:
@@ -236,7 +263,7 @@ class Round:
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
         if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):
             return False
-        if not self.case.replicated:
+        if self.case.both or not self.case.replicated:
             return True
         return all(set(chain) - self._hurt - {name} for chain in chains if name in chain)
 
@@ -334,7 +361,9 @@ class Round:
     def _may_be_lost(self, shard: int) -> float:
         record = self.watch.record
         restorations = restorations_of(shard, (*record.of(Decided), *record.of(Restored)))
-        if self.case.interval == 0:
+        if self.case.layered:
+            require_newest(shard, record)
+        if self.case.interval == 0 or self.case.layered:
             anew = [e for e in record.of(Restored) if (e.shard, e.source) == (shard, "initial")]
             anew = [e for e in anew if e.epoch in restorations]
             require(not anew, f"shard {shard} began anew: {anew}")
@@ -361,6 +390,25 @@ def restorations_of(shard: int, events: Iterable[Decided | Restored]) -> set[int
         and event.epoch > 1
         and (isinstance(event, Restored) or event.how == "restore")
     }
+
+
+def require_newest(shard: int, record: Record) -> None:
+    """What a shard went back to below a layer is no older than what was there when that began."""
+    decided = {e.epoch: e.t for e in record.of(Decided) if e.shard == shard}
+    written = [e for e in record.of(CheckpointWritten) if e.shard == shard]
+    for event in record.of(Restored):
+        if (event.shard, event.source) == (shard, "checkpoint") and event.epoch in decided:
+            there = [
+                (e.epoch, e.version)
+                for e in written
+                if e.epoch < event.epoch and e.t < decided[event.epoch]
+            ]
+            epoch, version = max(there, default=(0, 0))
+            require(
+                event.version >= version,
+                f"shard {shard}: went back to version {event.version} in epoch {event.epoch}, "
+                f"though {version} of epoch {epoch} was complete",
+            )
 
 
 def _part(name: str, chains: Sequence[Sequence[str]]) -> str:

@@ -76,11 +76,44 @@ class Totals:
         self.broken += other.broken
 
 
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What came of many schedules; `seed` is their series."""
+
+    seed: int
+    schedules: int
+    faults: int
+    operations: int
+    violations: tuple[Broken, ...]
+    cases: dict[str, Totals]
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Whether every promise held."""
+        return not self.violations
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """What came of one schedule; `violation` says which promise was broken, if one was."""
+
+    schedule: str
+    faults: tuple[str, ...]
+    operations: int
+    violation: str | None
+
+    @property
+    def good(self) -> bool:
+        """Whether every promise held."""
+        return self.violation is None
+
+
 # -- many schedules --------------------------------------------------------------------------------
 
 
-def run_many(schedules: int, series: int, console: Console) -> int:
-    """Run so many schedules, evenly over the cases; return how many broke a promise."""
+def run_many(schedules: int, series: int, console: Console) -> Simulated:
+    """Run so many schedules, evenly over the cases, and print what came of them."""
     began = time.monotonic()
     totals = {name: Totals() for name in CASES}
     ranges = [
@@ -101,7 +134,8 @@ def run_many(schedules: int, series: int, console: Console) -> int:
         f"{schedules} schedules, {faults} faults, {operations} operations, "
         f"{len(broken)} violations in {seconds:.0f} s."
     )
-    return len(broken)
+    cases = {name: found for name, found in totals.items() if found.schedules}
+    return Simulated(series, schedules, faults, operations, tuple(broken), cases, seconds)
 
 
 def _run_batch(job: tuple[int, int, int]) -> dict[str, Totals]:
@@ -157,8 +191,8 @@ def _print_broken(broken: Sequence[Broken], console: Console) -> None:
 # -- one schedule ----------------------------------------------------------------------------------
 
 
-def replay(name: str, console: Console) -> bool:
-    """Run one schedule again, and print all that happens; return whether a promise is broken."""
+def replay(name: str, console: Console) -> Repeated:
+    """Run one schedule again, and print all that happens."""
     schedule = named(name)
     record = simulate(schedule)
     console.print(f"{schedule.name}, in words:")
@@ -170,7 +204,8 @@ def replay(name: str, console: Console) -> bool:
     verdict = record.violation
     kept = f"No promise is broken ({record.operations} operations)."
     console.print(f"\n{kept if verdict is None else _plain(str(verdict))}")
-    return verdict is not None
+    said = None if verdict is None else str(verdict)
+    return Repeated(schedule.name, tuple(schedule.in_words()), record.operations, said)
 
 
 def _told(line: Line) -> str:
@@ -192,8 +227,22 @@ class Hunted:
     said: str = ""
 
 
-def run_mutants(console: Console) -> list[str]:
-    """Hunt for every broken variant, and print a table; return the names of those not caught."""
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """What came of the hunt for all broken variants; `missed` are the names of those not caught."""
+
+    variants: tuple[Hunted, ...]
+    missed: tuple[str, ...]
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Whether all were caught."""
+        return not self.missed
+
+
+def run_mutants(console: Console) -> Hunt:
+    """Hunt for every broken variant, and print a table."""
     began = time.monotonic()
     hunted = {}
     with _bar(len(VARIANTS), "broken variants") as advance:
@@ -206,12 +255,13 @@ def run_mutants(console: Console) -> list[str]:
         caught = [each.schedule, f"{each.after:,}"] if each.schedule else ["nobody", ""]
         table.add_row(name, variant.about, *caught, _plain(each.said))
     console.print(table)
-    missed = [name for name, each in hunted.items() if not each.schedule]
+    missed = tuple(name for name, each in hunted.items() if not each.schedule)
+    seconds = time.monotonic() - began
     console.print(
         f"{len(hunted) - len(missed)} of {len(hunted)} broken variants caught within "
-        f"{BUDGET:,} schedules each, in {time.monotonic() - began:.0f} s."
+        f"{BUDGET:,} schedules each, in {seconds:.0f} s."
     )
-    return missed
+    return Hunt(tuple(hunted.values()), missed, seconds)
 
 
 def _hunt(name: str) -> Hunted:

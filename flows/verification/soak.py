@@ -6,6 +6,7 @@ see from outside what a driver leaves behind: no process of its session, and no 
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -15,9 +16,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
@@ -26,9 +29,11 @@ from dps.core.outage import Continue
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.recovery import Recovery
+from flows.files import write_whole
 from flows.records.live import TookTooLong, eventually
 from flows.records.record import EVENTS_FILE, EventWriter
 from flows.verification.case import Case, Result, parts
@@ -36,6 +41,8 @@ from flows.verification.pool import Pool, require_flat
 from flows.verification.round import Round
 
 GONE_SECONDS = 10.0
+ROUNDS = "rounds.json"  # of the driver's folder: what came of each
+_LAYER = Checkpoint(every=20)
 CASES = (
     Case("chain(2)", Recovery(Chain(2))),
     Case("checkpoint", Recovery(Checkpoint(every=20))),
@@ -54,11 +61,34 @@ CASES = (
     Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
     Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
+    Case("chain(2) over checkpoint", Recovery(Layered(Chain(2), _LAYER)), both=True),
+    Case(
+        "stateless over checkpoint", Recovery(Layered(SharedStore(), _LAYER), Continue()), both=True
+    ),
 )
 
 
-def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]) -> int:
-    """Run the soak in a driver of its own; return its exit code: 1 if a promise was broken.
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """What came of a soak.
+
+    Attributes
+    ----------
+    code
+        The exit code: 1 if a promise was broken, or something is left behind.
+    rounds
+        What came of each, with the keys of `flows.verification.case.Result`.
+    left_behind
+        Processes and files.
+    """
+
+    code: int
+    rounds: list[dict[str, Any]]
+    left_behind: list[str]
+
+
+def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]) -> Soaked:
+    """Run the soak in a driver of its own.
 
     Parameters
     ----------
@@ -83,16 +113,14 @@ def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]
             driver.wait()
             shutil.rmtree(folder)
             raise
-    left = left_behind(driver.pid)
-    for process in left:
-        print(f"left behind: {process}")
-    for path in sorted(temporary.iterdir()):
-        print(f"left behind: {path}")
-        code = 1
+    left = [*map(str, left_behind(driver.pid)), *map(str, sorted(temporary.iterdir()))]
+    for each in left:
+        print(f"left behind: {each}")
+    rounds = json.loads((folder / ROUNDS).read_text()) if (folder / ROUNDS).exists() else []
     if code == 0 and not left:
         print("No process and no file is left behind.")
         shutil.rmtree(folder)
-    return 1 if left else code
+    return Soaked(1 if left else code, rounds, left)
 
 
 def chosen(only: Sequence[str]) -> list[Case]:
@@ -149,6 +177,7 @@ def drive(
         except (DpsError, OSError, TimeoutError) as error:
             print(f"VIOLATION: {error}\nIts events are kept in {folder}.", flush=True)
             code = 1
+        write_whole(folder / ROUNDS, json.dumps([asdict(each) for each in results]), "the rounds")
         print(table(results), "", "from the first third to the end, between rounds:", sep="\n")
         print(pool.held(), flush=True)
     return code

@@ -10,6 +10,7 @@ import pytest
 
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
@@ -38,6 +39,10 @@ DURABILITIES: dict[str, tuple[Callable[[], Durability], float, str | None]] = {
     "partial_checkpoint": (lambda: parts(every=20, share=0.25), 5, "checkpoint"),
     "chain": (lambda: Chain(2), 0, None),
     "shared_store": (lambda: SharedStore(4), 0, "store"),
+    "chain over checkpoint": (lambda: Layered(Chain(2), files(every=5)), 0, None),
+    "shared_store over checkpoint": (lambda: Layered(SharedStore(4), files(every=5)), 0, "store"),
+    # Its only copy above is lost with the server.
+    "checkpoint below": (lambda: Layered(Chain(1), files(every=5)), float("inf"), "checkpoint"),
     "worker_cache": (WorkerCache, float("inf"), "worker"),
 }
 

@@ -13,9 +13,14 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages whose Python is run by tests of what they show, with a cluster as a user starts it.
 RUN_ELSEWHERE = {
     "README.md": "tests/cluster/driver/test_facade.py",
+    "docs/howto/own-data.md": "tests/flows/execution/test_own_tutorial.py",
     "docs/filters.md": "tests/cluster/driver/test_filters.py",
     "docs/sparse-tables.md": "tests/cluster/driver/test_facade.py",
 }
+
+# Pages whose Python needs what no machine of ours has: it is only compiled.
+NOT_RUN = {"docs/howto/kubernetes.md", "docs/howto/coiled.md"}
+OPTIONAL = ("torch", "jax")  # each installed by the make target of its name
 
 _FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:dps|make) [^`]+)`")
@@ -37,8 +42,20 @@ class Fence:
         return "if __name__ ==" in self.text
 
     @property
-    def needs_torch(self) -> bool:
-        return re.search(r"^(import|from) torch\b", self.text, re.MULTILINE) is not None
+    def needs(self) -> list[str]:
+        """The optional packages that it imports."""
+        imported = re.findall(r"^(?:import|from) (\w+)", self.text, re.MULTILINE)
+        return [package for package in OPTIONAL if package in imported]
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its page has the reader save it, under the name that is its title."""
+        return self.title.startswith("title=")
+
+    @property
+    def file_name(self) -> str:
+        """The name under which it is saved."""
+        return self.title.removeprefix('title="').removesuffix('"')
 
 
 def name_of(page: Path) -> str:
@@ -57,7 +74,7 @@ def fences(language: str) -> list[Fence]:
 
 def programs() -> list[Fence]:
     """All Python that is run by the tests of the documentation."""
-    return [fence for fence in fences("python") if fence.page not in RUN_ELSEWHERE]
+    return [fence for fence in fences("python") if fence.page not in {*RUN_ELSEWHERE, *NOT_RUN}]
 
 
 def scripts() -> list[Fence]:

@@ -26,6 +26,7 @@ from flows.cli import app
 from flows.config.experiment import load_experiment
 from flows.config.faults.trace import read_trace
 from tests.docs.pages import (
+    NOT_RUN,
     ROOT,
     RUN_ELSEWHERE,
     Fence,
@@ -52,7 +53,7 @@ BASE: dict[str, Any] = {
     "recovery": "chain",
 }
 # What takes long to import is imported once for all nodes.
-IMPORTED = ("sklearn.datasets", "torch")
+IMPORTED = ("sklearn.datasets", "torch", "jax")
 FORKED = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 COMMANDS = list(shell_lines())
@@ -69,16 +70,17 @@ def on_page(fence: Fence) -> str:
     return f"{fence.page}, {fence.title}" if fence.title else fence.page
 
 
-def skip_without_torch(fence: Fence) -> None:
-    if fence.needs_torch and find_spec("torch") is None:
-        pytest.skip("torch is not installed: make torch")
+def skip_without_needs(fence: Fence) -> None:
+    for package in fence.needs:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: make {package}")
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)  # one goes through a hundred seeds
 @pytest.mark.parametrize("example", examples().values(), ids=on_page)
 def test_the_examples_of_a_page_run(client: Client, example: Fence) -> None:
-    skip_without_torch(example)
+    skip_without_needs(example)
     # On a machine that is too busy to renew leases, a node is given up and updates may be lost,
     # which dps says. An example that was told so need not come out right, and is run again.
     while True:
@@ -102,14 +104,13 @@ def _run(example: Fence, client: Client) -> None:
 @pytest.mark.timeout(300)  # it starts Dask as a user would, which takes long on a busy machine
 @pytest.mark.parametrize("script", scripts(), ids=on_page)
 def test_a_program_runs(tmp_path: Path, script: Fence) -> None:
-    title = script.title.removeprefix('title="').removesuffix('"')
-    path = tmp_path / title
+    path = tmp_path / script.file_name
     path.write_text(script.text)
     run = subprocess.run(
         [sys.executable, path], env=FORKED, cwd=ROOT, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    assert re.search(PRINTED[title], run.stdout)
+    assert re.search(PRINTED[script.file_name], run.stdout)
 
 
 @pytest.mark.parametrize("page", RUN_ELSEWHERE)
@@ -118,7 +119,16 @@ def test_a_page_that_is_run_elsewhere_has_a_test_there(page: str) -> None:
     assert f'"{Path(page).name}"' in (ROOT / RUN_ELSEWHERE[page]).read_text().replace("docs/", "")
 
 
-@pytest.mark.parametrize("fence", fences("yaml"), ids=on_page)
+@pytest.mark.parametrize("page", sorted(NOT_RUN))
+def test_what_is_not_run_can_be_compiled_and_says_so(page: str) -> None:
+    shown = [fence for fence in fences("python") if fence.page == page]
+    assert shown
+    for fence in shown:
+        compile(fence.text, page, "exec")
+    assert "was not tried" in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("fence", [f for f in fences("yaml") if not f.is_file], ids=on_page)
 def test_a_configuration_loads(tmp_path: Path, acme: Path, fence: Fence) -> None:
     """What is no whole configuration is a part of one."""
     shown = yaml.safe_load(fence.text)

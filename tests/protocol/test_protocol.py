@@ -195,6 +195,25 @@ def test_a_worker_goes_on_in_every_outage(buffer: str) -> None:
 
 
 @pytest.mark.parametrize("buffer", ["worker", "mailbox"])
+def test_a_worker_ends_only_when_what_it_buffered_is_applied(buffer: str) -> None:
+    """Who reads the weights when all workers have ended must not miss it."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        s.world.crash("server-0", back_after=2.0)
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            await s.all_of(process.run(client.push(ONES)), within=0.5)
+        assert not (await client.router.table()).complete
+        await s.all_of(process.run(client.leave("finished")), within=10.0)
+        table = await client.router.table()
+        assert [s.world.states(view)[0].version for view in table.views] == [3, 3]
+
+    recovery = Recovery(SharedStore(), Continue(limit=3, buffer=buffer))  # type: ignore[arg-type]
+    in_world(scenario, recovery=recovery)
+
+
+@pytest.mark.parametrize("buffer", ["worker", "mailbox"])
 def test_a_gradient_that_is_buffered_is_the_one_that_was_pushed(buffer: str) -> None:
     """A worker may compute the next one in the same array."""
 

@@ -31,6 +31,7 @@ def test_a_durability_that_overrides_nothing_keeps_nothing() -> None:
     made = Durability()
     assert (made.replicas, made.reads, made.aggregate, made.keep) == (1, "tail", 1, 1)
     assert (made.path, made.seconds) == (None, None)
+    assert (made.linger, made.has_layer_below, made.restores_in_parts) == (0.0, False, False)
     assert not any((made.writes_checkpoints, made.needs_store, made.restores_together))
     host = Endpoint("tcp://10.0.0.1:1", "g")
     assert not made.is_restorable(host, host)

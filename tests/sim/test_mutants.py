@@ -10,6 +10,10 @@ from dps.sim.schedules.draw import named
 BUDGET = 120
 # Schedules known to catch what takes longer to find; `dps simulate --mutants` finds all anew.
 KNOWN = {
+    "layer restored although the store lives": "store over checkpoint:1:wide",
+    "layer restored while a replica is silent": "chain(2) over checkpoint, seconds, elastic:2",
+    "layer stops acks": "chain(2) over checkpoint:2",
+    "older checkpoint of the layer restored": "chain(2) over checkpoint, busy:1:wide",
     "epoch not checked again": "checkpoint + mailbox:2",
     "first store used for ever": "stateless, BSP:5:wide",
     "lease counted from the reply": "none, BSP:65",

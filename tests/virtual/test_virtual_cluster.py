@@ -25,14 +25,17 @@ from dps import (
     Chain,
     Checkpoint,
     Continue,
+    Layered,
     ParameterServer,
     Quantise,
     Recovery,
+    SharedStore,
     TrainingStopped,
     UpdatesLostWarning,
     Worker,
     WorkerCache,
 )
+from dps.core.faults import plan as faults
 from dps.core.faults.plan import After, AtUpdates, Corrupt, DiskFull, Fault, InChain
 from dps.errors import ConfigurationError
 from dps.events import (
@@ -60,8 +63,10 @@ RECOVERIES: dict[str, str | Recovery] = {
     "stateless": "stateless",
     "worker cache": Recovery(WorkerCache()),
     "chain + continue": Recovery(Chain(2), Continue(limit=20, buffer="worker")),
+    "chain over checkpoint": Recovery(Layered(Chain(2), Checkpoint(every=10))),
+    "store over checkpoint": Recovery(Layered(SharedStore(), Checkpoint(every=10))),
 }
-LOSE_NOTHING = ("chain", "stateless", "chain + continue")
+LOSE_NOTHING = ("chain", "stateless", "chain + continue", *(r for r in RECOVERIES if "over" in r))
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "nothing": (),
     "kill of a server": (Kill("server-0", at_updates=40, back_after=0.1),),
@@ -101,6 +106,30 @@ def test_every_strategy_keeps_its_promise_under_every_fault_and_does_so_twice(
     if fault in PROOF:
         assert came.of(PROOF[fault])
     assert counted(RECOVERIES[recovery], FAULTS[fault], seed=3).digest == came.digest
+
+
+@pytest.mark.parametrize(
+    ("above", "other"),
+    [(Chain(2), InChain(0, "tail")), (SharedStore(), "store-0")],
+    ids=["chain", "store"],
+)
+def test_with_every_copy_above_what_came_since_the_newest_checkpoint_is_lost(
+    above: Chain | SharedStore, other: str | InChain
+) -> None:
+    lost = (
+        faults.Kill(other, AtUpdates(47), back_after=0.1),
+        faults.Kill(InChain(0, "head"), After(0, 0.0), back_after=0.1),
+    )
+    layered = Recovery(Layered(above, Checkpoint(every=10)))
+    came = counted(layered, lost, seed=3, servers=4)
+    assert came.pushed == (PUSHES,) * WORKERS
+    assert {min(came.seen), max(came.seen)} == {ALL - came.lost, ALL}
+    assert came.lost <= 10, "writes keep up here"
+    last = came.of(Restored)[-1]
+    assert (last.source, last.shard) == ("checkpoint", 0)  # type: ignore[attr-defined]
+    assert counted(layered, lost, seed=3, servers=4).digest == came.digest
+    if isinstance(above, Chain):  # without a layer nothing is left
+        assert counted(Recovery(above), lost, seed=3, servers=4).lost >= 47
 
 
 def test_what_recovery_costs_differs_by_strategy_as_it_does_on_processes() -> None:

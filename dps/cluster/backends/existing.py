@@ -121,7 +121,7 @@ class ExistingCluster(RemoteNodes):
         self._tasks: set[asyncio.Task[None]] = set()
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
-            self.client = stack.enter_context(_connected(address, security))
+            self.client = stack.enter_context(connected(address, security))
             check_scheduler(self.client)
             with contextlib.suppress(KeyError):  # the scheduler serves none
                 self.dashboard = self.client.dashboard_link
@@ -318,7 +318,23 @@ class _Waiting:
         return True
 
 
-def _connected(address: str | None, security: Security | None) -> Client:
+def connected(address: str | None, security: Security | None) -> Client:
+    """Return a client of a Dask scheduler that is there.
+
+    Parameters
+    ----------
+    address
+        That of the scheduler; None: the one that Dask is configured with.
+    security
+        Certificates; None: what Dask's own configuration says.
+
+    Raises
+    ------
+    CapacityError
+        No scheduler answers.
+    ConfigurationError
+        There is no address, or it and the certificates do not go together.
+    """
     wanted = address or dask.config.get("scheduler-address", None)
     if wanted is None:
         raise ConfigurationError(

@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Mapping
 
 from dps.cluster.driver.connection import SchedulerConnection
+from dps.cluster.driver.data_shares import refuse_futures, shares_of
 from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
@@ -278,6 +279,7 @@ class ParameterServer(Observable):
         self._watch = LossWatch(group)
         self._drops = DropWatch(client, group)
         self._stops = 0
+        self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
         self._caller: Caller | None = None
         self._started_workers = 0
         self._futures: set[Any] = set()
@@ -326,16 +328,24 @@ class ParameterServer(Observable):
 
     # -- what a user does ------------------------------------------------------------------------
 
-    def run(self, train: Callable[[Worker], T], workers: int = 1) -> list[Any]:
+    def run(self, train: Callable[..., T], workers: int = 1, data: Any = None) -> list[Any]:
         """Run a training function on `workers` nodes.
 
         Parameters
         ----------
         train
             Called with a `Worker` in a Dask task on each node; a plain function or a
-            `functools.partial`, as for `Client.submit`.
+            `functools.partial`, as for `Client.submit`. With `data` it is called with the worker
+            and the list of the partitions that are its share.
         workers
             How many to start. Each occupies a thread of a node until its function returns.
+        data
+            A Dask array (in chunks of whole rows), DataFrame or bag, or a list of futures such as
+            `Client.scatter` returns, which workers share: each is given as many whole partitions
+            as the others (or one more), computed on its node, in order, as numpy arrays, pandas
+            DataFrames, lists or whatever the futures hold. With a tuple of such collections each
+            partition is the tuple of those of the same number. Shares stay in memory until the
+            group is closed, for workers that are started again.
 
         Returns
         -------
@@ -346,9 +356,12 @@ class ParameterServer(Observable):
         ------
         CapacityError
             The worker nodes have too few threads.
+        ConfigurationError
+            There is no such training function, or `data` cannot be shared out.
         """
         if not callable(train):
             raise ConfigurationError(f"train={train!r}, expected a function of the worker")
+        refuse_futures(train)
         if workers < 1:
             raise ConfigurationError(f"workers={workers}, expected at least 1")
         self._require_open()
@@ -359,14 +372,19 @@ class ParameterServer(Observable):
                 f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
                 "threads in all; start more Dask workers or ask for fewer"
             )
+        shares: Sequence[Any] = [None] * workers
+        if data is not None:
+            shares = shares_of(self._client, data, workers, [node.address for node in nodes])
         first, self._started_workers = self._started_workers, self._started_workers + workers
         peers = [f"worker-{number}" for number in range(first, first + workers)]
+        self._shares.update(zip(peers, shares, strict=True))
         return [self._submit(train, peers, index, nodes) for index in range(workers)]
 
-    def run_again(self, train: Callable[[Worker], T], worker: str, node: str) -> Any:
+    def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
         """Start a worker again that was lost with its node; return its Dask future.
 
-        It enters as another incarnation: nothing of the one before is taken for its own.
+        It enters as another incarnation: nothing of the one before is taken for its own. Its share
+        of `data` is the same.
 
         Parameters
         ----------
@@ -684,7 +702,7 @@ class ParameterServer(Observable):
             raise GroupClosed("this parameter server is closed")
 
     def _submit(
-        self, train: Callable[[Worker], T], peers: Sequence[str], index: int, nodes: Sequence[Node]
+        self, train: Callable[..., T], peers: Sequence[str], index: int, nodes: Sequence[Node]
     ) -> Any:
         future = self._client.submit(
             run_worker,
@@ -695,6 +713,7 @@ class ParameterServer(Observable):
             "worker",
             {node.address: node.name for node in nodes},
             self._stops,
+            self._shares.get(peers[index]),
             key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
             workers=[node.address for node in nodes],
             resources={"worker": 1} if nodes[0].resource else None,

@@ -552,18 +552,19 @@ class _FilterCounts:
 
 def run_worker(
     group: Group,
-    train: Callable[[Worker], T],
+    train: Callable[..., T],
     peers: Sequence[str],
     index: int,
     node_role: str,
     nodes: Mapping[str, str],
     stops: int = 0,
+    data: Sequence[Any] | None = None,
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
     `peers` are the names of all workers that were started together, `index` is which one this is,
     `nodes` the names of nodes by their addresses, `stops` how often the training had been stopped
-    before.
+    before, `data` the partitions of this worker if it shares a collection with the others.
     Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
     others do not wait for it, and the error goes to the Dask future.
     """
@@ -648,7 +649,7 @@ def run_worker(
         on_loop(enter())
         leave = leave_of(dask_worker)
         own = Worker(client, loop, reports, leave, index, len(peers), platform, sum(done))
-        result = train(own)
+        result = train(own) if data is None else train(own, data)
         reason = "finished"
         return result
     finally:

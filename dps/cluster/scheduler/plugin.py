@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from distributed import Scheduler
@@ -14,6 +15,7 @@ from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
+from dps.cluster.scheduler.overview import RECENT, GroupOverview, is_news, overview_of
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
     ClusterTransport,
@@ -22,7 +24,7 @@ from dps.cluster.transport.calls import (
     frozen,
     thawed,
 )
-from dps.events import ResourceSampled
+from dps.events import Event, ResourceSampled
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.messages import CloseGroup
@@ -55,9 +57,11 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._meter = Meter()
         self._platform = platform_of(scheduler)
         self._recorder = recorder_of(self._group, scheduler.log_event)
-        transport = ClusterTransport(scheduler.rpc, self._meter)
-        sink = logged(self._group, self._recorder)
-        self._coordinator = Coordinator(self._group, transport, self._platform.clock, sink)
+        self._transport = ClusterTransport(scheduler.rpc, self._meter)
+        self._recent: deque[Event] = deque(maxlen=RECENT)
+        sink = logged(self._group, self._note)
+        clock = self._platform.clock
+        self._coordinator = Coordinator(self._group, self._transport, clock, sink)
         self._losses: set[asyncio.Task[None]] = set()
         every = self._group.timings.flush
         self._recording = asyncio.create_task(
@@ -91,6 +95,22 @@ class CoordinatorPlugin(SchedulerPlugin):
     async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
         """Carry out one message for the coordinator; called by whoever calls the scheduler."""
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
+
+    async def overview(self) -> GroupOverview:
+        """Return how it stands with the group, for who looks at it from outside."""
+        return await overview_of(
+            self._group,
+            self._coordinator,
+            self._transport,
+            self._scheduler,
+            self._platform.clock.now(),
+            self._recent,
+        )
+
+    def _note(self, event: Event) -> None:
+        if is_news(event):
+            self._recent.append(event)
+        self._recorder(event)
 
     async def _end(self) -> None:
         await self._coordinator.handle(CloseGroup())

@@ -204,11 +204,15 @@ class ShardClient:
         return results[0]
 
     async def drain(self) -> None:
-        """Wait until the gradients that are buffered in this worker are applied."""
+        """Wait until the gradients that are buffered, here or in a mailbox, are applied.
+
+        A shard is served again only with what its mailbox has been given.
+        """
         async with self._turn:
             with suppress(Evicted):
-                if self._held:
+                if self._held or self._deposited:
                     await self._until_served("drain", self._flush_held)
+                    self._deposited = 0
 
     async def at_rest(self) -> None:
         """Return when nothing that was sent is under way; nothing more may be."""

@@ -179,6 +179,11 @@ class Coordinator:
             if worker.address == address and worker.active:
                 await self._remove_worker(name, worker.incarnation, "lost")
 
+    @property
+    def workers(self) -> dict[str, tuple[str, bool]]:
+        """The address of each worker that there has been, and whether it takes part."""
+        return {name: (worker.address, worker.active) for name, worker in self._workers.items()}
+
     # -- requests --------------------------------------------------------------------------------
 
     async def _get_table(self, m: GetTable) -> Table:

@@ -309,6 +309,9 @@ class ShardController:
             return await self._restored(host, Restore(view.shard, view.epoch, host, self._keepers))
         if host in self._tried:
             return await self._restore_got(view, host)
+        if self.begun and self._durability.has_layer_below:
+            request = Restore(view.shard, view.epoch, host, self._keepers, from_below=True)
+            return await self._restored(host, request)
         return await self._install(view, host)
 
     async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:

@@ -54,7 +54,7 @@ class Restore:
     """Bring the shard back from where its durability keeps it (in `cut`), and serve it alone.
 
     `since`: it is kept nowhere any more; go on from what the host has got in that epoch or later.
-    Reply: Brought.
+    `from_below`: nobody has got it either; go on from the layer of checkpoints. Reply: Brought.
     """
 
     shard: int
@@ -63,6 +63,7 @@ class Restore:
     keepers: Keepers
     cut: int = 0
     since: int = 0
+    from_below: bool = False
 
 
 @message

@@ -322,7 +322,7 @@ class ShardServer:
     async def _restore(self, m: Restore) -> Brought:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
         self._note_keepers(m)
-        keeper, life = self._persistence(m.shard), self._life
+        keeper, life = self._persistence(m.shard, m.from_below), self._life
         state = self._got(m) if m.since else await keeper.restore(m.epoch, m.cut)
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
@@ -393,7 +393,7 @@ class ShardServer:
         if mail.operations:
             await replica.replay(epoch, mail.operations)
 
-    def _persistence(self, shard: int) -> Persistence:
+    def _persistence(self, shard: int, from_below: bool = False) -> Persistence:
         group = self._group
         of_group = shard, group.name, group.coordinator, group.timings
         tools = self._transport, self._clock, self._emit
@@ -404,6 +404,7 @@ class ShardServer:
             store,
             history=lambda: self._history,
             layout=group.layout.shards[shard],
+            from_below=from_below,
         )
         return group.recovery.durability.persistence(context)
 

@@ -160,6 +160,21 @@ def cuts(case: Case) -> bool:
     return case.recovery.durability.restores_together
 
 
+def layered(case: Case) -> bool:
+    """Where checkpoints are written below what acks wait for."""
+    return case.recovery.durability.has_layer_below
+
+
+def layered_chains(case: Case) -> bool:
+    """Where they are written below a chain."""
+    return layered(case) and chains(case)
+
+
+def layered_stores(case: Case) -> bool:
+    """Where they are written below the state store."""
+    return layered(case) and stores(case)
+
+
 def spread(case: Case) -> bool:
     """Where any server may hold any shard."""
     return case.servers is not None

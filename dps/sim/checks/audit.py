@@ -37,11 +37,14 @@ from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import NoDurability
 from dps.protocol.functions import CALLS
-from dps.protocol.messages import Renewed, RenewLease, Table, View
+from dps.protocol.messages import Renewed, RenewLease, Restore, Table, View
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
+from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage.manifest import Saved
+from dps.protocol.transport import Endpoint
 from dps.sim.checks.checkpoint_age import Committed, now
+from dps.sim.checks.layers import LayerHistory
 from dps.sim.checks.parts import PartsHistory, changed, numbers
 from dps.sim.checks.ring import check_ring
 from dps.sim.injector import Injector
@@ -87,6 +90,8 @@ class _Shard:
         self.begun = False
         self.seeded: Restored | None = None  # the last restoration, if by the driver or a worker
         self.restorations: dict[int, _Restoration] = {}  # by epoch
+        self.layer = LayerHistory()
+        self.last_chain: tuple[Endpoint, ...] = ()
 
 
 class Auditor:
@@ -120,6 +125,7 @@ class Auditor:
         self._forgets = isinstance(case.recovery.durability, WorkerCache)
         self._in_parts = case.recovery.durability.restores_in_parts
         self._parts = self._histories() if self._in_parts else []
+        self._layered = case.recovery.durability.has_layer_below
         self._joined: dict[str, int] = {}  # the incarnation of each worker that takes part
         self._incarnations: dict[str, int] = {}  # the last one of each
         self._saved_incarnations: dict[str, int] = {}
@@ -153,6 +159,7 @@ class Auditor:
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
             shard.seeded, shard.restorations, shard.served = None, {}, set()
+            shard.layer, shard.last_chain = LayerHistory(), ()
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -200,6 +207,9 @@ class Auditor:
         values = self._check_counts(what, replica.shard, state)
         if replica.epoch in shard.served:
             shard.ever |= self._cells(replica.shard, state, values)
+        if self._layered:
+            cells = self._cells(replica.shard, state, values)
+            shard.layer.accepted(replica.epoch, state.version, cells)
         if not isinstance(self._case.consistency, ASP):
             self._check_active(what, step)
             if not self._world.group.restores_together:  # else clocks go back with the shards
@@ -245,11 +255,34 @@ class Auditor:
             self._mailboxes.add(mailbox.address)
         for number, shard in enumerate(self._shards):
             view = self._world.view(number)
+            shard.last_chain = view.chain or shard.last_chain
             if view.serving:
                 shard.served.add(view.epoch)
                 shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
+
+    def falling_back(self, host: ShardServer, m: Restore) -> None:
+        """A shard is to be restored from the checkpoints below: what is above has to be lost.
+
+        The last replica of a chain is waited for while it is only silent, for longer than any fault
+        lasts; a host that holds states in a store may be given up before.
+        """
+        shard = self._shards[m.shard]
+        if host._group.name != self._world.group.name or m.epoch < self._world.view(m.shard).epoch:
+            return
+        shard.layer.asked(m.epoch)
+        if self._case.recovery.durability.needs_store:
+            return
+        alive = [
+            member.address
+            for member in shard.last_chain
+            if self._world.name_of(member)
+            and m.shard in self._world.hosts[member.address]._replicas
+        ]
+        if alive:
+            text = f"shard {m.shard} goes back to a checkpoint, though {', '.join(alive)} has it"
+            self._world.network.report(Violation("a copy above lives", text))
 
     @property
     def mail_lost(self) -> bool:
@@ -335,6 +368,8 @@ class Auditor:
             case CheckpointRefused():
                 self._refused(event.shard, event.path, event.reason)
             case CheckpointWritten() | CutTaken():
+                if isinstance(event, CheckpointWritten):
+                    self._shards[event.shard].layer.written(event.epoch, event.version)
                 text = f"{type(event).__name__} says that it took {event.seconds:g} s"
                 require(event.seconds >= 0, "negative time", text)
             case WorkerJoined():
@@ -421,13 +456,18 @@ class Auditor:
             # It was given up before it was carried out. Nobody is asked in an epoch that is over:
             # nothing is lost by it, and whoever has the shard has it still.
             return
-        if anew and shard.begun and not isinstance(self._case.recovery.durability, NoDurability):
+        fell_back = self._layered and event.source == "checkpoint"
+        forgets = isinstance(self._case.recovery.durability, NoDurability)
+        if (anew or fell_back) and shard.begun and not forgets:
             self._check_all_lost(what, event.shard, process)
+        if self._layered:
+            self._check_layer(what, event, there)
+            shard.layer.accepted(event.epoch, state.version, there)
         if self._committed:
             whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
             self._committed[event.shard].restored(what, state.version, whole, lost_at)
         self._tally.lives[event.shard] += 1
-        bound = float("inf") if anew else self._bound(shard)
+        bound = float("inf") if anew or fell_back else self._bound(shard)
         if self._parts:
             self._note_in_part(event.shard, state, values, there)
         self._check_loss(what, event.shard, there, bound)
@@ -459,6 +499,17 @@ class Auditor:
         """
         under_way = self._tally.processes.total() * (WITHHELD if self._case.filters else 1)
         return self._case.interval * (1 + shard.refused) + under_way * shard.refused
+
+    def _check_layer(self, what: str, event: Restored, there: set[int]) -> None:
+        """What is lost with every copy above came after the newest complete checkpoint."""
+        tally, number, shard = self._tally, event.shard, self._shards[event.shard]
+        anew = event.source == "initial" and shard.begun
+        require(not anew, "started anew", f"{what}: there is a layer of checkpoints")
+        if event.source == "checkpoint":
+            kept = shard.layer.kept(event.epoch, shard.refused) & tally.acked[number]
+            lost = kept - there - tally.forgiven[number]
+            text = f"{what}: {sorted(lost)} are lost, and are in the newest complete checkpoint"
+            require(not lost, "lost", text)
 
     def _check_all_lost(self, what: str, number: int, process: Process) -> None:
         """A shard starts anew only if all who had its state are lost, or were taken for lost."""

@@ -45,6 +45,8 @@ class Draw:
             stories += [bad_disk, torn_by_crash] * 3
         if self.case.recovery.needs_store:
             stories += [store_out]
+        if self.case.recovery.durability.has_layer_below:
+            stories += [nothing_above, nothing_above_and_bad_disk, layer_stuck] * 3
         return stories
 
     # -- what stories are made of ------------------------------------------------------------------
@@ -249,6 +251,32 @@ def torn_by_crash(d: Draw) -> list[Fault]:
         which, back = round(d.random.random(), 3), 0.02 + d.seconds(0.3)
         faults.append(Fault("crash in a write", whom, d.seconds(0.3), lasts=back, which=which))
     return faults
+
+
+def nothing_above(d: Draw) -> list[Fault]:
+    """Lose every copy of a shard above the layer of checkpoints, almost together."""
+    shard, durability = d.shard(), d.case.recovery.durability
+    roles: list[Role] = ["tail", "head", "middle"]
+    copies = [Whom(role, shard) for role in roles[: d.replicas]]
+    if durability.needs_store:
+        copies.insert(d.random.randint(0, 1), Whom("store", shard))
+    first, *others = copies
+    return [d.crash(first, 0.6), *(d.crash(whom, 0.02) for whom in others)]
+
+
+def nothing_above_and_bad_disk(d: Draw) -> list[Fault]:
+    """Have a disk fail under a layer, then lose every copy above it; and again."""
+    faults = [bad_disk(d)[0], *nothing_above(d)]
+    return faults if d.random.random() < 0.5 else [*faults, *nothing_above(d)]
+
+
+def layer_stuck(d: Draw) -> list[Fault]:
+    """Have nothing written for a while, in which acks go on, and perhaps lose some copy above."""
+    shard = d.shard()
+    kinds: list[Kind] = ["full disk", "failed rename", "slow disk"]
+    kind, which = d.random.choice(kinds), round(d.random.random(), 3)
+    bad = Fault(kind, Whom("disk", shard), d.seconds(0.2), lasts=0.5 + d.seconds(1.0), which=which)
+    return [bad, d.crash(d.host(shard), 0.5)] if d.random.random() < 0.5 else [bad]
 
 
 def store_out(d: Draw) -> list[Fault]:

@@ -10,6 +10,7 @@ from dps.core.outage import Continue, Replay, Wait
 from dps.core.placement.hash_ring import ConsistentHash
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
@@ -53,7 +54,7 @@ class Case:
         match self.recovery.durability:
             case Checkpoint(at_risk=int(at_risk)) | PartialCheckpoint(at_risk=int(at_risk)):
                 return at_risk * (WITHHELD if self.filters else 1)
-            case SharedStore():
+            case SharedStore() | Layered():  # a layer below has a check of its own
                 return 0
         return float("inf")
 
@@ -90,6 +91,8 @@ _SPARSE: tuple[Filter, ...] = (SignificantlyModified(0.5),)
 _SHORT: tuple[Filter, ...] = (SignificantlyModified(0.5), Quantise("bf16"))
 
 _RING = ConsistentHash(8)
+
+_LAYER = Checkpoint(every=4)
 
 _ALL = (
     Case("none", Recovery(NoDurability())),
@@ -209,6 +212,21 @@ _ALL = (
         shards=4,
         servers=2,
         placement=_RING,
+    ),
+    Case("chain(2) over checkpoint", Recovery(Layered(Chain(2), _LAYER))),
+    Case("chain(2) over checkpoint, busy", Recovery(Layered(Chain(2), _LAYER)), busy=True),
+    Case(
+        "chain(2) over checkpoint + continue, SSP(1)",
+        Recovery(Layered(Chain(2), _LAYER), Continue(limit=3, buffer="worker")),
+        SSP(1),
+    ),
+    Case("store over checkpoint", Recovery(Layered(SharedStore(every=4), _LAYER))),
+    Case("stateless over checkpoint", Recovery(Layered(SharedStore(every=4), _LAYER), Continue())),
+    Case(
+        "chain(2) over checkpoint, seconds, elastic",
+        Recovery(Layered(Chain(2), Checkpoint(seconds=0.3))),
+        shards=3,
+        servers=3,
     ),
 )
 CASES = {case.name: case for case in _ALL}

@@ -164,8 +164,12 @@ def write(found: Comparison, path: Path) -> None:
     StoreUnavailable
         It cannot be written there.
     """
-    told = {**asdict(found), "rows": [_as_json(row) for row in found.rows]}
-    write_whole(path, json.dumps(told, indent=1) + "\n", "the comparison")
+    write_whole(path, json.dumps(as_data(found), indent=1) + "\n", "the comparison")
+
+
+def as_data(found: Comparison) -> dict[str, Any]:
+    """Return everything for JSON."""
+    return {**asdict(found), "rows": [_as_json(row) for row in found.rows]}
 
 
 # -- parts -------------------------------------------------------------------------------------

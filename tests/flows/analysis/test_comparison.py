@@ -308,6 +308,15 @@ def test_a_strategy_alone_stands_for_all_its_conditions(here: Path) -> None:
     assert {row.condition for row in rows} == names
 
 
+def test_a_label_on_another_axis_stands_for_all_that_have_it(here: Path) -> None:
+    kill, quiet = (find_run(f"demo/{label}", here, PRICES) for label in ("kill", "no-fault"))
+    assert {done.outcome.identity.condition for done in kill.trials} == {"kill"}
+    strategies = {done.outcome.identity.strategy for done in kill.trials}
+    assert len(strategies) > 1
+    rows = judged(quiet, kill, np.random.default_rng(0))
+    assert {row.condition for row in rows} == strategies
+
+
 def test_seeds_and_names_are_no_settings(here: Path) -> None:
     one, other = (find_run(f"demo/chain.kill.seed-{seed}", here, PRICES) for seed in (0, 1))
     assert settings_that_differ(one, other) == []

@@ -23,17 +23,20 @@ AXES = {
 TOGETHER = "zip=[[training.workers, training.updates]]"
 
 
+BASE: dict[str, Any] = {
+    "experiment": "grid",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"updates": 100},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+}
+KILL = "{kind: kill, target: server-0, at_updates: 50}"
+PAUSE = "{kind: pause, target: server-0, at_updates: 50, seconds: 1}"
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    experiment: dict[str, Any] = {
-        "experiment": "grid",
-        "workload": {"kind": "softmax"},
-        "dataset": {"kind": "digits"},
-        "training": {"updates": 100},
-        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
-        "axes": AXES,
-        "seeds": [0, 1],
-    }
+    experiment = {**BASE, "axes": AXES, "seeds": [0, 1]}
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(experiment, sort_keys=False))
     return str(path)
@@ -121,3 +124,93 @@ def test_a_grid_of_a_billion_is_counted_at_once() -> None:
     began = time.process_time()
     assert Combinations(axes, (), excluded).count == 10**9 - 100 * 1000
     assert time.process_time() - began < 5
+
+
+# -- the labels of an axis on the command line -----------------------------------------------------
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> str:
+    """The path of an experiment with labels on its axes."""
+    axes: dict[str, Any] = {
+        "recovery": {"none": "none", "saved": "checkpoint", "chain": "chain"},
+        "faults": {"no fault": [], "kill": [yaml.safe_load(KILL)]},
+        "optimizer.learning_rate": [0.1, 0.2],
+    }
+    path = tmp_path / "labelled.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "axes": axes}, sort_keys=False))
+    return str(path)
+
+
+def axes_of(path: str, *overrides: str) -> dict[str, dict[str, Any]]:
+    return load_experiment(path, overrides).axes
+
+
+def test_a_label_can_be_added(labelled: str) -> None:
+    found = axes_of(labelled, f"axes.faults.x=[{PAUSE}]")["faults"]
+    assert list(found) == ["no fault", "kill", "x"]
+    assert found["x"] == [yaml.safe_load(PAUSE)]
+    assert list(axes_of(labelled, "axes.recovery.mine=stateless")["recovery"])[-1] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "axis", "label", "value"),
+    [
+        (f"axes.faults.no fault=[{PAUSE}]", "faults", "no fault", [yaml.safe_load(PAUSE)]),
+        ("axes.recovery.chain=none", "recovery", "chain", "none"),
+        (
+            "axes.recovery.saved.durability.every=7",
+            "recovery",
+            "saved",
+            {"preset": "checkpoint", "durability": {"every": 7}},
+        ),
+        ("axes.optimizer.learning_rate.0.2=0.3", "optimizer.learning_rate", "0.2", 0.3),
+        ("axes.optimizer.learning_rate.more=0.5", "optimizer.learning_rate", "more", 0.5),
+    ],
+    ids=["list", "word", "a key of it", "a number", "new"],
+)
+def test_a_label_can_be_set(labelled: str, setting: str, axis: str, label: str, value: Any) -> None:
+    before, after = axes_of(labelled), axes_of(labelled, setting)
+    assert after == {**before, axis: {**before[axis], label: value}}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "axes.recovery.outage=[wait, continue]",
+        "axes.recovery=[none]",
+        "axes.training.workers=[1, 2]",
+    ],
+)
+def test_a_key_of_the_configuration_is_an_axis_of_its_own(labelled: str, setting: str) -> None:
+    key, _, values = setting.partition("=")
+    assert list(axes_of(labelled, setting)[key.removeprefix("axes.")]) == yaml_labels(values)
+
+
+def yaml_labels(values: str) -> list[str]:
+    return [str(value) for value in yaml.safe_load(values)]
+
+
+def test_a_wrong_value_of_a_label_is_told_with_the_label(labelled: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"axes\.recovery: 'mine': .*did you mean 'chain'"):
+        load_experiment(labelled, ["axes.recovery.mine=chian"])
+    with pytest.raises(ConfigurationError, match=r"'none' has no key 'x', for it is not a section"):
+        load_experiment(labelled, ["axes.recovery.none.preset.x=3"])
+
+
+@pytest.mark.parametrize("who", ["comparison", "claims", "exclude"])
+def test_a_mistyped_value_is_told_of_and_not_who_names_its_label(labelled: str, who: str) -> None:
+    naming = {
+        "comparison": "comparison.baseline=chain",
+        "exclude": "exclude=[{recovery: chain, faults: kill}]",
+        "claims": "claims=[{metric: accuracy_final, strategy: chain, against: none, condition: "
+        "{faults: kill, optimizer.learning_rate: 0.1}, direction: more, smallest: 0.01}]",
+    }[who]
+    load_experiment(labelled, [naming])
+    with pytest.raises(ConfigurationError) as caught:
+        load_experiment(labelled, [naming, "axes.recovery=[none, chian]"])
+    assert "--set axes.recovery=[none, chian]: axes.recovery: 'chian'" in str(caught.value)
+    assert "did you mean 'chain'" in str(caught.value)
+    assert who not in str(caught.value)
+    with pytest.raises(ConfigurationError, match=f"{who}.*checkpoint"):
+        load_experiment(labelled, [naming, "axes.recovery=[none, checkpoint]"])

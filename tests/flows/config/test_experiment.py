@@ -15,9 +15,12 @@ from dps.core.faults.plan import AtUpdates, Kill, Pause
 from dps.core.outage import Continue, Replay
 from dps.core.rules.penalties import L1, L2, ElasticNet
 from dps.errors import ConfigurationError
+from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.presets import PRESETS
+from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
 from flows.config.experiment import TrialConfig, load_experiment, packaged_names
 from flows.config.trials import digest
@@ -59,6 +62,19 @@ def complaint(path: Path, *overrides: str) -> str:
     text = str(caught.value)
     assert "pydantic" not in text
     return text
+
+
+def test_of_many_names_the_nearest_are_told(config: Path) -> None:
+    text = complaint(config, "comparison.metrics=[accuracy]")
+    assert "did you mean 'accuracy_final' or 'accuracy_best' or 'accuracy_after'?" in text
+    assert len(text) < 300
+    assert "cost_usd" not in text
+
+
+def test_a_folder_without_the_data_is_refused(config: Path, tmp_path: Path) -> None:
+    text = complaint(config, f"dataset={{kind: fashion_mnist, folder: {tmp_path}}}")
+    assert "dataset.folder" in text
+    assert f"folder {tmp_path} has no train-images-idx3-ubyte" in text
 
 
 # -- what it builds ----------------------------------------------------------------------------
@@ -248,6 +264,44 @@ def test_checkpoints_may_hold_a_part_of_a_shard(config: Path) -> None:
         )
     with pytest.raises(ConfigurationError, match="would be lost with the process"):
         only(config, "recovery={durability: {kind: partial_checkpoint, path: 'memory://x'}}")
+
+
+@pytest.mark.parametrize(("kind", "above"), [("chain", Chain(3)), ("shared_store", SharedStore(8))])
+def test_checkpoints_may_lie_below_a_chain_or_a_store(
+    config: Path, kind: str, above: Chain | SharedStore
+) -> None:
+    own = "replicas: 3" if kind == "chain" else "every: 8"
+    layered = f"recovery.durability={{kind: {kind}, {own}, below: {{every: 50, keep: 3}}}}"
+    trial = only(config, layered)
+    below = Checkpoint(50, keep=3)
+    assert trial.build_recovery() == Recovery(Layered(above, below))
+    assert trial.recovery.name == "custom"
+    shown = trial.model_dump(mode="json")["recovery"]["durability"]
+    assert shown["below"] == {"every": 50, "seconds": None, "path": None, "keep": 3}
+    plain = only(config, f"recovery.durability={{kind: {kind}, {own}}}")
+    assert "below" not in plain.model_dump(mode="json")["recovery"]["durability"]
+    assert len(trial.node_names) == len(plain.node_names)
+    axes = "axes={recovery.durability.below.every: [25, 50]}"
+    configs = load_experiment(str(config), [layered, axes]).trial_configs()
+    built = [each.build_recovery().durability for _, each in configs]
+    assert built == [Layered(above, Checkpoint(every, keep=3)) for every in (25, 50)]
+
+
+def test_a_layer_has_an_interval_of_its_own_and_goes_where_all_nodes_see_it(config: Path) -> None:
+    layered = "recovery.durability={kind: chain, below: %s}"
+    built = only(config, layered % "{}").build_recovery().durability
+    assert built == Layered(Chain(2), Checkpoint(100))
+    timed = only(config, layered % "{seconds: 2.5}").build_recovery().durability
+    assert timed == Layered(Chain(2), Checkpoint(seconds=2.5))
+    for wrong, reason in [
+        ("{every: 0}", r"durability\.below\.every"),
+        ("{mode: sync}", r"durability\.below\.mode: unknown key; there are: every"),
+        ("{path: 'memory://x'}", "would be lost with the process"),
+    ]:
+        with pytest.raises(ConfigurationError, match=reason):
+            only(config, layered % wrong)
+    with pytest.raises(ConfigurationError, match=r"durability\.below: unknown key"):
+        only(config, "recovery.durability={kind: checkpoint, below: {every: 5}}")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,14 @@ def config(tmp_path: Path) -> Path:
                 )
             ),
         ),
+        (
+            "{kind: by_name, clip: {norm: 1}, rules: "
+            "{'*.bias': {kind: frozen}, '*': {kind: adamw, staleness_aware: true}}}",
+            dps.Clipped(
+                dps.PerArray((("*.bias", dps.Frozen()), ("*", dps.StalenessAware(dps.AdamW())))),
+                norm=1,
+            ),
+        ),
     ],
 )
 def test_optimizers(config: Path, settings: str, built: UpdateRule) -> None:
@@ -97,7 +105,36 @@ def test_an_axis_over_them_leaves_trials_without_them_as_they_were(config: Path)
             "than: unknown key; did you mean 'then'?",
         ),
         ("optimizer={kind: ftrl, weight_decay: 1}", "optimizer.weight_decay: unknown key"),
+        (
+            "optimizer={kind: by_name, rules: {}}",
+            "optimizer.rules: optimizer: expected the rule of one array at least",
+        ),
+        (
+            "optimizer={kind: by_name, rules: {'*.bias': {kind: frozen}}}",
+            "optimizer.rules: optimizer: no rule for 'layer0.weight'",
+        ),
+        (
+            "optimizer={kind: by_name, rules: {'*': {kind: adam}, bias: {kind: frozen}}}",
+            "optimizer['bias']: no array or table has this rule; there are: layer0.weight",
+        ),
+        (
+            "optimizer={kind: by_name, rules: {'*': {kind: adam, clip: {norm: 1}}}}",
+            "optimizer['*']: a gradient is clipped as a whole",
+        ),
+        (
+            "optimizer={kind: by_name, rules: {'*': {kind: adem}}}",
+            "unknown kind 'adem'; did you mean 'adam'",
+        ),
     ],
 )
 def test_mistakes_are_told(config: Path, override: str, told: str) -> None:
     assert told in complaint(config, override)
+
+
+def test_an_objective_needs_one_rule_for_all_arrays(config: Path) -> None:
+    told = complaint(
+        config,
+        "optimizer={kind: by_name, rules: {'*': {kind: adam}}}",
+        "evaluation.objective={}",
+    )
+    assert "evaluation.objective: an objective has the penalty of one rule" in told

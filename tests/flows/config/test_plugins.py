@@ -171,7 +171,7 @@ def test_a_kind_of_dps_is_found_without_looking_up_others(
         (
             "optimizer={kind: acme_sing, learning_rate: 1}",
             "optimizer.kind: unknown kind 'acme_sing'; did you mean 'acme_sign'? There are: sgd, "
-            "momentum, adagrad, adam, adamw, ftrl, proximal, delayed_proximal, acme_sign",
+            "momentum, adagrad, adam, adamw, ftrl, proximal, delayed_proximal, by_name, acme_sign",
         ),
         (
             "faults=[{kind: kil, target: server-0, at_updates: 1}]",

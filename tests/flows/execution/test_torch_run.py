@@ -23,6 +23,38 @@ def factory(shape):
 """
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("nn.Linear(shape.features + 1, shape.classes)", "gradient for x of shape (32, 64)"),
+        ("nn.Linear(shape.features, 3)", "and classes up to 9: IndexError"),
+        ("'no module'", "made str, expected an nn.Module"),
+    ],
+    ids=["input", "classes", "no module"],
+)
+def test_a_module_that_does_not_fit_is_refused_before_anything_runs(
+    tmp_path: Path, command: str, made: str, told: str
+) -> None:
+    (tmp_path / "mymodels.py").write_text(
+        f"from torch import nn\n\ndef factory(shape):\n    return {made}\n"
+    )
+    config = {
+        "experiment": "small",
+        "workload": {"kind": "torch", "module": "mymodels:factory"},
+        "dataset": {"kind": "digits"},
+        "training": {"updates": 80},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    words = [sys.executable, "-m", "flows.cli", command, "small.yaml"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
 def test_a_module_in_the_working_directory_trains_through_a_kill(tmp_path: Path) -> None:
     (tmp_path / "mymodels.py").write_text(MODULE)
     config = {

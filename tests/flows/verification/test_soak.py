@@ -10,15 +10,18 @@ import pytest
 
 from dps.core.outage import Continue
 from dps.errors import ConfigurationError
-from dps.events import Decided, Restored
+from dps.events import CheckpointWritten, Decided, Restored
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
+from flows.records.record import Record
 from flows.verification.case import Case, Struck
+from flows.verification.counting import Violation
 from flows.verification.pool import MEBIBYTE, Sample, _growth
-from flows.verification.round import restorations_of
+from flows.verification.round import require_newest, restorations_of
 from flows.verification.soak import CASES, Result, chosen, table
 
 SECONDS = 110
@@ -58,6 +61,8 @@ def test_strategies_are_chosen_by_name() -> None:
         (Recovery(Chain(), Continue(limit=5, buffer="worker")), False, 0, 5),
         (Recovery(SharedStore(), Continue()), False, 0, 0),
         (Recovery(SharedStore(), Continue()), True, float("inf"), 0),
+        (Recovery(Layered(Chain())), False, 0, 0),
+        (Recovery(Layered(Chain())), True, float("inf"), 0),
     ],
 )
 def test_what_a_strategy_may_lose(
@@ -121,3 +126,28 @@ def test_a_restoration_counts_once_also_if_its_host_was_killed_before_it_could_t
     chosen = Decided(0.1, 0, 7, "replica-0-1", "reconfigure")
     told = Restored(0.1, 0, 3, "spare-0", 30, "checkpoint")
     assert restorations_of(0, [*decided, chosen, told]) == {3, 5}
+
+
+@pytest.mark.parametrize(
+    ("written", "older"),
+    [((0.4, 3, 40), True), ((0.6, 3, 40), False), ((0.4, 5, 40), False), ((0.4, 2, 40), False)],
+    ids=["complete before", "complete too late", "of the new epoch", "of an epoch before"],
+)
+def test_a_layer_is_not_gone_back_further_than_to_its_newest_checkpoint(
+    written: tuple[float, int, int], older: bool
+) -> None:
+    at, epoch, version = written
+    record = Record(
+        (
+            CheckpointWritten(0.2, 0, 3, 20, 100, 0.1),
+            CheckpointWritten(at, 0, epoch, version, 100, 0.1),
+            CheckpointWritten(0.3, 1, 3, 90, 100, 0.1),
+            Decided(0.5, 0, 5, "spare-0", "restore"),
+            Restored(0.7, 0, 5, "spare-0", 20, "checkpoint"),
+        )
+    )
+    if older:
+        with pytest.raises(Violation, match="went back to version 20 in epoch 5, though 40"):
+            require_newest(0, record)
+    else:
+        require_newest(0, record)

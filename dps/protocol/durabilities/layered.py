@@ -1,0 +1,207 @@
+"""Layers: what acks wait for is in memory, and checkpoints are written below it in the background.
+
+When every copy above is lost, a shard goes on from the newest complete checkpoint. Whether that is
+so is for the coordinator to say: a server cannot know who else has the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from dps.core.shard import ShardState
+from dps.errors import require
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.durability import CutPersistence, Durability, Feature, Persistence, ServerContext
+from dps.protocol.transport import Endpoint
+from dps.protocol.wire import message
+
+if TYPE_CHECKING:
+    from dps.protocol.storage.background_checkpoints import BackgroundCheckpoints
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Layered(Durability):
+    """Shard state lives as `above` says, and checkpoints of it are written in the background.
+
+    As long as one copy above lives, nothing acked is lost, and the layer below is not looked at.
+    When all are lost (every replica of a chain; the state store, and the server with it), the shard
+    goes on from the newest complete checkpoint: acked updates since then are lost. No ack waits for
+    the layer, so `below.every` says how often a write begins, and bounds nothing: while files are
+    slow, or cannot be written, more is at risk.
+
+    Parameters
+    ----------
+    above
+        What acks wait for: a `Chain` or a `SharedStore`.
+    below
+        When and where checkpoints are written: asynchronous ones, of each shard by itself, every so
+        many updates or seconds.
+    """
+
+    above: Chain | SharedStore
+    below: Checkpoint = field(default_factory=Checkpoint)
+    has_layer_below: ClassVar[bool] = True
+    writes_checkpoints: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        above, below = self.above, self.below
+        require(
+            isinstance(above, Chain | SharedStore),
+            f"layered: above={above!r}, expected Chain(...) or SharedStore(...)",
+        )
+        require(
+            isinstance(below, Checkpoint), f"layered: below={below!r}, expected Checkpoint(...)"
+        )
+        require(
+            below.mode == "async",
+            "layered: below has mode='sync', expected 'async': no ack waits for a layer below",
+        )
+        require(
+            below.scope == "shard",
+            "layered: below has scope='all', expected 'shard': only what is lost goes back",
+        )
+        require(
+            below.every != "auto",
+            "layered: below has every='auto', expected a number of updates: that interval is "
+            "chosen for checkpoints that every lost server goes back to",
+        )
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas each shard has above."""
+        return self.above.replicas
+
+    @property
+    def reads(self) -> Literal["tail", "any"]:
+        """Who serves pulls above."""
+        return self.above.reads
+
+    @property
+    def aggregate(self) -> int:
+        """How many updates are summed into one above."""
+        return self.above.aggregate
+
+    @property
+    def linger(self) -> float:
+        """For how many seconds an update waits above for others to be summed with."""
+        return self.above.linger
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether the state above is in a state store."""
+        return self.above.needs_store
+
+    @property
+    def path(self) -> str | None:
+        """Where the checkpoints are."""
+        return self.below.path
+
+    @property
+    def keep(self) -> int:
+        """How many checkpoints of each shard are kept."""
+        return self.below.keep
+
+    def refusal(self, feature: Feature) -> str | None:
+        """Why either layer does not go with something."""
+        return self.above.refusal(feature) or self.below.refusal(feature)
+
+    def at(self, path: str) -> Layered:
+        """Return the same choice with its files below another path."""
+        return replace(self, below=self.below.at(path))
+
+    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+        """Whether what is above can be restored: only else is the layer below asked."""
+        return self.above.is_restorable(stored, store)
+
+    def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
+        """Whether a host has the last copy above, which is newer than any below."""
+        return self.above.is_last_copy(alone, tried, restorable)
+
+    def persistence(self, context: ServerContext) -> LayeredPersistence:
+        """Return what keeps one shard's state above, and writes its checkpoints."""
+        from dps.protocol.storage.background_checkpoints import BackgroundCheckpoints
+
+        above, below = self.above.persistence(context), BackgroundCheckpoints(self.below, context)
+        return LayeredPersistence(above, below, context.from_below)
+
+
+class LayeredPersistence:
+    """State is kept by one durability, and written to files beside it.
+
+    Used from one event loop.
+
+    Parameters
+    ----------
+    from_below
+        Whether the state is restored from the files.
+    """
+
+    immediate = False  # else nobody would say what is committed
+    cuts: CutPersistence | None = None
+
+    def __init__(
+        self, above: Persistence, below: BackgroundCheckpoints, from_below: bool = False
+    ) -> None:
+        self.source = below.source if from_below else above.source
+        self.window = above.window
+        self._above = above
+        self._below = below
+        self._from_below = from_below
+        self._begun = False  # whether there is a checkpoint, and of this epoch if it is restored
+
+    @property
+    def saved(self) -> int:
+        """The version of the newest checkpoint that is known to be complete."""
+        return self._below.saved
+
+    def take_over(self, saved: int, version: int) -> None:
+        """Go on where that of another replica is."""
+        self._above.take_over(saved, version)
+        self._below.take_over(saved, version)
+        self._begun = True
+
+    def hand_over(self) -> None:
+        """Let go of what is not written yet: another replica writes now."""
+        self._above.hand_over()
+        self._below.hand_over()
+
+    async def begin(self, epoch: int, state: ShardState) -> None:
+        """Make the state durable with which a server starts.
+
+        Before a shard is served for the first time there is a checkpoint; and before it is served
+        from one, there is one of its epoch, which outranks what a replaced server may still write.
+        Otherwise nothing waits for the layer below here either.
+        """
+        if not self._begun and (self._from_below or not await self._below.has_any()):
+            await self._below.begin(epoch, state)
+        else:
+            self._below.note(epoch, state)
+        self._begun = True
+        await self._above.begin(epoch, state)
+
+    async def commit(self, epoch: int, state: ShardState) -> None:
+        """Return when the state is kept above; the layer below only takes note of it."""
+        await self._above.commit(epoch, state)
+        self._below.note(epoch, state)
+        self._begun = True
+
+    async def save(self, epoch: int, state: ShardState) -> None:
+        """Return when a checkpoint holds a state that was committed."""
+        await self._below.save(epoch, state)
+
+    async def restore(self, epoch: int, cut: int) -> ShardState:
+        """Return the state to go on from: the one above, or the newest below."""
+        if self._from_below:
+            return await self._below.restore(epoch, cut)
+        state = await self._above.restore(epoch, cut)
+        self._begun = True
+        return state
+
+    async def close(self) -> None:
+        """Do nothing more by itself."""
+        await self._above.close()
+        await self._below.close()

@@ -1,0 +1,126 @@
+"""The checks of layers: acks never wait for the checkpoints below, and these are gone back to last.
+
+That is when every copy above is lost, and to nothing older than the newest checkpoint that was
+complete when the coordinator had the shard restored. At rest, a layer has what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import LayeredPersistence
+from dps.protocol.durabilities.shared_store import StorePersistence
+from dps.protocol.durability import NoPersistence
+from dps.protocol.messages import Restore, Table
+from dps.protocol.server.shard_server import ShardServer
+from dps.sim.violation import Violation, require
+from dps.sim.world import World
+
+At = tuple[int, int]  # an epoch, and a version
+
+
+class LayerHistory:
+    """The checkpoints of one shard, and the updates in each."""
+
+    def __init__(self) -> None:
+        self._cells: dict[At, set[int]] = {}
+        self._complete: set[At] = set()
+        self._there: dict[int, list[At]] = {}  # what was complete when an epoch was to begin
+
+    def accepted(self, epoch: int, version: int, cells: set[int]) -> None:
+        """Take note of a state that a replica has; in one epoch each version is one state."""
+        self._cells[epoch, version] = cells
+
+    def written(self, epoch: int, version: int) -> None:
+        """Take note of a checkpoint that is complete."""
+        self._complete.add((epoch, version))
+
+    def asked(self, epoch: int) -> None:
+        """The shard is to be restored from a checkpoint, to be served in this epoch."""
+        self._there.setdefault(epoch, sorted(self._complete))
+
+    def kept(self, epoch: int, damaged: int) -> set[int]:
+        """The updates that a state has at least that was restored for an epoch.
+
+        So many of the newest checkpoints were `damaged`.
+        """
+        there = self._there.get(epoch, [])
+        if len(there) <= damaged:
+            return set()
+        of_epoch, version = there[-1 - damaged]
+        # It may hold a state of an epoch before, in which nothing was applied since.
+        of = max((e for e, v in self._cells if v == version and e <= of_epoch), default=None)
+        return set() if of is None else self._cells[of, version]
+
+
+@contextmanager
+def layering(
+    told: Callable[[ShardServer, Restore], None], report: Callable[[Violation], None]
+) -> Iterator[None]:
+    """Have `told` called when a layer is to be restored from, and reported when one delays acks."""
+    commit, restore = LayeredPersistence.commit, ShardServer._restore
+    above = [(kind, kind.commit) for kind in (NoPersistence, StorePersistence)]
+    kept: dict[Any, float] = {}  # when each task has last had a state kept above
+
+    def noting(right: Any) -> Any:
+        async def commit_and_note(self: Any, epoch: int, state: Any) -> None:
+            await right(self, epoch, state)
+            kept[asyncio.current_task()] = _now()
+
+        return commit_and_note
+
+    async def watched(self: LayeredPersistence, epoch: int, state: Any) -> None:
+        task = asyncio.current_task()
+        kept.pop(task, None)
+        try:
+            await commit(self, epoch, state)
+        except Exception as error:
+            if task in kept:
+                text = f"an update that is kept above is not acked: {error}"
+                report(Violation("layer stops acks", text))
+            raise
+        finally:
+            late = _now() - kept.pop(task, _now())
+            if late > 0:
+                text = f"an ack waited for {late:.3f} s after its update was kept above"
+                report(Violation("layer delays acks", text))
+
+    async def tell_and_restore(self: ShardServer, m: Restore) -> Any:
+        if m.from_below:
+            told(self, m)
+        return await restore(self, m)
+
+    for kind, right in above:
+        kind.commit = noting(right)  # type: ignore[method-assign]
+    LayeredPersistence.commit = watched  # type: ignore[method-assign]
+    ShardServer._restore = tell_and_restore  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, right in above:
+            kind.commit = right  # type: ignore[method-assign]
+        LayeredPersistence.commit = commit  # type: ignore[method-assign]
+        ShardServer._restore = restore  # type: ignore[method-assign]
+
+
+async def caught_up(world: World, table: Table, layer: Checkpoint, patience: float) -> None:
+    """Wait until the tail of each shard has written what is due."""
+
+    def behind() -> list[int]:
+        tails = {v.shard: world.hosts[v.chain[-1].address].replica(v.shard) for v in table.views}
+        left = {s: tail.state.version - tail._persistence.saved for s, tail in tails.items()}
+        return [shard for shard, unsaved in left.items() if unsaved >= (layer.at_risk or 1)]
+
+    until = _now() + patience
+    while behind():
+        text = f"shards {behind()}: what is due is not in a checkpoint after {patience:g} s"
+        require(_now() < until, "layer left behind", text)
+        await asyncio.sleep(0.1)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

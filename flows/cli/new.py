@@ -1,0 +1,421 @@
+"""`dps new`: writes a commented configuration for a question of one's own.
+
+What is written is checked as `dps plan` checks it before there is a file, so whatever can be chosen
+can be run. Without flags, in a terminal, it asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import typer
+
+from flows.cli.documents import AsJson, paper
+
+Workload = Literal["softmax", "mlp", "logistic", "rica"]
+Dataset = Literal["digits", "fashion_mnist", "patches"]
+Recovery = Literal["none", "checkpoint", "chain", "stateless"]
+FaultKind = Literal["none", "kill", "pause", "slow", "cut", "delay"]
+Role = Literal["server", "worker"]
+When = Literal["drawn", "updates", "seconds", "repeated"]
+Cluster = Literal["local", "virtual", "slurm"]
+
+WORKLOADS: tuple[Workload, ...] = get_args(Workload)
+DATASETS: tuple[Dataset, ...] = get_args(Dataset)
+RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
+FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
+ROLES: tuple[Role, ...] = get_args(Role)
+MOMENTS: tuple[When, ...] = get_args(When)
+CLUSTER_KINDS: tuple[Cluster, ...] = get_args(Cluster)
+
+COMPUTE_SECONDS = 0.01  # of a gradient: stands for a heavier model
+SUFFIX = ".yaml"
+MOST_SEEDS = 1000
+
+T = TypeVar("T", bound=str)
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the question is: what is trained, what happens to it, and what is compared."""
+
+    workload: Workload = "mlp"
+    dataset: Dataset = "digits"
+    recovery: tuple[Recovery, ...] = ("none", "checkpoint", "chain")
+    fault: FaultKind = "kill"
+    role: Role = "server"
+    when: When = "drawn"
+    updates: int = 800
+    workers: int = 2
+    seeds: int = 5
+    cluster: Cluster = "local"
+    claims: bool = True
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Of the experiment; it is written to NAME.yaml.")],
+    workload: Annotated[Workload | None, typer.Option(help="The model.")] = None,
+    dataset: Annotated[Dataset | None, typer.Option(help="What it is trained on.")] = None,
+    recovery: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(RECOVERIES), help="A strategy to compare; may be given again."
+        ),
+    ] = None,
+    fault: Annotated[FaultKind | None, typer.Option(help="What happens to a node.")] = None,
+    role: Annotated[Role | None, typer.Option(help="To which kind of node.")] = None,
+    when: Annotated[
+        When | None,
+        typer.Option(
+            help="drawn: by each seed; updates, seconds: always then; repeated: again and again."
+        ),
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option(min=20, max=1_000_000, help="Gradients of a trial.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=256, help="How many.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SEEDS, help="How often each trial is repeated.")
+    ] = None,
+    cluster: Annotated[Cluster | None, typer.Option(help="Where it runs.")] = None,
+    claims: Annotated[
+        bool | None,
+        typer.Option("--claims/--no-claims", help="Say beforehand what is to be shown."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Another file than NAME.yaml.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented configuration for a question of your own, ready for dps plan and dps run.
+
+    With no flags, in a terminal, it asks for each choice. A file that is there is never replaced.
+    """
+    given: dict[str, Any] = {
+        "workload": workload,
+        "dataset": dataset or ("patches" if workload == "rica" else None),
+        "recovery": _strategies(recovery) if recovery else None,
+        "fault": fault,
+        "role": role,
+        "when": when,
+        "updates": updates,
+        "workers": workers,
+        "seeds": seeds,
+        "cluster": cluster,
+        "claims": claims,
+    }
+    chosen = {key: value for key, value in given.items() if value is not None}
+    path = output or Path(f"{name}{SUFFIX}")
+    _must_be_free(path)
+    asked = not chosen and not as_json and sys.stdin.isatty()
+    choices = ask() if asked else Choices(**chosen)
+    _must_fit(choices)
+    text = written(name, choices)
+    trials = _checked(name, text)
+    _create(path, text)
+    with paper(as_json) as page:
+        print(f"{path}: {trials} trials. dps plan {path} shows them, dps run {path} runs them")
+        page.write({"experiment": name, "file": path, "trials": trials, "choices": choices})
+
+
+def _strategies(names: Sequence[str]) -> tuple[Recovery, ...]:
+    from dps.errors import ConfigurationError
+    from flows.config.errors import suggest
+
+    for name in names:
+        if name not in RECOVERIES:
+            raise ConfigurationError(f"--recovery {name}: {suggest(name, RECOVERIES)}")
+    return tuple(strategy for strategy in RECOVERIES if strategy in names)
+
+
+def fits(workload: Workload, dataset: Dataset) -> bool:
+    """Whether a model can be trained on these data: rica on patches, and nothing else on them."""
+    return (workload == "rica") == (dataset == "patches")
+
+
+def ask() -> Choices:
+    """Ask for each choice in the terminal; an empty answer is the default."""
+    default = Choices()
+    workload = _one_of("Which model?", WORKLOADS, default.workload)
+    data = tuple(each for each in DATASETS if fits(workload, each))
+    dataset = _one_of("Trained on which data?", data, data[0])
+    recovery = _some_of("Which recovery strategies?", RECOVERIES, default.recovery)
+    fault = _one_of("What happens to a node?", FAULTS, default.fault)
+    role, when = default.role, default.when
+    if fault != "none":
+        role = _one_of("To which kind of node?", ROLES, default.role)
+        when = _one_of("When?", MOMENTS, default.when)
+    seeds = _number("How many seeds?", default.seeds, MOST_SEEDS)
+    cluster = _one_of("Where does it run?", CLUSTER_KINDS, default.cluster)
+    claims = typer.confirm("Say beforehand what is to be shown (claims)?", default.claims)
+    return Choices(
+        workload=workload,
+        dataset=dataset,
+        recovery=recovery,
+        fault=fault,
+        role=role,
+        when=when,
+        seeds=seeds,
+        cluster=cluster,
+        claims=claims,
+    )
+
+
+def written(name: str, choices: Choices) -> str:
+    """Return the configuration, with a comment on every choice."""
+    parts = [_head(name, choices), _training(choices), _axes(choices), _claims(choices)]
+    return "\n".join(filter(None, parts))
+
+
+# -- the text --------------------------------------------------------------------------------------
+
+
+WHAT_FAULTS_DO = {
+    "kill": ("back_after: 1.5", "SIGKILL; 1.5 s later a fresh node takes its place"),
+    "pause": ("seconds: 2", "SIGSTOP for 2 s: long enough to be given up for lost"),
+    "slow": ("seconds: 2, factor: 4", "computes at a quarter of its speed for 2 s"),
+    "cut": ("seconds: 2", "nothing reaches it, and nothing of it gets out, for 2 s"),
+    "delay": ("seconds: 2, delay_seconds: 0.05", "each of its messages is 50 ms late, for 2 s"),
+}
+WHAT_HAPPENS = {
+    "none": "to be prepared for a loss, if nothing fails",
+    "kill": "that a {} is killed",
+    "pause": "that a {} is paused",
+    "slow": "that a {} gets slow",
+    "cut": "that a {} is cut off",
+    "delay": "that a {} is reached late",
+}
+WHAT_WHEN_MEANS = {
+    "drawn": "drawn by each seed, so that no strategy is lucky with the moment",
+    "updates": "always at the same update",
+    "seconds": "always so many seconds after the start",
+    "repeated": "again and again, with random gaps of this mean",
+}
+CLUSTERS = {
+    "local": "{kind: local}         # processes on this machine, fresh for each trial",
+    "virtual": "{kind: virtual}       # simulated on virtual time: fast, and the same each time",
+    "slurm": "{kind: slurm}         # a job for each node; queue, memory, …: docs/clusters.md",
+}
+
+
+def _head(name: str, choices: Choices) -> str:
+    strategies = ", ".join(choices.recovery)
+    happens = WHAT_HAPPENS[choices.fault].format(choices.role)
+    return f"""\
+# What does it cost {happens}? Recovery: {strategies}.
+#
+# Written by `dps new`; docs/experiments.md has every key.
+#
+#   dps plan FILE     the trials, and what the seeds can resolve
+#   dps run FILE      runs what is not recorded yet; afterwards: dps report {name}
+
+experiment: {name}
+"""
+
+
+def _training(choices: Choices) -> str:
+    workload = {"mlp": "{kind: mlp, hidden: [32]}"}.get(
+        choices.workload, f"{{kind: {choices.workload}}}"
+    )
+    rate = 0.01 if choices.workload == "rica" else 0.1
+    return f"""\
+# What is trained, and on what.
+workload: {workload}
+dataset: {{kind: {choices.dataset}}}
+training:
+  workers: {choices.workers}
+  updates: {choices.updates}           # gradients in all, by all workers together
+  batch_size: 32
+  compute_seconds: {COMPUTE_SECONDS}  # least time of a gradient: stands for a heavier model
+optimizer: {{kind: sgd, learning_rate: {rate}}}
+consistency: {{kind: asp}}     # or bsp, or {{kind: ssp, tau: 4}}: who waits for whom
+server: {{shards: 2, spares: 0}}
+evaluation: {{every_seconds: 0.25}}
+time_limit: {_time_limit(choices)}           # seconds after which a trial has failed
+
+# Where it runs.
+cluster: {CLUSTERS[choices.cluster]}
+"""
+
+
+def _time_limit(choices: Choices) -> int:
+    return max(60, round(20 * choices.updates * COMPUTE_SECONDS / choices.workers))
+
+
+def _axes(choices: Choices) -> str:
+    lines = [
+        "# What is compared: every combination of the labels runs with every seed.",
+        "axes:",
+        "  recovery:",
+        *(f"    {name}: {_strategy(name)}" for name in choices.recovery),
+    ]
+    if choices.fault != "none":
+        how, meaning = WHAT_FAULTS_DO[choices.fault]
+        fault = f"{{kind: {choices.fault}, target: {choices.role}-0, {_moment(choices)}, {how}}}"
+        lines += [
+            f"  faults:  # {meaning};",
+            f"    # {WHAT_WHEN_MEANS[choices.when]}",
+            "    no fault: []           # the control: effects are differences to it, seed by seed",
+            f"    {choices.fault}: [{fault}]",
+        ]
+    seeds = ", ".join(map(str, range(choices.seeds)))
+    return "\n".join([*lines, f"seeds: [{seeds}]", ""])
+
+
+def _strategy(name: Recovery) -> str:
+    if name == "checkpoint":
+        return "{preset: checkpoint, durability: {every: 100}}  # updates of a shard"
+    return name
+
+
+def _moment(choices: Choices) -> str:
+    updates = choices.updates
+    if choices.when == "drawn":
+        return f"at_updates: {{between: [{updates * 3 // 10}, {updates * 9 // 20}]}}"
+    if choices.when == "updates":
+        return f"at_updates: {updates * 3 // 8}"
+    if choices.when == "seconds":
+        return f"at_seconds: {max(0.1, round(updates * COMPUTE_SECONDS / choices.workers / 2, 1))}"
+    return f"every: {{updates: {updates // 4}, until: {updates}}}"
+
+
+def _claims(choices: Choices) -> str:
+    """What is to be shown, fixed before anything runs; nothing if there is nothing to compare."""
+    first = choices.recovery[0]
+    base = "none" if "none" in choices.recovery else first
+    others = [name for name in choices.recovery if name != base]
+    condition = "" if choices.fault == "none" else f"    condition: {choices.fault}\n"
+    told: list[str] = []
+    for name in others:
+        if not condition:
+            told.append(_claim(name, base, condition, "accuracy_final", "equivalent", "0.02"))
+            continue
+        told.append(_claim(name, base, condition, "effect_time_mean", "more", "0.01"))
+        if base == "none" and (choices.fault, choices.role) == ("kill", "server"):
+            told.append(_claim(name, base, condition, "updates_lost", "less", "1"))
+    if not others and condition:
+        told.append(
+            _claim(first, "none-given", condition, "effect_time_mean", "equivalent", "0.02")
+        )
+    if not choices.claims or not told:
+        return ""
+    return "\n".join(
+        [
+            "# What is to be shown, fixed before anything runs: at the end each claim holds, does",
+            "# not hold or is not resolved. Say what you expect, and how much would matter",
+            "# (`smallest`).",
+            "claims:",
+            *told,
+            "",
+        ]
+    )
+
+
+def _claim(
+    strategy: str, against: str, condition: str, metric: str, direction: str, smallest: str
+) -> str:
+    return (
+        f"  - metric: {metric}\n"
+        f"    strategy: {strategy}\n"
+        f"    against: {against}\n"
+        f"{condition}"
+        f"    direction: {direction}\n"
+        f"    smallest: {smallest}"
+    )
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def _one_of(question: str, choices: Sequence[T], default: T) -> T:
+    while True:
+        said = typer.prompt(f"{question} ({', '.join(choices)})", default).strip()
+        for choice in choices:
+            if choice == said:
+                return choice
+        _again(said, choices)
+
+
+def _some_of(question: str, choices: Sequence[T], default: Sequence[T]) -> tuple[T, ...]:
+    while True:
+        listed = " ".join(default)
+        said = typer.prompt(f"{question} ({', '.join(choices)}; several with spaces)", listed)
+        words = said.replace(",", " ").split()
+        unknown = [word for word in words if word not in choices]
+        if words and not unknown:
+            return tuple(choice for choice in choices if choice in words)
+        _again(" ".join(unknown), choices)
+
+
+def _number(question: str, default: int, most: int) -> int:
+    while True:
+        said = typer.prompt(question, str(default)).strip()
+        if said.isascii() and said.isdigit() and 1 <= int(said) <= most:
+            return int(said)
+        typer.echo(f"{said!r}: expected a whole number from 1 to {most}", err=True)
+
+
+def _again(said: str, choices: Sequence[str]) -> None:
+    typer.echo(f"{said!r}: expected one of {', '.join(choices)}", err=True)
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def _must_be_free(path: Path) -> None:
+    if os.path.lexists(path):
+        from dps.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"{path}: is there already; nothing is replaced. Take another name"
+        )
+
+
+def _must_fit(choices: Choices) -> None:
+    if not fits(choices.workload, choices.dataset):
+        from dps.errors import ConfigurationError
+
+        wanted = [each for each in DATASETS if fits(choices.workload, each)]
+        raise ConfigurationError(
+            f"--workload {choices.workload}: expected --dataset {' or '.join(wanted)}, got "
+            f"{choices.dataset}"
+        )
+
+
+def _checked(name: str, text: str) -> int:
+    """Check what is to be written, and return how many trials it has.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot work.
+    """
+    from flows.config.trials import load_trials
+    from flows.config.yaml_document import parse_document
+
+    return len(load_trials(parse_document(text.encode(), f"dps new {name}"))[1])
+
+
+def _create(path: Path, text: str) -> None:
+    from dps.errors import ConfigurationError
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink()
+                raise
+    except FileExistsError:
+        _must_be_free(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror or error}") from error

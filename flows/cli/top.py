@@ -1,0 +1,100 @@
+"""`dps top`: a view of trainings that run, in the terminal, like that of processes by htop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli import completion
+from flows.cli.console import console
+from flows.cli.documents import AsJson, paper
+
+if TYPE_CHECKING:
+    from flows.monitor.top import Source
+
+app = typer.Typer()
+
+
+@app.command()
+def top(
+    training: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ADDRESS|NAME|FOLDER]",
+            help="The address of a Dask scheduler (tcp://10.0.0.1:8786, tls://…), whose groups are "
+            "shown; or an experiment that runs here, by its name; or a folder of records. Without: "
+            "the experiment that runs here.",
+            autocompletion=completion.experiments,
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds from one picture to the next.")
+    ] = 1.0,
+    tls_ca_file: Annotated[
+        Path | None, typer.Option(help="The certificates of the authority, as for dask scheduler.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Your certificate.")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Its private key, unless that is in the same file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show trainings as they run: shards, workers, and what was lost lately. Ctrl-C ends it.
+
+    It only reads, so it may be used beside any training.
+    """
+    from flows.monitor.top import look_twice, shown
+
+    with _source(training, tls_ca_file, tls_cert, tls_key) as source, paper(as_json) as page:
+        if once or as_json:
+            pictures = look_twice(source)
+            if not page.wanted:
+                console().print(shown(pictures))
+            page.write(pictures)
+        else:
+            _show(source, every)
+
+
+def _show(source: Source, every: float) -> None:
+    from rich.live import Live
+
+    from flows.monitor.top import shown
+
+    terminal = console()
+    try:
+        with Live(console=terminal, screen=terminal.is_terminal, auto_refresh=False) as live:
+            while True:
+                live.update(shown(source.look()), refresh=True)
+                time.sleep(every)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+@contextmanager
+def _source(
+    training: str | None, ca_file: Path | None, cert: Path | None, key: Path | None
+) -> Iterator[Source]:
+    from dps.errors import ConfigurationError
+    from flows.monitor.status import running
+    from flows.monitor.top import SchedulerSource, source_of
+
+    given = [str(path) for path in (ca_file, cert, key) if path is not None]
+    if training is not None and "://" in training:
+        if given and (ca_file is None or cert is None):
+            raise ConfigurationError("--tls-ca-file and --tls-cert: expected both, or neither")
+        from dps.cluster.backends.existing import connected
+        from dps.cluster.backends.tls import from_files
+
+        security = from_files(*given) if given else None
+        with connected(training, security) as client:
+            yield SchedulerSource(client)
+        return
+    if given:
+        raise ConfigurationError("--tls-…: only for the address of a scheduler, such as tls://…")
+    yield source_of(training or running(Path.cwd())[0].experiment, Path.cwd())

@@ -1,0 +1,142 @@
+"""Real SIGKILL of every copy above a layer of checkpoints: the shard goes on from the newest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dps import Chain, Checkpoint, Layered, ParameterServer, Recovery, SharedStore
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.names import NodeSpec
+from dps.events import CheckpointFailed, CheckpointWritten, LossReported, Restored
+from dps.protocol.storage.manifest import find_saved
+from dps.protocol.timings import Timings
+from tests.cluster.driver.test_kill import Run, restoration, training
+from tests.support.training import (
+    COUNTING,
+    PRELOAD,
+    SECONDS,
+    audited,
+    count,
+    counts,
+    nodes,
+    params,
+    results,
+)
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+# So that on a busy machine nobody else is given up: that a process was killed shows at once.
+PATIENT = Timings(lease=10.0)
+
+
+def over(above: Chain | SharedStore, path: Path, **choices: Any) -> Recovery:
+    return Recovery(Layered(above, Checkpoint(path=str(path), **choices)))
+
+
+def saved_versions(path: Path) -> list[int]:
+    return [state.version for state in find_saved(str(path)).states]
+
+
+def written(run: Run) -> int:
+    """The version of the newest checkpoint of shard 0 that somebody has told of."""
+    return max(e.version for e in run.events.of(CheckpointWritten) if e.shard == 0)
+
+
+def kill_together(run: Run, *names: str) -> None:
+    """SIGKILL nodes at once, as a rack that loses its power does; return when others know it."""
+    lost = {node.address for node in run.ps.nodes if node.name in names}
+    pids = [run.cluster.pids[name] for name in names]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not run.serving() & lost, SECONDS)
+
+
+def assert_only_what_is_told_of_is_lost(run: Run, pushed: int, saved: int) -> None:
+    """Shard 0 went back to a checkpoint no older than `saved`; every other update is there once."""
+    restored = restoration(run)
+    assert restored.source == "checkpoint", run.events.of(Restored)
+    assert restored.version >= saved >= 20
+    lost = run.ps.updates_lost
+    assert {loss.shard for loss in run.ps.losses} <= {0}
+    assert {loss.source for loss in run.ps.losses} <= {"checkpoint"}
+    assert counts(run.ps) == [pushed - lost, pushed]
+    for reply in audited(run.ps):
+        assert reply.version == sum(reply.applied.values())
+    eventually(lambda: sum(e.updates for e in run.events.of(LossReported)) == lost, SECONDS)
+
+
+def test_all_replicas_of_a_chain_are_lost_together(tmp_path: Path) -> None:
+    recovery = over(Chain(2), tmp_path / "checkpoints", every=20)
+    with (
+        warnings.catch_warnings(),
+        training(tmp_path, recovery, nodes(replicas=1, spares=2), timings=PATIENT) as run,
+    ):
+        warnings.simplefilter("ignore")
+        eventually(lambda: written(run) >= 20, SECONDS)
+        saved = written(run)
+        view = run.ps.table().views[0]
+        of = {node.address: node.name for node in run.ps.nodes}
+        kill_together(run, *(of[host.address] for host in view.chain))
+        run.advance()
+        assert_only_what_is_told_of_is_lost(run, run.finish(), saved)
+
+
+def test_the_state_store_is_lost_and_the_server_with_it(tmp_path: Path) -> None:
+    recovery = over(SharedStore(), tmp_path / "checkpoints", every=20)
+    specs = nodes(store=True, spares=1)
+    with warnings.catch_warnings(), training(tmp_path, recovery, specs, timings=PATIENT) as run:
+        warnings.simplefilter("ignore")
+        eventually(lambda: written(run) >= 20, SECONDS)
+        saved = written(run)
+        (head,) = run.ps.table().views[0].chain
+        (name,) = (node.name for node in run.ps.nodes if node.address == head.address)
+        kill_together(run, "store-0", name)
+        run.cluster.start(NodeSpec("store-0-b", "store"))
+        run.advance()
+        assert_only_what_is_told_of_is_lost(run, run.finish(), saved)
+
+
+def test_acks_go_on_while_the_path_cannot_be_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    with training(tmp_path, over(Chain(2), path, every=10), nodes(replicas=1)) as run:
+        folder = path / run.ps.group.name / "shard-0"
+        eventually(lambda: written(run) >= 10, SECONDS)
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("no folder")
+        eventually(lambda: run.events.of(CheckpointFailed), SECONDS)
+        run.advance(100)
+        folder.unlink()
+        before = max(reply.version for reply in audited(run.ps))
+        eventually(lambda: written(run) >= before, SECONDS)
+        pushed = run.finish()
+        assert counts(run.ps) == [pushed, pushed]
+        run.ps.close()
+    assert saved_versions(path) == [pushed, pushed]
+
+
+@pytest.mark.parametrize("store", [False, True], ids=["chain", "store"])
+def test_a_layered_group_is_saved_when_asked_and_goes_on_from_its_path(
+    tmp_path: Path, store: bool
+) -> None:
+    recovery = over(SharedStore() if store else Chain(2), tmp_path, every=1000)
+    specs = nodes(replicas=0 if store else 1, store=store)
+    with LocalCluster(specs, PRELOAD) as cluster:
+        with ParameterServer(
+            cluster.client, params(), shards=2, optimizer=COUNTING, recovery=recovery
+        ) as ps:
+            results(ps.run(partial(count, 20)))
+            ps.checkpoint()
+            assert saved_versions(tmp_path) == [20, 20]
+            results(ps.run(partial(count, 7)))
+        assert saved_versions(tmp_path) == [27, 27]
+        with ParameterServer.resume(cluster.client, str(tmp_path)) as ps:
+            assert ps.group.recovery.durability == recovery.durability
+            assert counts(ps) == [27, 27]

@@ -1,0 +1,242 @@
+"""`--json`: one document on stdout, with the keys that docs/json.md names; all else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from flows.cli import app
+from tests.support.deployment import ROOT
+from tests.support.synthetic import write_experiment
+
+# Commands without `--json`, each with the reason.
+WITHOUT = {
+    "ui": "it serves until it is ended, and prints addresses only",
+    "sync": "what comes of it is in the tracking store; its exit code says whether all is there",
+    "replicate ftps": "it ends with a page, and with Markdown",
+    "replicate ttf": "it ends with a page, and with Markdown",
+}
+PAGE = ROOT / "docs" / "json.md"
+SMALL: dict[str, Any] = {
+    "experiment": "small",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"updates": 40},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "cluster": {"kind": "virtual"},
+    "axes": {
+        "recovery": ["none", "chain"],
+        "faults": {
+            "no fault": [],
+            "kill": [{"kind": "kill", "target": "server-0", "at_updates": 20}],
+        },
+    },
+    "claims": [
+        {
+            "metric": "updates_lost",
+            "strategy": "chain",
+            "against": "none",
+            "condition": "kill",
+            "direction": "less",
+            "smallest": 1,
+        }
+    ],
+}
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every command that is no group, by its words."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands(get_command(app)))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_each_command_writes_json_or_says_why_not(words: str) -> None:
+    offers = any("--json" in parameter.opts for parameter in COMMANDS[words].params)
+    assert offers != (words in WITHOUT)
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words not in WITHOUT])
+def test_each_document_is_on_the_page(words: str) -> None:
+    assert keys_of(words)
+
+
+def test_nothing_else_is_on_the_page() -> None:
+    documented = set(re.findall("^## dps (.+)$", PAGE.read_text("utf-8"), re.MULTILINE))
+    assert documented == set(COMMANDS) - set(WITHOUT)
+    assert set(WITHOUT) <= set(COMMANDS)
+
+
+def keys_of(words: str) -> set[str]:
+    """The keys that the page names of a command's document, or of each entry of a list."""
+    _, found, after = PAGE.read_text("utf-8").partition(f"\n## dps {words}\n")
+    assert found, f"docs/json.md has no heading for dps {words}"
+    rows = re.findall(r"^\| `([a-z_]+)` \|", after.partition("\n## ")[0], re.MULTILINE)
+    return set(rows)
+
+
+class Documents:
+    """Runs commands with `--json`, and returns what they write."""
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+
+    def __call__(self, *words: str, code: int = 0, command: str = "") -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *words, "--json"],
+            cwd=self.here,
+            env={**os.environ, "MLFLOW_TRACKING_URI": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        document = json.loads(done.stdout)
+        each = document if isinstance(document, list) else [document]
+        for entry in each:
+            assert set(entry) == keys_of(command or words[0])
+        return document
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Documents, Any]:
+    """A small experiment on virtual time that was run, and what the run said."""
+    here = tmp_path_factory.mktemp("here")
+    (here / "small.yaml").write_text(yaml.safe_dump(SMALL, sort_keys=False))
+    documents = Documents(here)
+    return documents, documents("run", "small.yaml")
+
+
+@pytest.mark.slow
+def test_a_run_says_what_results_say(ran: tuple[Documents, Any]) -> None:
+    dps, said = ran
+    assert [trial["status"] for trial in said["trials"]] == ["valid"] * 4
+    assert Path(said["report"]).is_file()
+    found = dps("results", "small")
+    assert {key: said[key] for key in ("claims", "comparison")} == {
+        key: found[key] for key in ("claims", "comparison")
+    }
+    [claim] = found["claims"]
+    assert (claim["strategy"], claim["verdict"]) == ("chain", "not resolved")
+    assert {row["strategy"] for row in found["comparison"]} == {"none", "chain"}
+
+
+@pytest.mark.slow
+def test_plan_and_report_and_compare(ran: tuple[Documents, Any]) -> None:
+    dps, _ = ran
+    planned = dps("plan", "small.yaml")
+    assert [trial["recorded"] for trial in planned["trials"]] == [True] * 4
+    assert planned["seconds"] == 0
+    assert planned["claims"][0]["smallest"] == 1
+    assert dps("report", "small")["left_out"] == []
+    both = dps("compare", "small/none", "small/chain")
+    assert "recovery.durability.kind" in {each["key"] for each in both["settings"]}
+    alone = dps("compare", "small/none.kill.seed-0", "small/chain.kill.seed-0")
+    assert alone["comparison"] == []
+    lost = [alone[side]["trials"][0]["updates_lost"] for side in ("first", "second")]
+    assert lost[0] > lost[1] == 0
+
+
+@pytest.mark.slow
+def test_a_trial_is_replayed(ran: tuple[Documents, Any]) -> None:
+    both = ran[0]("replay", "small/chain.kill.seed-0")
+    assert both["replay"]["updates_applied"] == both["original"]["updates_applied"]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_with_1_and_says_so_in_the_document(tmp_path: Path) -> None:
+    short = {**SMALL, "axes": {}, "claims": [], "time_limit": 0.001}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(short))
+    [trial] = Documents(tmp_path)("run", "small.yaml", code=1)["trials"]
+    assert trial["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_schedules_of_the_simulation(tmp_path: Path) -> None:
+    dps = Documents(tmp_path)
+    found = dps("simulate", "--schedules", "5")
+    assert (found["schedules"], found["violations"]) == (5, [])
+
+
+def test_the_doctor(tmp_path: Path) -> None:
+    found = Documents(tmp_path)("doctor")
+    assert found["good"] == all(each["good"] for each in found["findings"])
+
+
+def test_bad_input_writes_no_document(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "results", "nothing", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
+    code = (
+        "import numpy as np; from pathlib import Path; from flows.cli.documents import paper\n"
+        "with paper(True) as page:\n"
+        "    print('aside'); import os; os.system('echo child')\n"
+        "    some = {'a': float('nan'), 'b': np.float32(2), 'c': Path('x'), 'd': np.arange(2)}\n"
+        "    page.write(some)\n"
+        "print('after')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    document, _, after = done.stdout.rpartition("}")
+    assert json.loads(document + "}") == {"a": None, "b": 2, "c": "x", "d": [0, 1]}
+    assert after == "\nafter\n"
+    assert sorted(done.stderr.split()) == ["aside", "child"]
+
+
+# -- completion ------------------------------------------------------------------------------------
+
+
+def completed(here: Path, *words: str) -> list[str]:
+    """What bash is offered after these words."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli"],
+        cwd=here,
+        env={
+            **os.environ,
+            "_DPS_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(["dps", *words]),
+            "COMP_CWORD": str(len(words)),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.split()
+
+
+def test_the_shell_completes_names(tmp_path: Path) -> None:
+    write_experiment(tmp_path / "results" / "mine")
+    (tmp_path / "demonstration.yaml").write_text("")
+    (tmp_path / "demo.txt").write_text("")
+    assert completed(tmp_path, "run", "demo") == ["demo", "demonstration.yaml"]
+    assert completed(tmp_path, "results", "") == ["mine"]
+    assert completed(tmp_path, "compare", "mi") == ["mine"]
+    assert "mine/chain.kill" in completed(tmp_path, "compare", "mine/ch")
+    assert "mine/chain.kill.seed-0" in completed(tmp_path, "replay", "mine/chain.kill")
+    assert "resume" in completed(tmp_path, "res")

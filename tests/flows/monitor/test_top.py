@@ -1,0 +1,276 @@
+"""`dps top`: pictures of records as they grow, of a real group, and of a real experiment."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from dps import Chain, Recovery
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.tls import temporary
+from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import Applied, Event, LossReported, TrialEnded
+from flows.monitor.top import Picture, SchedulerSource, TrialSource, look_twice, shown, source_of
+from flows.records.owner import NOTE
+from flows.records.record import EVENTS_FILE, GRID_FILE, EventWriter, RecordReader, read_record
+from tests.support.synthetic import toy_events, write_events
+from tests.support.tls import files_of
+from tests.support.training import (
+    COUNTING,
+    PRELOAD,
+    SECONDS,
+    count_until,
+    nodes,
+    params,
+    patient_server,
+    versions,
+)
+from tests.support.waiting import eventually
+
+START_SECONDS = 4 * SECONDS  # until an experiment trains, on a machine that is busy
+
+
+def in_order(events: Sequence[Event]) -> list[Event]:
+    started, *rest, ended = events
+    return [started, *sorted(rest, key=lambda event: event.t), ended]
+
+
+def dps(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", "top", *words],
+        cwd=here,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def test_a_record_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
+    path = tmp_path / EVENTS_FILE
+    events = in_order(toy_events())
+    reader = RecordReader(path)
+    with EventWriter(path) as write:
+        for event in events[:10]:
+            write(event)
+        assert reader.read() == (tuple(events[:10]), True)
+        assert reader.read() == ((), False)
+        for event in events[10:]:
+            write(event)
+        found, anew = reader.read()
+        assert not anew
+        assert found == read_record(path).events[10:]
+    half = path.read_bytes()[:-5]
+    path.write_bytes(half)
+    assert reader.read() == (read_record(path).events, True), "it is shorter than it was"
+    with path.open("ab") as file:
+        file.write(b"nonsense\n")
+    damaged = half.count(b"\n") + 1
+    with pytest.raises(RecordDamaged, match=rf"line {damaged} "):
+        reader.read()
+
+
+def test_a_picture_of_a_trial_says_what_its_record_says(tmp_path: Path) -> None:
+    events = in_order(toy_events("none"))
+    path = tmp_path / "none.kill.seed-0" / EVENTS_FILE
+    source = TrialSource(path)
+    with EventWriter(path) as write:
+        write(events[0])
+        [picture] = source.look()
+        assert (picture.name, picture.state) == ("demo/none.kill.seed-0", "running")
+        assert (picture.of, picture.shards) == (800, ())
+        for event in events[1:-1]:
+            write(event)
+        loss = LossReported(events[-1].t, 0, 2, 317, True, "initial", 0)
+        write(loss)
+        [picture] = source.look()
+    last: dict[int, Applied] = {
+        event.shard: event for event in events if isinstance(event, Applied) and event.head
+    }
+    assert {shard.shard: (shard.node, shard.version) for shard in picture.shards} == {
+        shard: (event.node, event.versions[-1]) for shard, event in last.items()
+    }
+    assert picture.updates == min(event.versions[-1] for event in last.values())
+    assert all(shard.rate and shard.rate > 0 for shard in picture.shards)
+    assert all(shard.staleness is not None for shard in picture.shards)
+    assert [worker.worker for worker in picture.workers] == ["worker-0", "worker-1"]
+    assert picture.lost == 317
+    said = [each.said for each in picture.recent]
+    assert any(line.startswith("server-0 killed after ") for line in said)
+    assert any("shard 0 restored from initial values" in line for line in said)
+    write_events(path.parent, [*events[:-1], TrialEnded(events[-1].t, "valid", "")])
+    [picture] = source.look()
+    assert (picture.state, picture.lost) == ("valid", 0), "another record has taken its place"
+
+
+def test_a_chain_is_shown_with_its_replicas(tmp_path: Path) -> None:
+    path = write_events(tmp_path / "chain.kill.seed-0", toy_events("chain"))
+    [picture] = TrialSource(path).look()
+    assert picture.shards[0].replicas
+    assert picture.shards[0].node not in picture.shards[0].replicas
+    out = io.StringIO()
+    Console(file=out, width=120).print(shown([picture]))
+    text = out.getvalue()
+    assert "shard  node" in text
+    assert picture.shards[0].replicas[0] in text
+    assert "shard 0 goes on at replica-0-1" in text
+
+
+def test_folders_and_names_are_found(tmp_path: Path) -> None:
+    path = write_events(tmp_path / "results" / "demo" / "chain.kill.seed-0", toy_events())
+    for target in ("demo/chain.kill.seed-0", str(path.parent)):
+        assert [each.state for each in source_of(target, tmp_path).look()] == ["valid"]
+    with pytest.raises(ConfigurationError, match="demo is not running"):
+        source_of("demo", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no experiment 'dmo'.*did you mean 'demo'"):
+        source_of("dmo", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "no experiment is running"),
+        (["nothing"], "no experiment 'nothing'"),
+        (["tcp://127.0.0.1:1"], "no Dask scheduler answers at tcp://127.0.0.1:1"),
+        (["nonsense://there"], "no address of a Dask scheduler"),
+        (["tls://127.0.0.1:1"], "asks for certificates"),
+        (["tls://127.0.0.1:1", "--tls-cert", "x.pem"], "expected both"),
+        (["tls://127.0.0.1:1", "--tls-ca-file", "x.pem", "--tls-cert", "x.pem"], "no such file"),
+        (["demo", "--tls-cert", "x.pem"], "only for the address of a scheduler"),
+    ],
+    ids=["none", "name", "port", "scheme", "tls", "half", "file", "name with tls"],
+)
+def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, words: list[str], told: str) -> None:
+    refused = dps(tmp_path, *words, "--once")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert told in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+# -- a group ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes(replicas=1), PRELOAD) as cluster:
+        yield cluster
+
+
+@pytest.mark.cluster
+def test_a_group_is_shown_from_its_scheduler_alone(cluster: LocalCluster, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    chain = Recovery(Chain(2))
+    with patient_server(
+        cluster.client, params(), shards=2, optimizer=COUNTING, recovery=chain
+    ) as ps:
+        futures = ps.run(partial(count_until, str(flag)), workers=2)
+        source = SchedulerSource(cluster.client)
+
+        def trains() -> Picture | None:
+            [picture] = look_twice(source)
+            rates = [row.rate for row in (*picture.shards, *picture.workers)]
+            return picture if len(picture.workers) == 2 and all(rates) else None
+
+        picture = eventually(trains, SECONDS)
+        assert picture is not None
+        assert picture.name == ps.name
+        assert [len(shard.replicas) for shard in picture.shards] == [1, 1]
+        assert {worker.node for worker in picture.workers} == {"worker-0", "worker-1"}
+        assert all(worker.clock for worker in picture.workers)
+        before = picture.updates
+        cluster.kill(picture.shards[0].node)
+
+        def told() -> Picture | None:
+            [picture] = source.look()
+            said = [each.said for each in picture.recent]
+            decided = any(line.startswith("shard 0 is to go on at") for line in said)
+            return picture if decided and picture.updates > before else None
+
+        after = eventually(told, SECONDS)
+        assert after is not None
+        assert after.shards[0].epoch > picture.shards[0].epoch
+        assert after.shards[0].node == picture.shards[0].replicas[0]
+        flag.touch()
+        for future in futures:
+            future.result(timeout=SECONDS)
+        [end] = source.look()
+        assert [shard.version for shard in end.shards] == versions(ps)
+        assert {worker.status for worker in end.workers} == {"ended"}
+    assert source.look() == []
+
+
+@pytest.mark.cluster
+def test_the_command_looks_at_a_scheduler_with_certificates(tmp_path: Path) -> None:
+    made = temporary()
+    files = files_of(made, tmp_path / "tls")
+    words = [f"--tls-{name.replace('_', '-')}={path}" for name, path in files.items()]
+    with (
+        LocalCluster(nodes(), PRELOAD, security=made) as cluster,
+        patient_server(cluster.client, params(), shards=2) as ps,
+    ):
+        found = dps(tmp_path, cluster.address, *words, "--json")
+        assert found.returncode == 0, found.stderr
+        [picture] = json.loads(found.stdout)
+        assert picture["name"] == ps.name
+        assert [shard["version"] for shard in picture["shards"]] == [0, 0]
+        once = dps(tmp_path, cluster.address, *words, "--once")
+        assert f"{ps.name}: running, 0 updates" in once.stdout
+
+
+# -- an experiment ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_running_experiment_is_shown_by_its_name(tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "experiment": "small",
+        "workload": {"kind": "softmax"},
+        "dataset": {"kind": "digits"},
+        "training": {"updates": 100_000, "compute_seconds": 0.02},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "recovery": "chain",
+        "time_limit": 300,
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    folder = tmp_path / "results" / "small"
+    command = [sys.executable, "-m", "flows.cli", "run", "small.yaml"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        try:
+
+            def trains() -> bool:
+                if run.poll() is not None or not (folder / NOTE).exists():
+                    return False
+                return any(picture.updates for picture in source_of("small", tmp_path).look())
+
+            eventually(lambda: (folder / GRID_FILE).exists(), START_SECONDS)
+            eventually(trains, START_SECONDS)
+            [picture] = json.loads(dps(tmp_path, "--json").stdout)
+            assert picture["name"] == "small/seed-0"
+            assert picture["of"] == 100_000
+            assert [shard["node"] for shard in picture["shards"]] == ["server-0", "server-1"]
+            assert all(shard["rate"] > 0 for shard in picture["shards"])
+            assert all(worker["loss"] > 0 for worker in picture["workers"])
+            by_name = dps(tmp_path, "small", "--once")
+            assert "small/seed-0: running" in by_name.stdout
+        finally:
+            run.send_signal(signal.SIGINT)
+            run.wait(SECONDS)
+    assert dps(tmp_path, "small", "--once").returncode == 2
