@@ -171,6 +171,22 @@ def test_a_training_goes_on_after_kills_at_any_moment(
 
 
 @pytest.mark.slow
+def test_what_is_killed_while_it_returns_goes_on_from_the_same_checkpoints(tmp_path: Path) -> None:
+    told: list[Returned] = []
+    kill_at(tmp_path, [("driver", 60)])
+    run = partial(supervised.killed_as_it_returns, tmp_path, 200)
+    with pytest.warns(ReturnedWarning):
+        outcome = dps.supervise(run, on_return=told.append)
+    (returned,) = told
+    assert returned.returns == outcome.returns == 2
+    begun = beginning(tmp_path, 2)
+    assert list(returned.versions) == begun.versions
+    assert max(sum(acked(tmp_path, 0)) - version for version in begun.versions) <= EVERY
+    pushed = sum(acked(tmp_path, 2))
+    assert outcome.counts == outcome.versions == [n + pushed for n in begun.versions]
+
+
+@pytest.mark.slow
 def test_a_deployment_whose_processes_outlive_the_driver_is_used_again(tmp_path: Path) -> None:
     with deployed(tmp_path, workers(4)) as address:
         (returned,) = train(tmp_path, "shard", [("driver", 60)], address)
@@ -228,15 +244,16 @@ def test_what_cannot_be_supervised_is_refused() -> None:
         dps.supervise(supervised.without_checkpoints)
 
 
-def test_ctrl_c_ends_the_program_and_all_that_belongs_to_it(tmp_path: Path) -> None:
-    flag = tmp_path / "ended"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_program_ends_with_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:
+    flag = tmp_path / "interrupted"
     script = f"""
 import dps
 from functools import partial
 from pathlib import Path
 from tests.support import supervised
 if __name__ == "__main__":
-    dps.supervise(partial(supervised.waiting, Path({str(flag)!r})))
+    dps.supervise(partial(supervised.waiting, Path({str(flag)!r})), standby=True)
 """
     file = tmp_path / "script.py"
     file.write_text(script)
@@ -245,12 +262,14 @@ if __name__ == "__main__":
         [sys.executable, str(file)], env=environment, stderr=subprocess.PIPE, text=True
     ) as user:
         eventually(flag.with_suffix(".began").exists, LIMIT_SECONDS)
-        (program,) = [each.pid for each in psutil.Process(user.pid).children() if runs(each)]
-        user.send_signal(signal.SIGINT)
+        programs = [each.pid for each in psutil.Process(user.pid).children() if runs(each)]
+        user.send_signal(number)
         _, errors = user.communicate(timeout=SECONDS)
-    assert flag.exists()
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert of_session(program) == []
+    assert user.returncode == -number
+    if number == signal.SIGINT:  # the program had the time to end in its own way
+        assert flag.exists()
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    eventually(lambda: not any(of_session(program) for program in programs), SECONDS)
 
 
 def runs(process: psutil.Process) -> bool:
