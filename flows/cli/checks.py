@@ -53,11 +53,12 @@ def returns(
     every: Annotated[
         int, typer.Option(min=1, help="The interval of checkpoints, in updates.")
     ] = 100,
+    standby: Annotated[bool, typer.Option("--standby", help="Keep the next driver ready.")] = False,
 ) -> None:
     """Kill the driver or the scheduler of supervised trainings; each must go on by itself."""
     from flows.verification.returns import run_returns
 
-    raise typer.Exit(run_returns(kill, times, seed, every))
+    raise typer.Exit(run_returns(kill, times, seed, every, standby))
 
 
 @app.command()

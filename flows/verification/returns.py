@@ -98,7 +98,7 @@ class Return:
     missing: tuple[int, ...]
 
 
-def run_returns(whom: Sequence[str], times: int, seed: int, every: int) -> int:
+def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby: bool) -> int:
     """Kill each of `whom` so many times; return the exit code: 1 if a promise was broken.
 
     Parameters
@@ -107,6 +107,8 @@ def run_returns(whom: Sequence[str], times: int, seed: int, every: int) -> int:
         It draws the moments of the kills.
     every
         The interval of checkpoints, in updates.
+    standby
+        Whether the next driver is kept ready.
     """
     for each in whom:
         if each not in VICTIMS:
@@ -115,7 +117,7 @@ def run_returns(whom: Sequence[str], times: int, seed: int, every: int) -> int:
     for number in range(times):
         for each in whom:
             try:
-                found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), every))
+                found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), every, standby))
             except (DpsError, OSError, TimeoutError) as error:
                 print(f"VIOLATION: {each}, kill {number + 1}, seed {seed}: {error}", flush=True)
                 return 1
@@ -159,7 +161,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 # -- one training, and its kill ------------------------------------------------------------------
 
 
-def _one(whom: str, draw: random.Random, every: int) -> Return:
+def _one(whom: str, draw: random.Random, every: int, standby: bool) -> Return:
     """Supervise a training whose driver or scheduler is killed, and check what has become of it."""
     with tempfile.TemporaryDirectory(prefix="dps-") as name:
         folder, temporary = Path(name), Path(name) / "tmp"
@@ -167,7 +169,8 @@ def _one(whom: str, draw: random.Random, every: int) -> Return:
         told: list[Returned] = []
         killer = _Killer(folder, whom, draw.uniform(0, LONGEST_SECONDS))
         with environment({"TMPDIR": str(temporary)}):
-            final = supervise(partial(train, folder, every), on_return=told.append)
+            work, ready = partial(train, folder, every), PRELOAD if standby else None
+            final = supervise(work, on_return=told.append, standby=standby, preload=ready)
         killer.join()
         left = [str(process) for pid in killer.drivers for process in left_behind(pid)]
         left += [str(path) for path in temporary.iterdir()]
