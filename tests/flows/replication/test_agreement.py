@@ -17,7 +17,7 @@ from flows.replication.ttf.run import (
     JUDGED,
     SHORT,
     SHOWN,
-    VIRTUAL_CNN,
+    VIRTUAL,
     Short,
     by_design,
     experiment,
@@ -167,7 +167,7 @@ def test_every_trial_is_on_virtual_time_and_none_in_a_folder_of_real_ones(full: 
     ]
     assert {each.cluster.kind for each in virtual} == {"virtual"}
     assert not {each.experiment for each in virtual} & {each.experiment for each in real}
-    twins = [each for each in virtual if each.experiment != "ttf-by-design-cnn"]
+    twins = [each for each in virtual if "by-design" not in each.experiment]
     fewer = [
         (one.experiment, other.trials - one.trials)
         for one, other in zip(twins, real, strict=True)
@@ -182,7 +182,7 @@ def test_what_is_not_on_virtual_time_is_said_with_the_reason() -> None:
     whole = experiment("ttf-path-damaged", Version(full=True))
     assert NO_SPACE in whole.axes["faults"]
     assert NO_SPACE not in experiment("ttf-path-damaged", FULL_VIRTUAL).axes["faults"]
-    left_out = set(by_design(Version(full=True))) - set(VIRTUAL_CNN)
+    left_out = set(by_design(Version(full=True))) - set(VIRTUAL)
     assert left_out == {reason.partition(":")[0] for reason in NOT_VIRTUAL if reason[1] == "e"}
 
 
