@@ -151,12 +151,7 @@ def findings(
         title: _study(title, name, version, here, warn)
         for title, name in {**published, **JUDGED}.items()
     }
-    some = Version(full=False, virtual=True)
-    alike = {
-        title: _study(title, name, some, here, warn)
-        for title, name in JUDGED.items()
-        if version.virtual and version.full
-    }
+    alike = {} if beside is None else alike_of(version, beside, here, warn)
     others = [_study(title, name, version, here, warn) for title, name in SHOWN.items()]
     designed = [
         Designed(_study(title, name, version, here, warn), experiment(name, version).claims)
@@ -171,6 +166,16 @@ def by_design(version: Version) -> Mapping[str, str]:
     if version.virtual:
         return VIRTUAL if version.full else {}
     return {**BY_DESIGN, **OF_THE_FULL} if version.full else BY_DESIGN
+
+
+def alike_of(
+    version: Version, real: Verdicts, here: Path, warn: Callable[[str], None]
+) -> Mapping[str, Study]:
+    """Those trials of a full version on virtual time that a short one on real processes has too."""
+    if not (version.full and version.virtual) or real.command != Version().command(PAPER):
+        return {}
+    short = Version(virtual=True)
+    return {title: _study(title, name, short, here, warn) for title, name in JUDGED.items()}
 
 
 def experiment(name: str, version: Version) -> ExperimentConfig:

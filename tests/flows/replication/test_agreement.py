@@ -19,6 +19,7 @@ from flows.replication.ttf.run import (
     SHOWN,
     VIRTUAL,
     Short,
+    alike_of,
     by_design,
     experiment,
 )
@@ -184,6 +185,17 @@ def test_what_is_not_on_virtual_time_is_said_with_the_reason() -> None:
     assert NO_SPACE not in experiment("ttf-path-damaged", FULL_VIRTUAL).axes["faults"]
     left_out = set(by_design(Version(full=True))) - set(VIRTUAL)
     assert left_out == {reason.partition(":")[0] for reason in NOT_VIRTUAL if reason[1] == "e"}
+
+
+def test_beside_the_short_version_are_its_own_cells_and_seeds(tmp_path: Path) -> None:
+    short = verdicts(judged("holds", 2, 1, 3))
+    found = alike_of(FULL_VIRTUAL, short, tmp_path, print)
+    assert {title: study.planned for title, study in found.items()} == {
+        title: experiment(name, Version()).trials for title, name in JUDGED.items()
+    }
+    full = short.model_copy(update={"command": Version(full=True).command("ttf")})
+    assert not alike_of(FULL_VIRTUAL, full, tmp_path, print), "these have all cells and seeds"
+    assert not alike_of(Version(virtual=True), short, tmp_path, print)
 
 
 @pytest.mark.slow
