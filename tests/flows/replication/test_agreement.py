@@ -73,13 +73,21 @@ def test_how_two_verdicts_stand_to_each_other(
     assert agreement(real, virtual) == expected
 
 
+def test_the_direction_of_a_ratio_turns_at_one() -> None:
+    real = ClaimVerdict.of("Faster", "", "not resolved", Interval(0.96, 0.9, 1.02, 3), turn=1)
+    slower = ClaimVerdict.of("Faster", "", "does not hold", Interval(0.99, 0.98, 1.0, 5), turn=1)
+    faster = ClaimVerdict.of("Faster", "", "holds", Interval(1.01, 1.0, 1.02, 5), turn=1)
+    assert agreement(real, slower) == "resolution"
+    assert agreement(real, faster) == "direction"
+
+
 def test_disagreements_are_named_and_what_one_side_lacks_is_told() -> None:
     both = judged("holds", 2, 1, 3), judged("does not hold", -2, -3, -1)
     alone = judged("holds", 1, 0, 2, measured="one kill: pace")
     gone = judged("holds", 1, 0, 2, measured="on average: price")
     said, table = compared(verdicts(both[0], gone), verdicts(both[1], alone, virtual=True))
     text = " ".join(said)
-    assert "Of 1 claim that both have judged, 1 disagree:" in text
+    assert "Of 1 claim that both have judged: 1 with verdicts that disagree" in text
     assert "Apart or in disagreement: (b): 4. one kill: price." in text
     assert "No verdict by real processes has 1 claim: asked later." in text
     assert "By real processes alone were judged 1 of (b)" in text
@@ -98,8 +106,12 @@ def test_what_both_have_run_is_told_apart_from_what_more_cells_say() -> None:
     assert table.headings[3::3] == ["virtual time, the same cells and seeds", "virtual time, all"]
     assert table.rows[0][5::3] == ["same", "disagree"]
     same, all_of_it = said[1:]
-    assert same.startswith("By the same cells and seeds, of 1 claim that both have judged, 1 agree")
-    assert all_of_it.startswith("By all of them, of 1 claim that both have judged, 1 disagree")
+    assert same.startswith(
+        "By the same cells and seeds, of 1 claim that both have judged: 1 with the"
+    )
+    assert all_of_it.startswith(
+        "By all of them, of 1 claim that both have judged: 1 with verdicts that dis"
+    )
 
 
 def test_without_verdicts_of_real_processes_there_is_nothing_to_compare() -> None:
