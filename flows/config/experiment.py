@@ -751,6 +751,12 @@ def _labelled_value(axes: dict[str, Any], override: Override) -> dict[str, Any] 
     if not known and is_key(TrialConfig, rest):
         return None
     label = max(known, key=len, default=name)
+    if known and not isinstance(axes[axis], dict):
+        raise ConfigurationError(
+            f"{override}: the values of the axis {quoted(axis)} are their own labels, so that "
+            f"{quoted(label)} would name another value. Set the whole axis: "
+            f"--set 'axes.{shown(axis)}=[...]'."
+        )
     inner = name.removeprefix(label).lstrip(".")
     last = axis.rpartition(".")[2]  # so that one word may stand for a section, as anywhere else
     whole = replace(override, key=".".join(filter(None, [last, inner])))
