@@ -9,11 +9,11 @@ SOAK_SEED ?= 0
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-virtual replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '%-14s %s\n' "$$name" "$$text"; done
+		printf '%-18s %s\n' "$$name" "$$text"; done
 
 setup: $(READY) ## make .venv and install dps with everything that it needs
 
@@ -99,9 +99,20 @@ shapes: setup ## the same on virtual time, on the framework's own problems: the 
 	for each in saturation problems-l1-workers problems-l1-delays problems-rica-workers problems-rica-delays \
 		problems-rica-filters; do $(BIN)/dps run $$each || exit; done
 
-replicate-full: torch fashion-data ## the same with all cells and seeds: about four and a half hours
-	$(BIN)/dps replicate ttf --full
-	$(BIN)/dps replicate ftps --full
+# Verdicts of real processes: those of `make replicate` where it was run here, else the documented ones.
+beside = $(shell test -e results/replicate-$(1)-short/verdicts.json || echo --beside docs/figures/$(1)/verdicts.json)
+
+replicate-virtual: torch fashion-data ## both papers with all cells and seeds on virtual time, and their sections of docs/findings.md
+	$(BIN)/dps replicate ttf --full --virtual $(call beside,ttf)
+	$(BIN)/dps replicate ftps --full --virtual $(call beside,ftps)
+	mkdir -p docs/figures/ttf-virtual docs/figures/ftps-virtual
+	cp results/replicate-ttf-virtual/*.svg docs/figures/ttf-virtual/
+	cp results/replicate-ftps-virtual/figures/*.svg docs/figures/ftps-virtual/
+	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ttf-virtual/findings.md figures/ttf-virtual
+	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ftps-virtual/findings.md figures/ftps-virtual
+
+# On real processes alone, all cells and seeds take four and a half hours: `dps replicate ttf --full`, and ftps.
+replicate-full: replicate replicate-virtual ## in short on real processes, and all cells and seeds on virtual time: see docs/training-through-failure.md
 
 frontier: setup ## who wins when, on virtual time: the grids, and the figures of docs/who-wins-when.md
 	for each in frontier frontier-workers frontier-size frontier-all interval partial; do $(BIN)/dps run $$each || exit; done
@@ -109,9 +120,9 @@ frontier: setup ## who wins when, on virtual time: the grids, and the figures of
 	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.csv docs/figures/frontier/
 	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
 
-findings: replicate framework shapes ## all of these, and bring figures and sections of docs/findings.md up to date
-	cp results/replicate-ttf-short/*.svg docs/figures/ttf/
-	cp results/replicate-ftps-short/figures/*.svg docs/figures/ftps/
+findings: replicate-full framework shapes ## all of these, and bring figures and sections of docs/findings.md up to date
+	cp results/replicate-ttf-short/*.svg results/replicate-ttf-short/verdicts.json docs/figures/ttf/
+	cp results/replicate-ftps-short/figures/*.svg results/replicate-ftps-short/verdicts.json docs/figures/ftps/
 	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ttf-short/findings.md figures/ttf
 	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ftps-short/findings.md figures/ftps
 	cp results/staleness-virtual/figures/idle-share-against-consistency.svg docs/figures/framework/

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
     from dps.cluster.node.pipeline import Pipeline
     from dps.cluster.node.worker import Worker
+    from dps.cluster.supervision.session import Session
+    from dps.cluster.supervision.supervisor import supervise
 
 __version__ = "0.1.0"
 
@@ -114,6 +116,7 @@ __all__ = [
     "Scheduled",
     "Selection",
     "Sending",
+    "Session",
     "SharedStore",
     "SignificantlyModified",
     "SparseSpec",
@@ -135,6 +138,7 @@ __all__ = [
     "Zeros",
     "__version__",
     "load",
+    "supervise",
 ]
 
 
@@ -151,6 +155,14 @@ def __getattr__(name: str) -> Any:
         from dps.cluster.node.worker import Worker
 
         return Worker
+    if name == "Session":
+        from dps.cluster.supervision.session import Session
+
+        return Session
+    if name == "supervise":
+        from dps.cluster.supervision.supervisor import supervise
+
+        return supervise
     if name in ("torch", "tree"):
         return import_module(f"dps.{name}")
     raise AttributeError(f"module 'dps' has no attribute {name!r}")

@@ -104,6 +104,18 @@ class UpdatesDroppedWarning(UserWarning):
     """Updates were refused as too stale: their worker was not heard of for a lease. Shown once."""
 
 
+class ReturnedWarning(UserWarning):
+    """A supervised program was started again, and goes on from its checkpoints."""
+
+
+class TooManyReturns(DpsError):
+    """A supervised program was lost again, and is not started again: it was so too often."""
+
+
+class ProgramFailed(DpsError):
+    """The process of a supervised program exited by itself, or its result cannot be passed on."""
+
+
 class ShardUnavailable(DpsError):
     """A shard stayed down for longer than the caller was ready to wait."""
 

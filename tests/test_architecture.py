@@ -22,7 +22,7 @@ PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client
 CLUSTER = (
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
     "dps.observe dps.cluster dps.cluster.transport dps.cluster.node dps.cluster.scheduler "
-    "dps.cluster.backends dps.cluster.driver"
+    "dps.cluster.backends dps.cluster.driver dps.cluster.supervision"
 )
 ORDER = [
     BASE,

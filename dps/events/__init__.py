@@ -421,6 +421,34 @@ class CheckpointRefused(Event):
     reason: str
 
 
+@recorded
+@dataclass(frozen=True, slots=True)
+class Returned(Event):
+    """A parameter server is up again, after the driver or the scheduler of its program was lost.
+
+    It took `seconds` since the loss was noticed. `returns` counts how often the program was started
+    again. Shards go on with these `versions` (none: it began anew), and lack at least `lost`
+    updates each: of those that they were seen to have, a quarter of a second before at most, or
+    that another shard has.
+    """
+
+    cause: str
+    returns: int
+    seconds: float
+    versions: tuple[int, ...]
+    lost: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """What happened, in a sentence."""
+        where = "goes on from its newest complete checkpoints" if self.versions else "begins anew"
+        lacking = [f"shard {shard} {n:,}" for shard, n in enumerate(self.lost) if n]
+        lost = f"at least so many updates are lost: {', '.join(lacking)}"
+        return (
+            f"{self.cause}; the training {where} after {self.seconds:.1f} s, and "
+            f"{lost if lacking else 'no update is known to be lost'}"
+        )
+
+
 # -- measurement -------------------------------------------------------------------------------
 
 

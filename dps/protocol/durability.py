@@ -72,6 +72,13 @@ class Persistence(Protocol):
         """Go on where that of another replica is, which has given away its state of a version."""
         ...
 
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Take note of an epoch in which this replica commits, after a state that is committed.
+
+        None: another replica commits, and is the one to keep what is not kept yet.
+        """
+        ...
+
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts."""
         ...
@@ -106,6 +113,9 @@ class NoPersistence:
     cuts = None
 
     def take_over(self, saved: int, version: int) -> None:
+        """Do nothing."""
+
+    def enter(self, epoch: int, state: ShardState | None) -> None:
         """Do nothing."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:

@@ -17,7 +17,7 @@ from dps.errors import ConfigurationError, RecordDamaged
 from flows.analysis.effects.controls import Setup, controls, setup
 from flows.analysis.effects.course import Course, course
 from flows.analysis.effects.difference import effects
-from flows.analysis.groups import Group, summarize
+from flows.analysis.groups import Group, place, summarize
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
 from flows.analysis.transports import described
@@ -25,13 +25,20 @@ from flows.analysis.virtual_time import told
 from flows.config.errors import suggest
 from flows.metrics import BY_KEY, NOT_APPLICABLE
 from flows.quoting import quoted, shown
-from flows.records.record import EARLIER, EVENTS_FILE, Record, event_files, read_trial
+from flows.records.record import (
+    EARLIER,
+    EVENTS_FILE,
+    Record,
+    event_files,
+    labels_of,
+    read_trial,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 RESULTS = "results"
-REPORT = "report.html"
+REPORT, PUBLIC_REPORT = "report.html", "report-public.html"
 WIDE_ENOUGH_FOR_ONE_TABLE = 118
 
 
@@ -185,11 +192,13 @@ def read_finished(events_file: Path, prices: Prices) -> Finished:
 def read_experiment(
     folder: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
 ) -> list[Finished]:
-    """Read all records of an experiment, in the order of their names.
+    """Read all records of an experiment, in the order of its configuration.
 
-    Damaged ones are left out; `warn` is told of each of them.
+    Where that was not noted, those without faults come first, else they are in the order of their
+    names. Damaged ones are left out; `warn` is told of each of them.
     """
-    return read_whole(event_files(folder), prices, warn)
+    found, labels = read_whole(event_files(folder), prices, warn), labels_of(folder)
+    return sorted(found, key=lambda each: place(each.outcome, labels))
 
 
 def read_whole(

@@ -6,7 +6,7 @@ Only valid trials enter; with a handful of seeds a range is all that can honestl
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dps.protocol.durabilities.presets import PRESETS
@@ -69,10 +69,7 @@ class Group:
 
 
 def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
-    """Group trials by condition and strategy, in a reader's order.
-
-    Conditions without faults come first; strategies come as in `strategies`.
-    """
+    """Group trials by condition and strategy, in the order of `conditions` and `strategies`."""
     groups = [
         _group(outcomes, strategy, condition)
         for condition in conditions(outcomes)
@@ -92,10 +89,24 @@ def strategies(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def conditions(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the conditions that appear: those without a fault first."""
-    found = dict.fromkeys(outcome.identity.condition for outcome in outcomes)
-    faulty = {outcome.identity.condition for outcome in outcomes if outcome.faults}
-    return tuple(sorted(found, key=lambda condition: condition in faulty))
+    """Return the conditions in the order in which they appear (see `place`)."""
+    return tuple(dict.fromkeys(outcome.identity.condition for outcome in outcomes))
+
+
+def place(outcome: Outcome, labels: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
+    """Return where a trial belongs among others of its experiment, to sort them by.
+
+    By its condition, then its strategy, in the order of the configuration, which `labels` has by
+    axis. What is not in there comes last, those without a fault first.
+    """
+    own = outcome.identity.labels
+    strategy = "recovery" if "recovery" in own else next(iter(own), None)
+    axes = sorted(labels, key=lambda axis: axis == strategy)
+    found = [
+        labels[axis].index(own[axis]) if own.get(axis) in labels[axis] else len(labels[axis])
+        for axis in axes
+    ]
+    return (*found, int(bool(outcome.faults)))
 
 
 def _group(outcomes: Sequence[Outcome], strategy: str, condition: str) -> Group:

@@ -242,14 +242,14 @@ def _run_experiment(
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
-    from flows.execution.preflight import check_deployments, check_modules
+    from flows.execution.preflight import check_deployments, check_models
     from flows.monitor.progress import view_for
     from flows.report.claims import print_claims
     from flows.report.terminal import print_exploratory
 
     experiment, trials = load_trials(document, settings, None if yes else confirm_many)
     _tell_of_claims_left_out(document, settings, experiment)
-    check_modules(trials)
+    check_models(trials)
     at_once = check_deployments(trials, parallel, _warn)
     console = _console()
     if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
@@ -484,6 +484,7 @@ def plan(
         at_once_by_default,
         budgets_told,
         confirm_many,
+        data_told,
         fault_plans,
         job_scripts,
         nodes_needed,
@@ -493,7 +494,7 @@ def plan(
         time_needed,
         warnings,
     )
-    from flows.execution.preflight import check_modules
+    from flows.execution.preflight import check_models
     from flows.monitor.estimate import trials_told
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
@@ -504,7 +505,7 @@ def plan(
     if job_script:
         print(job_scripts(trials[0]))
         return
-    check_modules(trials)
+    models = check_models(trials)
     with _paper(as_json) as paper:
         console = _console()
         recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
@@ -512,7 +513,7 @@ def plan(
         console.print(plan_table(trials, recorded))
         print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
         print(order_told(experiment), time_needed(to_run, durations))
-        for line in (*budgets_told(trials), *fault_plans(trials)):
+        for line in (*data_told(trials), *models, *budgets_told(trials), *fault_plans(trials)):
             print(line)
         objections = warnings(trials)
         for warning in objections:
@@ -576,11 +577,24 @@ def report(
         Path | None,
         typer.Option(help="Also write the comparison tables as LaTeX, into this folder."),
     ] = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public",
+            help="Write a page for others: readable by everybody (mode 644), without paths, "
+            "addresses and the names of hosts and users.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the report, and each figure as SVG, PDF, PNG and CSV, from an experiment's records."""
     from flows.analysis.comparison import read_comparison
-    from flows.analysis.finished import REPORT, experiment_folder, read_experiment
+    from flows.analysis.finished import (
+        PUBLIC_REPORT,
+        REPORT,
+        experiment_folder,
+        read_experiment,
+    )
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import read_claims
     from flows.report.figures.figure import Width
@@ -596,12 +610,13 @@ def report(
     recorded = read_experiment(folder, load_prices(), damaged.append)
     path = write_report(
         folder,
-        output or folder / REPORT,
+        output or folder / (PUBLIC_REPORT if public else REPORT),
         figures=folder / FIGURES,
         warn=_warn,
         recorded=recorded,
         left_out=damaged,
         width=widths[figures],
+        public=public,
     )
     tables: list[Path] = []
     if latex is not None:

@@ -43,6 +43,25 @@ def soak(
 
 
 @app.command()
+def returns(
+    kill: Annotated[
+        list[str],
+        typer.Option(help="Whom to kill; may be given again."),
+    ] = ["driver", "scheduler"],  # noqa: B006
+    times: Annotated[int, typer.Option(min=1, help="How often each.")] = 20,
+    seed: Annotated[int, typer.Option(help="Draws the moments.")] = 0,
+    every: Annotated[
+        int, typer.Option(min=1, help="The interval of checkpoints, in updates.")
+    ] = 100,
+    standby: Annotated[bool, typer.Option("--standby", help="Keep the next driver ready.")] = False,
+) -> None:
+    """Kill the driver or the scheduler of supervised trainings; each must go on by itself."""
+    from flows.verification.returns import run_returns
+
+    raise typer.Exit(run_returns(kill, times, seed, every, standby))
+
+
+@app.command()
 def simulate(
     schedules: Annotated[int, typer.Option(min=1, help="How many, over all strategies.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Which series of schedules.")] = 0,

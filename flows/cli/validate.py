@@ -39,13 +39,13 @@ def validate(
 
     from flows.cli import documents
     from flows.config.trials import load_trials
-    from flows.execution.preflight import check_deployments, check_modules
+    from flows.execution.preflight import check_deployments, check_models
     from flows.verification.validate import agreement, crowded, table, twin, verdict
 
     both = None if confirm is None else lambda count: confirm(2 * count)
     experiment, trials = load_trials(document, settings, both)
     other, twins = twin(document, settings, profile)
-    check_modules(trials)
+    check_models(trials)
     at_once = [check_deployments(each, None, warn) for each in (trials, twins)]
     virtual = _run(other, twins, at_once[1], store, console)
     real = _run(experiment, trials, at_once[0], store, console)

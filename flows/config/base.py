@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
@@ -55,7 +56,23 @@ OF_RECORD = {"of_record": True}
 
 def is_of_record(info: ValidationInfo) -> bool:
     """Whether a section is read from a record; then only who uses what it names looks for it."""
-    return info.context == OF_RECORD
+    return info.context is not None and OF_RECORD.items() <= info.context.items()
+
+
+def in_folder(folder: Path) -> dict[str, Any]:
+    """Return the context of what is read from a file in `folder`, which paths are relative to."""
+    return {"folder": folder}
+
+
+def absolute(path: str, info: ValidationInfo) -> str:
+    """Return a path that a section names, seen from the folder of the configuration."""
+    return str(Path(folder_of(info), Path(path).expanduser()).absolute())
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder of the configuration that a section is read from."""
+    folder: Path = (info.context or {}).get("folder", Path())
+    return folder
 
 
 def _safe(name: str) -> str:

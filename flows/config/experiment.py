@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -40,7 +41,7 @@ from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.placement.hash_ring import checked_placement
-from dps.core.rules.per_array import check_names
+from dps.core.rules.per_array import check_names, frozen
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
@@ -66,7 +67,9 @@ from flows.config.base import (
     Section,
     ServerSection,
     TrainingSection,
+    in_folder,
     is_key,
+    is_of_record,
 )
 from flows.config.claims import NARROWED, ClaimSection, checked
 from flows.config.cluster import ClusterSection, LocalSection
@@ -83,7 +86,13 @@ from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import ByNameSection, OptimizerSection
 from flows.config.plugins import Registered
-from flows.config.workload import DatasetSection, WorkloadSection, workload_of
+from flows.config.workload import (
+    DatasetSection,
+    PythonSection,
+    WorkloadSection,
+    misfit,
+    workload_of,
+)
 from flows.config.yaml_document import (
     Document,
     Override,
@@ -196,10 +205,22 @@ class TrialConfig(_Settings):
         return self
 
     @model_validator(mode="after")
-    def _workload_can_be_made(self) -> TrialConfig:
+    def _workload_can_be_made(self, info: ValidationInfo) -> TrialConfig:
         if isinstance(self.workload, Registered):  # what others are told is checked by itself
             with refusing("workload"):
                 workload_of(self)
+        if isinstance(self.workload, PythonSection) and not is_of_record(info):
+            with refusing("workload"):
+                self.workload.model(self.dataset.shape)
+        return self
+
+    @model_validator(mode="after")
+    def _workload_fits_the_data(self, info: ValidationInfo) -> TrialConfig:
+        if not is_of_record(info):
+            with refusing("workload"):
+                wrong = misfit(self, self.training)
+            if wrong is not None:
+                refuse(wrong[1], key=wrong[0])
         return self
 
     @model_validator(mode="after")
@@ -212,7 +233,10 @@ class TrialConfig(_Settings):
     def _each_array_has_a_rule(self) -> TrialConfig:
         if isinstance(self.optimizer, ByNameSection):
             with refusing("optimizer.rules"):
-                check_names(self.build_optimizer(), workload_of(self).parameters)
+                names = workload_of(self).parameters
+                check_names(self.build_optimizer(), names)
+                if frozen(self.build_optimizer(), names) == frozenset(names):
+                    refuse("all arrays are frozen, so that nothing would be trained")
             if self.evaluation.objective is not None:
                 refuse(
                     "an objective has the penalty of one rule for all arrays, and this optimizer "
@@ -430,6 +454,12 @@ class ExperimentConfig(_Settings):
     comparison: ComparisonSection = ComparisonSection()
     claims: Annotated[tuple[ClaimSection, ...], Field(strict=False)] = ()
     order_seed: NonNegativeInt = 0
+    _folder: Path = PrivateAttr(default=Path())  # that the paths on its axes are relative to
+
+    @model_validator(mode="after")
+    def _paths_are_relative_to_its_folder(self, info: ValidationInfo) -> ExperimentConfig:
+        self._folder = (info.context or {}).get("folder", Path())
+        return self
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -475,7 +505,7 @@ class ExperimentConfig(_Settings):
 
     @model_validator(mode="after")
     def _claims_are_of_trials(self, info: ValidationInfo) -> ExperimentConfig:
-        narrowed = info.context == NARROWED
+        narrowed = info.context is not None and NARROWED.items() <= info.context.items()
         found = checked(
             self.claims, self.combinations, self._strategy_axis, self.experiment, narrowed
         )
@@ -526,7 +556,7 @@ class ExperimentConfig(_Settings):
 
     def _trial(self, data: dict[str, Any], labels: dict[str, str]) -> TrialConfig:
         try:
-            return TrialConfig.model_validate(data)
+            return TrialConfig.model_validate(data, context=in_folder(self._folder))
         except ValidationError as error:
             raise InvalidCombination(
                 [_on_axis(key, reason, labels) for key, reason in complaints(error, data)]
@@ -579,7 +609,8 @@ def load_grid(
     try:
         set_keys = {each.key.split(".")[0] for each in assignments}
         narrowed = not set_keys.isdisjoint(SHAPE) and "claims" not in set_keys
-        experiment = ExperimentConfig.model_validate(data, context=NARROWED if narrowed else None)
+        context = {**in_folder(document.folder), **(NARROWED if narrowed else {})}
+        experiment = ExperimentConfig.model_validate(data, context=context)
         if confirm is not None:
             confirm(experiment.trials)
         configs = list(experiment.trial_configs())
@@ -723,6 +754,12 @@ def _labelled_value(axes: dict[str, Any], override: Override) -> dict[str, Any] 
     if not known and is_key(TrialConfig, rest):
         return None
     label = max(known, key=len, default=name)
+    if known and not isinstance(axes[axis], dict):
+        raise ConfigurationError(
+            f"{override}: the values of the axis {quoted(axis)} are their own labels, so that "
+            f"{quoted(label)} would name another value. Set the whole axis: "
+            f"--set 'axes.{shown(axis)}=[...]'."
+        )
     inner = name.removeprefix(label).lstrip(".")
     last = axis.rpartition(".")[2]  # so that one word may stand for a section, as anywhere else
     whole = replace(override, key=".".join(filter(None, [last, inner])))

@@ -18,6 +18,7 @@ from typing import Any
 from dps.errors import ConfigurationError
 from flows.config.experiment import ExperimentConfig, TrialConfig, load_grid
 from flows.config.limits import LONGEST_NAME
+from flows.config.workload import decisive
 from flows.config.yaml_document import Document
 from flows.quoting import quoted
 
@@ -108,6 +109,15 @@ def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Tr
     return tuple(sorted(trials, key=lambda trial: (block[trial.seed], _lot(trial.name, lot))))
 
 
+def labels_in_order(trials: Sequence[Trial]) -> dict[str, list[str]]:
+    """Return the labels of each axis as they first appear among trials."""
+    found: dict[str, dict[str, None]] = {}
+    for trial in trials:
+        for axis, label in trial.labels.items():
+            found.setdefault(axis, {})[label] = None
+    return {axis: list(labels) for axis, labels in found.items()}
+
+
 def _lot(name: str, order_seed: int) -> bytes:
     # By a hash and not by shuffling: trials that are added later leave the others in their order.
     return hashlib.sha256(f"{order_seed}/{name}".encode()).digest()
@@ -122,9 +132,10 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 def digest(config: TrialConfig) -> str:
     """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
     written = config.model_dump(mode="json")
-    decisive = config.cluster.decisive(written.pop("cluster"))
-    if decisive:
-        written["cluster"] = decisive
+    written |= decisive(config, written)
+    cluster = config.cluster.decisive(written.pop("cluster"))
+    if cluster:
+        written["cluster"] = cluster
     text = json.dumps(written, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 

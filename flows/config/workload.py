@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
     Field,
@@ -15,9 +16,18 @@ from pydantic import (
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section, is_of_record
+from flows.config.base import KIND_ALONE, Section, TrainingSection, folder_of, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
+from flows.config.own_data import (
+    CsvSection,
+    NpzSection,
+    OwnDataSection,
+    ParquetSection,
+    PythonDataSection,
+    Sha256,
+    SvmlightSection,
+)
 from flows.config.plugins import Group, Registered
 from flows.workloads import (
     SHAPES,
@@ -31,10 +41,15 @@ from flows.workloads import (
     find_dataset,
     load_dataset,
 )
+from flows.workloads.own_code import OwnCode
+from flows.workloads.own_code import find as find_code
+from flows.workloads.python_model import Model, PythonModel
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
+FEWER = "expected a batch of so many at most"
 MOST_FILTERS = 4096
 MOST_PATCHES = 1_000_000
+TAKES_SPARSE = ("softmax", "mlp", "logistic")  # kinds whose layers are no more than products
 
 
 class _WorkloadSection(Section):
@@ -111,6 +126,45 @@ class CnnSection(_WorkloadSection):
         return self
 
 
+class PythonSection(Section):
+    """A class of the user's own, "module:name", which is given the shape and the `settings`.
+
+    Its module is a file beside the configuration file, or an installed one; `sha256` is that of the
+    module's file.
+    """
+
+    kind: Literal["python"]
+    module: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    path: str | None = None
+    sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _is_there(self, info: ValidationInfo) -> PythonSection:
+        if is_of_record(info):
+            return self
+        with refusing("module"):
+            found = find_code(self.module, folder_of(info))
+            found.load()
+        if self.sha256 not in (None, found.sha256):
+            refuse(f"the module has the SHA-256 {found.sha256}, not this one", key="sha256")
+        # Not as if it had been written: what is read later may be another file.
+        self.__dict__.update(path=found.path, sha256=found.sha256)
+        return self
+
+    def build(self, shape: DatasetShape) -> Workload:
+        """Return the workload for data of a shape."""
+        return self._made(shape)
+
+    def model(self, shape: DatasetShape) -> Model:
+        """Make the user's model for data of a shape; raises `ConfigurationError`."""
+        return self._made(shape).model
+
+    def _made(self, shape: DatasetShape) -> PythonModel:
+        code = OwnCode(self.module, self.path, self.sha256 or "")
+        return PythonModel(shape, code, json.dumps(self.settings, sort_keys=True))
+
+
 class _RegisteredWorkload(Registered, Section):
     """A workload that an installed package registers."""
 
@@ -131,7 +185,13 @@ WORKLOADS = Group(
 )
 
 WorkloadSection = Annotated[
-    MlpSection | SoftmaxSection | LogisticSection | RicaSection | TorchSection | CnnSection,
+    MlpSection
+    | SoftmaxSection
+    | LogisticSection
+    | RicaSection
+    | TorchSection
+    | CnnSection
+    | PythonSection,
     Field(discriminator="kind"),
     WORKLOADS,
     KIND_ALONE,
@@ -237,7 +297,14 @@ class _RegisteredDataset(Registered, Section):
 DATASETS = Group("dps.datasets", _RegisteredDataset, needed=("shape", "load"))
 
 DatasetSection = Annotated[
-    DigitsSection | FashionMnistSection | PatchesSection,
+    DigitsSection
+    | FashionMnistSection
+    | PatchesSection
+    | NpzSection
+    | CsvSection
+    | ParquetSection
+    | SvmlightSection
+    | PythonDataSection,
     Field(discriminator="kind"),
     DATASETS,
     KIND_ALONE,
@@ -261,3 +328,44 @@ class Trained(Protocol):
 def workload_of(config: Trained) -> Workload:
     """Return the workload of a configuration, for the shape of its data."""
     return config.workload.build(config.dataset.shape)
+
+
+def decisive(config: Trained, written: dict[str, Any]) -> dict[str, Any]:
+    """Return what of both sections, as they are recorded, a trial's results depend on."""
+    workload, dataset = written["workload"], written["dataset"]
+    if isinstance(config.workload, PythonSection):
+        workload = {key: value for key, value in workload.items() if key != "path"}
+    if isinstance(config.dataset, OwnDataSection):
+        dataset = config.dataset.decisive(dataset)
+    return {"workload": workload, "dataset": dataset}
+
+
+def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None:
+    """Say why a model cannot be trained on data of the user's own, with the key to change.
+
+    Raises
+    ------
+    ConfigurationError
+        The data are not as they were planned, or the model refuses their shape.
+    """
+    dataset, section = config.dataset, config.workload
+    if not isinstance(dataset, OwnDataSection):
+        return None
+    data, shape = dataset.whole.data, dataset.shape
+    rows = len(data.y_train) // (training.workers if training.partition == "by_class" else 1)
+    if training.batch_size > rows:
+        each = " for each worker" if training.partition == "by_class" else ""
+        return "training.batch_size", f"{data.name} has {rows:,} rows to train on{each}; {FEWER}"
+    if section.kind == "logistic" and shape.classes != 2:
+        told = f"logistic tells two classes apart, and {data.name} has {shape.classes}; use softmax"
+        return "workload.kind", told
+    if shape.sparse and section.kind not in (*TAKES_SPARSE, "python"):
+        told = f"{section.kind} takes no sparse rows; give dense: true, or use "
+        return "dataset.kind", told + ", ".join(TAKES_SPARSE)
+    hidden = section.hidden if isinstance(section, MlpSection) else ()
+    widths = (shape.features, *hidden, shape.classes)
+    weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    if section.kind in TAKES_SPARSE and weights > MOST_WEIGHTS:
+        told = f"{data.name} has {shape.features:,} features: the layers have {weights:,} weights"
+        return "dataset.path", f"{told}; expected {MOST_WEIGHTS:,} at most"
+    return None

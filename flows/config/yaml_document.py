@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,15 @@ _OF_CONSTRUCTORS = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a YAML file says, and for each dotted key the line that says it (from 1)."""
+    """What a YAML file says, and for each dotted key the line that says it (from 1).
+
+    Paths in it are relative to its `folder`.
+    """
 
     name: str
     data: dict[str, Any]
     lines: dict[str, int]
+    folder: Path = Path()
 
     def place(self, key: str) -> str:
         """Return where a dotted key stands, or its nearest section if it is not there itself."""
@@ -265,7 +269,7 @@ def read_document(path: Path, name: str | None = None) -> Document:
         The file cannot be read, is malformed, holds something else, or a password.
     """
     name = name or shown(str(path), LONGEST_PLACE)
-    return parse_document(read_file(path, name), name)
+    return replace(parse_document(read_file(path, name), name), folder=path.parent)
 
 
 def read_file(path: Path, name: str) -> bytes:

@@ -29,7 +29,7 @@ from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import fixed, write_claims
 from flows.config.experiment import ExperimentConfig
-from flows.config.trials import Trial, expand, in_blocks
+from flows.config.trials import Trial, expand, in_blocks, labels_in_order
 from flows.execution.attempt import Attempt, prepare, set_aside, take_back
 from flows.execution.plan import recorded_in
 from flows.monitor.progress import PlainView
@@ -150,7 +150,8 @@ def run_experiment(
             for trial in trials:
                 if trial.name not in known:
                     set_aside(trial, folder / trial.name, view.say)
-            write_grid(folder, (trial.name for trial in in_order), experiment.order_seed)
+            names = (trial.name for trial in in_order)
+            write_grid(folder, names, experiment.order_seed, labels_in_order(trials))
             write_comparison(folder, experiment.comparison)
             write_claims(folder, experiment.claims)
             for trial in recorded:

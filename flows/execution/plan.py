@@ -18,6 +18,7 @@ from flows.analysis.finished import whole_record
 from flows.config.cluster import QueueSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.faults.text import brief, full, late_line
+from flows.config.own_data import OwnDataSection
 from flows.config.trials import Trial
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
 from flows.quoting import listed
@@ -111,6 +112,15 @@ def nodes_needed(trials: Sequence[Trial]) -> str:
     roles = Counter(role_of(name) for name in names)
     parts = ", ".join(f"{count} {role}" for role, count in roles.items())
     return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
+
+
+def data_told(trials: Sequence[Trial]) -> list[str]:
+    """Say what is in the data sets that are the user's own."""
+    told: dict[str, None] = {}
+    for trial in trials:
+        if isinstance(trial.config.dataset, OwnDataSection):
+            told[f"Data: {trial.config.dataset.whole.told()}."] = None
+    return [*told]
 
 
 def budgets_told(trials: Sequence[Trial]) -> list[str]:

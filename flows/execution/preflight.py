@@ -1,6 +1,8 @@
-"""The look at what trials need before an experiment begins: does a torch module fit its data, is
-the cluster there, can jobs be submitted, for how many trials at once is it large enough, and can
-every fault be done on it? What is refused here would else fail one trial after the other.
+"""The look at models and at a cluster before an experiment begins.
+
+Do models of the user's own fit the data? Is the cluster there, can jobs be submitted, for how many
+trials at once is it large enough, and can every fault be done on it? What is refused here would
+else fail one trial after the other.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
+from flows.config.experiment import TrialConfig
 from flows.config.faults.text import line
+from flows.config.own_data import OwnDataSection, PythonDataSection
 from flows.config.trials import Trial
+from flows.config.workload import workload_of
 from flows.execution.plan import at_once_by_default
-from flows.quoting import shown
-from flows.workloads import DatasetShape, Workload
+from flows.workloads.model_checks import check_model, example_batch
+from flows.workloads.own_data import FunctionDataset, call, called
 from flows.workloads.with_torch import KINDS
-
-LONGEST_REASON = 300
 
 
 def check_deployments(
@@ -52,39 +55,47 @@ def check_deployments(
     return at_once
 
 
-def check_modules(trials: Sequence[Trial]) -> None:
-    """Compute a gradient of two rows of zeros with each torch module: does it fit its data?
+def check_models(trials: Sequence[Trial]) -> list[str]:
+    """Check the models that are the user's own, or of torch, each on a batch of its data.
+
+    Returns a line for each, which says what was checked.
 
     Raises
     ------
     ConfigurationError
-        It does not, or it is none; the message has what torch says.
+        One fails, does not fit its data, or its gradient is none; or a function that makes data
+        makes others when it is called again.
     """
-    seen = set[str]()
+    checked: dict[object, str] = {}
+    sources: dict[FunctionDataset, None] = {}
     for trial in trials:
-        workload, dataset = trial.config.workload, trial.config.dataset
-        key = f"{workload.model_dump_json()} {dataset.model_dump_json()}"
-        if workload.kind in KINDS and key not in seen:
-            seen.add(key)
-            _check_module(workload.kind, workload.build(dataset.shape), dataset.shape)
+        config = trial.config
+        if isinstance(config.dataset, PythonDataSection):
+            sources[config.dataset.source] = None
+        if config.workload.kind in ("python", *KINDS):
+            key = config.workload.model_dump_json(), config.dataset, config.training.batch_size
+            if key not in checked:
+                checked[key] = f"Model: {_check_model(config)}."
+    for source in sources:
+        if call(source).data.digest != called(source).data.digest:
+            raise ConfigurationError(
+                f"{source.code.reference} returned other data when it was called again; draw from "
+                "a generator with a seed"
+            )
+    return [*dict.fromkeys(checked.values())]
 
 
-def _check_module(kind: str, workload: Workload, shape: DatasetShape) -> None:
-    x = np.zeros((2, shape.features), np.float32)
-    y = np.array([0, shape.classes - 1])
-    try:
-        params = workload.initial(np.random.default_rng(0))
-        workload.gradient(params, x, y)
-        workload.evaluate(params, x, y)
-    except ConfigurationError:
-        raise
-    except Exception as error:  # whatever a module of the user's raises
-        reason = shown(f"{type(error).__name__}: {error}", LONGEST_REASON)
-        raise ConfigurationError(
-            f"workload: the {kind} module does not fit the data, rows of {shape.features} values "
-            f"in {shape.classes} classes: {reason}. It gets a tensor of (rows, {shape.features}), "
-            f"and returns scores of (rows, {shape.classes})"
-        ) from error
+def _check_model(config: TrialConfig) -> str:
+    dataset, size = config.dataset, config.training.batch_size
+    if isinstance(dataset, OwnDataSection):
+        data = dataset.load("train")
+        # From all over the file, which may be in the order of the classes.
+        rows = np.linspace(0, len(data.y_train) - 1, size).astype(int)
+        batch = data.x_train[rows], data.y_train[rows]
+    else:
+        batch = example_batch(dataset.shape, size)
+    name = getattr(config.workload, "module", config.workload.kind)
+    return check_model(workload_of(config), name, *batch)
 
 
 def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from distributed import Client
+from distributed.client import FutureCancelledError, FuturesCancelledError
 
 from dps.chaos.feasible import obstacles
 from dps.chaos.injector import Injector
@@ -69,6 +70,7 @@ from flows.workloads import (
     batches,
 )
 
+LOST = "scheduler-connection-lost"  # as Dask says why futures are cancelled
 TRACEBACK_FILE = "traceback.txt"
 ON_LOSS = "ignore"  # what is lost is what is measured: it is in the record
 
@@ -194,6 +196,8 @@ class _Alarm:
 
 def reason_of(error: Exception, folder: Path) -> str:
     """Say why a trial failed; what nobody foresaw leaves its traceback beside the record."""
+    if isinstance(error, FutureCancelledError | FuturesCancelledError) and LOST in str(error):
+        return "Dask's scheduler was lost, and the coordinator with it"
     reason = masked(f"{type(error).__name__}: {error}")
     if isinstance(error, DpsError | OSError):
         return reason

@@ -118,7 +118,7 @@ RECOVERY = (
     ),
     Metric(
         "wait_capacity_seconds",
-        "of restore: no node",
+        "waiting for a node",
         "s",
         "The part of “restore” that passed until a fresh node was there; set by the fault plan, "
         "not by the strategy. 0 where none was needed.",

@@ -188,7 +188,7 @@ COST = (
     ),
     Metric(
         "cost_per_point_usd",
-        "money per point",
+        "money per percentage point",
         "USD",
         "Money on demand divided by the final accuracy in percentage points.",
         "cost/usd_per_point",

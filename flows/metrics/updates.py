@@ -179,7 +179,7 @@ SPEED = (
     ),
     Metric(
         "gradients_together",
-        "all at work",
+        "gradients, all workers at work",
         "per second",
         "Gradients per second while all workers were at work: from when the last one had pushed "
         "its first gradient until one had pushed its last. Leaves out how workers come and go, "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 
@@ -18,8 +17,8 @@ class Examples:
     x
         One row for each: a float64 array, or a `scipy.sparse.csr_array`.
     y
-        Their labels or targets, float64.
+        Their labels or targets: float64, or texts where a reader says that they may be.
     """
 
     x: Any
-    y: npt.NDArray[np.float64]
+    y: npt.NDArray[Any]

@@ -8,6 +8,7 @@ must be numbers, are the features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,17 @@ ROWS = 1 << 16  # of a parquet file in memory at once
 Array = npt.NDArray[Any]
 
 
-def read_npz(path: Path) -> Examples:
+def read_npz(path: Path, x: str = "x", y: str | None = None) -> Examples:
     """Read the examples of an npz file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    x
+        The array of examples; of more than two dimensions, each example becomes a row.
+    y
+        The array of labels, which may be texts; None: the one named y, label, labels or target.
 
     Raises
     ------
@@ -33,13 +43,15 @@ def read_npz(path: Path) -> Examples:
         The file cannot be read, an array is missing or does not fit, or a value is not finite.
     """
     arrays = open_npz(path, lambda names: names, "x=…, y=…")
-    x, y = _matrix(path, arrays), _label(path, arrays)
-    if x.ndim != 2 or y.shape != x.shape[:1]:
+    rows, labels = _matrix(path, arrays, x), _label(path, arrays, y)
+    if rows.ndim > 2:
+        rows = rows.reshape(len(rows), -1)
+    if rows.ndim != 2 or labels.shape != rows.shape[:1]:
         raise ConfigurationError(
-            f"{path}: x is {list(x.shape)} and y {list(y.shape)}, expected a row of x for each "
-            "value of y"
+            f"{path}: x is {list(rows.shape)} and y {list(labels.shape)}, expected a row of x for "
+            "each value of y"
         )
-    return Examples(x, y)
+    return Examples(rows, labels)
 
 
 def read_parquet(path: Path, label: str | None = None, rows: int = ROWS) -> Iterator[Examples]:
@@ -56,6 +68,23 @@ def read_parquet(path: Path, label: str | None = None, rows: int = ROWS) -> Iter
         The file cannot be read, there is no such column, or a value is no finite number; the
         message has its row, from 1, and its column. Or pyarrow is not installed.
     """
+    with open_parquet(path) as file:
+        wanted = _chosen(path, file.schema_arrow.names, label)
+        first = 1
+        for batch in file.iter_batches(batch_size=rows):
+            yield _examples(path, batch, wanted, first)
+            first += len(batch)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a parquet file, as a `pyarrow.parquet.ParquetFile`.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be opened, or reading it fails later on. Or pyarrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -65,21 +94,17 @@ def read_parquet(path: Path, label: str | None = None, rows: int = ROWS) -> Iter
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            wanted = _chosen(path, file.schema_arrow.names, label)
-            first = 1
-            for batch in file.iter_batches(batch_size=rows):
-                yield _examples(path, batch, wanted, first)
-                first += len(batch)
+            yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigurationError(f"{path} cannot be read as parquet: {error}") from error
 
 
-def _matrix(path: Path, arrays: Mapping[str, Array]) -> Any:
-    if "x" in arrays:
-        return _numbers(path, "x", arrays["x"])
+def _matrix(path: Path, arrays: Mapping[str, Array], x: str) -> Any:
+    if x in arrays:
+        return _numbers(path, x, arrays[x])
     if not {"data", "indices", "indptr", "shape", "format"} <= arrays.keys():
         raise ConfigurationError(
-            f"{path} has the arrays {', '.join(arrays)}, expected x and y, or a sparse matrix of "
+            f"{path} has the arrays {', '.join(arrays)}, expected {x} and y, or a sparse matrix of "
             "scipy.sparse.save_npz and y"
         )
     # Not at the top: every process of a trial imports this package, for images.
@@ -100,13 +125,16 @@ def _matrix(path: Path, arrays: Mapping[str, Array]) -> Any:
     return found.tocsr()
 
 
-def _label(path: Path, arrays: Mapping[str, Array]) -> Array:
-    found = [name for name in LABELS if name in arrays]
+def _label(path: Path, arrays: Mapping[str, Array], y: str | None) -> Array:
+    found = [name for name in (LABELS if y is None else (y,)) if name in arrays]
     if not found:
         raise ConfigurationError(
-            f"{path} has the arrays {', '.join(arrays)}, and none of them is named y"
+            f"{path} has the arrays {', '.join(arrays)}, and none of them is named {y or 'y'}"
         )
-    return _numbers(path, found[0], arrays[found[0]])
+    labels = arrays[found[0]]
+    if y is not None and labels.dtype.kind == "U":
+        return labels
+    return _numbers(path, found[0], labels)
 
 
 def _numbers(path: Path, name: str, array: Array) -> Array:
@@ -135,12 +163,19 @@ def _chosen(path: Path, columns: list[str], label: str | None) -> str:
 
 
 def _examples(path: Path, batch: Any, label: str, first: int) -> Examples:
-    columns = {name: _column(path, batch, name, first) for name in batch.schema.names}
+    columns = {name: numbers_of(path, batch, name, first) for name in batch.schema.names}
     features = [values for name, values in columns.items() if name != label]
     return Examples(np.column_stack(features), columns[label])
 
 
-def _column(path: Path, batch: Any, name: str, first: int) -> Array:
+def numbers_of(path: Path, batch: Any, name: str, first: int = 1) -> Array:
+    """Return a column of a batch or table of pyarrow as float64; its rows count from `first`.
+
+    Raises
+    ------
+    ConfigurationError
+        It is of another type than numbers, or a value is no finite number.
+    """
     from pyarrow import float64, types
 
     column = batch.column(name)

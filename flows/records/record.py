@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -243,15 +243,25 @@ class Record:
         return {kind: tuple(events) for kind, events in found.items()}
 
 
-def write_grid(folder: Path, trials: Iterable[str], order_seed: int) -> None:
+def write_grid(
+    folder: Path,
+    trials: Iterable[str],
+    order_seed: int,
+    labels: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """Note which trials make up the experiment in `folder`, as of its last run, in their order.
+
+    `labels` are those of each axis, in the order of the configuration.
 
     Raises
     ------
     StoreUnavailable
         The folder cannot be written.
     """
-    text = json.dumps({"order_seed": order_seed, "trials": list(trials)}, indent=1)
+    noted: dict[str, Any] = {"order_seed": order_seed, "trials": list(trials)}
+    if labels:
+        noted["labels"] = {axis: list(names) for axis, names in labels.items()}
+    text = json.dumps(noted, indent=1)
     write_whole(folder / GRID_FILE, sealed(text), "the list of trials")
 
 
@@ -296,6 +306,18 @@ def trial_names(folder: Path) -> tuple[str, ...]:
     if grid.exists():
         return _names_in(grid)
     return tuple(path.parent.name for path in event_files(folder))
+
+
+def labels_of(folder: Path) -> Mapping[str, Sequence[str]]:
+    """The labels of each axis in the order of the configuration; nothing if that was not noted.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
+    """
+    grid = folder / GRID_FILE
+    return _noted_in(grid).get("labels", {}) if grid.exists() else {}
 
 
 def read_start(path: Path) -> TrialStarted | None:
@@ -461,23 +483,36 @@ def _damaged(path: Path, line: int, why: str) -> RecordDamaged:
 
 
 def _names_in(grid: Path) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_noted_in(grid)["trials"]))
+
+
+def _noted_in(grid: Path) -> dict[str, Any]:
     try:
         found = json.loads(unsealed(grid.read_bytes())[0])
         if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
             raise ValueError("it has no list of trials")
         # Such as what is left of a checksum whose own key was damaged.
-        if unknown := found.keys() - {"order_seed", "trials"}:
+        if unknown := found.keys() - {"order_seed", "trials", "labels"}:
             raise ValueError(f"it has an unknown key {quoted(min(unknown))}")
         for name in found["trials"]:
             if not is_folder_name(name):
                 raise ValueError(f"{quoted(name)} is no name of a trial")
+        if not _are_labels(found.get("labels", {})):
+            raise ValueError("its labels are no lists of names, one for each axis")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "
             "Run the experiment again: what is recorded is kept. Or remove the file: then every "
             "trial in the folder counts."
         ) from error
-    return tuple(dict.fromkeys(found["trials"]))
+    return found
+
+
+def _are_labels(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+        for names in found.values()
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError | RecordDamaged:

@@ -34,12 +34,18 @@ class Claim:
         Effect and interval, in words.
     verdict
         Whether it holds.
+    effect
+        What was found, in numbers; None: nothing to judge by.
+    turn
+        The bound on whose one side the effect is claimed to be; of two bounds, the lower.
     """
 
     claim: str
     published: str
     found: str
     verdict: Verdict
+    effect: Interval | None = None
+    turn: float = 0.0
 
     @property
     def row(self) -> tuple[str, str, str, str]:
@@ -89,6 +95,8 @@ def judged(measurements: Sequence[Measurement]) -> list[Claim]:
             measured.published,
             _found(measured, effect, decision),
             "does not hold" if measured.refuted else decision.verdict,
+            _shown(effect, decision),
+            measured.least if math.isfinite(measured.least) else measured.most,
         )
         for measured, effect, decision in zip(
             measurements, effects, decide(list(zip(effects, regions, strict=True))), strict=True
@@ -136,10 +144,17 @@ def _effect(measured: Measurement) -> Difference | None:
     return difference(measured.values, np.random.default_rng(0))
 
 
-def _found(measured: Measurement, effect: Difference | None, decision: Decision) -> str:
+def _shown(effect: Difference | None, decision: Decision) -> Interval | None:
+    """The effect with its interval at the level at which its claim was judged."""
     if effect is None:
+        return None
+    low, high = effect.bounds(decision.confidence) or (None, None)
+    return Interval(effect.mean, low, high, effect.n)
+
+
+def _found(measured: Measurement, effect: Difference | None, decision: Decision) -> str:
+    shown = _shown(effect, decision)
+    if shown is None:
         return "nothing to judge by"
     level = decision.confidence
-    low, high = effect.bounds(level) or (None, None)
-    shown = Interval(effect.mean, low, high, effect.n)
     return told(shown, measured.unit, measured.digits, measured.over, level) + measured.note

@@ -22,10 +22,14 @@ KEY = "replication"
 
 
 class ReplicationConfig(Section):
-    """A paper's experiments, in short or `full`; `published` is a CSV file of a paper's curves."""
+    """A paper's experiments, in short or `full`, on real processes or on `virtual` time.
+
+    `published` is a CSV file of a paper's curves.
+    """
 
     replication: Literal["ttf", "ftps"]
     full: bool = False
+    virtual: bool = False
     published: str | None = None
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.files import write_whole
 from flows.replication.charts import Chart
 from flows.replication.claims import HEADINGS, Claim, markdown_table
+from flows.replication.verdicts import Verdicts
 from flows.report.html import page
 
 TEMPLATE = "replication/replication.jinja"
@@ -25,6 +26,10 @@ class Table:
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> list[str]:
+        """Return title and rows as parts of a text."""
+        return [f"### {self.title}", markdown_table(self.headings, self.rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Findings:
         The paper's claims with their verdicts.
     tables, charts
         What the claims rest on.
+    verdicts
+        The claims, for another version to be set beside.
     """
 
     title: str
@@ -48,6 +55,7 @@ class Findings:
     claims: Sequence[Claim]
     tables: Sequence[Table]
     charts: Sequence[Chart]
+    verdicts: Verdicts
 
     def write(self, folder: Path) -> Path:
         """Write page, Markdown and figures; return where the page is.
@@ -60,6 +68,7 @@ class Findings:
         for chart in self.charts:
             chart.write(folder / FIGURES)
         write_whole(folder / TEXT, self.markdown(), "the findings")
+        self.verdicts.write(folder)
         page = folder / PAGE
         write_whole(page, self.html(), "the findings")
         return page
@@ -68,7 +77,7 @@ class Findings:
         """Return the section for `docs/findings.md`; its figures are beside it."""
         parts = [f"## {self.title}", *self.introduction]
         for table in self._all_tables():
-            parts += [f"### {table.title}", markdown_table(table.headings, table.rows)]
+            parts += table.markdown()
         for chart in self.charts:
             parts.append(f"![{chart.caption}]({FIGURES}/{chart.name}.svg)")
         return "\n\n".join(parts) + "\n"

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 from dps.errors import ConfigurationError
-from flows.analysis.comparison import compared, read_comparison
+from flows.analysis.comparison import baseline_of, compared, read_comparison
 from flows.analysis.finished import (
     Finished,
     failed_before,
     read_experiment,
     without_control,
 )
-from flows.analysis.groups import Group, conditions, strategies, summarize
+from flows.analysis.groups import Group, place, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
@@ -28,6 +28,7 @@ from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
 from flows.monitor.status import RUNNING, Standing, as_it_stands, under_way
+from flows.records.record import labels_of
 from flows.report import claims as in_words
 from flows.report import sentences as words
 from flows.report import tables
@@ -36,8 +37,11 @@ from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, write_files
 from flows.report.figures.gallery import chapters, drawings
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
+from flows.report.public import Redaction
 from flows.report.reproduce import experiment_yaml, versions
 from flows.report.sentences import Sentence
+from flows.report.strategies import strategy_notes
+from flows.report.terms import TERMS
 
 
 def page(template: str, **content: Any) -> str:
@@ -56,10 +60,19 @@ def page(template: str, **content: Any) -> str:
 
 TEMPLATE = "report/report.jinja"
 FIGURES = "figures"
+PUBLIC_MODE = 0o644
 # What a page carries of files to download; with more of them it would be slow to open.
 DOWNLOAD_BYTES = 6_000_000
-SHOWN_AT_ONCE = 6
-VARIED = "varied"
+# A page opens with so many figures of so many chapters; all others are folded.
+FIGURES_SHOWN, CHAPTERS_SHOWN = 2, 3
+# Tables at a glance that are not folded, one for each condition.
+GLANCES_SHOWN = 2
+MOST_VALUES, VARIED = 4, "varied"
+CONSISTENCY = {
+    "asp": "asynchronous (ASP)",
+    "bsp": "synchronous (BSP)",
+    "ssp": "bounded staleness (SSP)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +115,19 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chapter of figures on the page; those that come first are open at once."""
+    """A chapter of figures on the page: those that are shown, and those that are folded."""
 
     chapter: Chapter
     first: tuple[Picture, ...]
     more: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An entry of the list of contents."""
+
+    target: str
+    title: str
 
 
 def write_report(
@@ -119,6 +140,7 @@ def write_report(
     left_out: Sequence[str] = (),
     kinds: Sequence[str] = (*SCREEN, *PRINT),
     width: Width | None = None,
+    public: bool = False,
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
@@ -138,6 +160,9 @@ def write_report(
     recorded, left_out
         What is recorded in `folder`, in the order of the names, and what is said of damaged
         records, where they were read already; None: they are read.
+    public
+        Whether the page is for everybody: readable by all users of the machine, and without what
+        names the machine or its user (`flows.report.public`).
 
     Raises
     ------
@@ -158,13 +183,20 @@ def write_report(
             f"{folder}: no trial has been recorded here. Run the experiment first: dps run CONFIG"
         )
     compared = read_comparison(folder)
+    found = in_order(found, labels_of(folder))
     drawn = chapters(found, compared.baseline)
     going = under_way(folder, recorded)
     claims = read_claims(folder)
-    page = render(found, prices, compared, drawn, unusable, going, claims)
+    redaction = Redaction.of(record for record, _ in found) if public else None
+    page = render(found, prices, compared, drawn, unusable, going, claims, redaction)
+    for name in redaction.found_in(page) if redaction else ():
+        warn(
+            f"the page still has the word {name!r}, which names this machine, its user or a host "
+            "of a node: in a name of yours, such as that of a strategy or the experiment?"
+        )
     if figures is not None:
         write_files(drawings(drawn), figures, kinds, width)
-    write_whole(output, page, "the report")
+    write_whole(output, page, "the report", PUBLIC_MODE if public else None)
     return output
 
 
@@ -172,6 +204,11 @@ def drawable(recorded: Iterable[Finished]) -> list[Trial]:
     """Return the trials that have started, in the order in which they did."""
     begun = [(each.record, each.outcome) for each in recorded if each.record.started]
     return sorted(begun, key=lambda trial: trial[0].events[0].t)
+
+
+def in_order(trials: Iterable[Trial], labels: Mapping[str, Sequence[str]]) -> list[Trial]:
+    """Return trials in the order of the configuration, whose `labels` are given by axis."""
+    return sorted(trials, key=lambda trial: place(trial[1], labels))
 
 
 def _empty(recorded: Iterable[Finished]) -> list[str]:
@@ -188,14 +225,18 @@ def render(
     unusable: Sequence[str] = (),
     going: Sequence[Standing] = (),
     claims: Sequence[ClaimSection] = (),
+    redaction: Redaction | None = None,
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say of the `claims`.
 
     What else they say, by the `comparison`, is exploratory.
 
-    `unusable` says which records are left out and why, `going` which trials are running.
+    `unusable` says which records are left out and why, `going` which trials are running. Texts are
+    those that the `redaction` leaves.
     """
     import numpy as np
+
+    say = redaction.text if redaction else str
 
     running = {standing.trial for standing in going}
     trials = [(record, as_it_stands(result, running)) for record, result in trials]
@@ -203,22 +244,30 @@ def render(
     records = [record for record, _ in trials]
     groups = [group for group in summarize(outcomes) if group.trials]
     names = strategies(outcomes)
+    baseline = baseline_of(outcomes, comparison)
     # Drawn anew with the same seed, so that the same records always make the same page.
     judged = judge(outcomes, claims, np.random.default_rng(0))
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
     opening, sections = _sections(drawn)
+    document = experiment_yaml(records, claims)
     return page(
         TEMPLATE,
         opening=opening,
+        public=redaction is not None,
+        say=say,
         unusable=unusable,
         going=going,
         experiment=outcomes[0].identity.experiment or "experiment",
         facts=_facts(trials),
-        glance=tables.glance(groups),
-        short=words.in_short(groups),
+        glance=(glance := tables.glance(groups, baseline)),
+        glances_shown=GLANCES_SHOWN,
+        effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
+        short=words.in_short(groups, baseline) if groups else (),
+        strategies=[(name, say(told)) for name, told in strategy_notes(records, names)],
+        contents=_contents(sections, bool(groups), any(row.p for row in rows)),
         claims=[_claim(each) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
-        told=_told(groups),
+        told=_told(groups, baseline),
         caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
         without_control=without_control(outcomes),
@@ -230,13 +279,14 @@ def render(
         statistics=tables.statistics(rows),
         chapters=sections,
         comparisons=[
-            tables.figure_table(groups, c)
-            for c in reversed(conditions([outcome for group in groups for outcome in group.trials]))
+            tables.figure_table(groups, condition)
+            for condition in dict.fromkeys(group.condition for group in groups)
         ],
         trial_columns=[BY_KEY[key] for key in tables.PER_TRIAL],
         trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
         definitions=tables.definitions(),
-        yaml=experiment_yaml(records, claims),
+        terms=TERMS,
+        yaml=redaction.configuration(document) if redaction else document,
         versions=versions(records),
         drawn_faults=drawn_faults(records),
         prices=tables.price_rows(prices),
@@ -253,6 +303,7 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
     outcomes = [outcome for _, outcome in trials]
     on_nodes = [outcome for outcome in outcomes if not outcome.virtual]
     configs = [_config_facts(record.config) for record, _ in trials]
+    values = {name: list(dict.fromkeys(each[name] for each in configs)) for name in configs[0]}
     day = datetime.fromtimestamp(max(r.events[-1].t for r, _ in trials), UTC)
     valid = sum(outcome.valid for outcome in outcomes)
     running = sum(outcome.status == RUNNING for outcome in outcomes)
@@ -262,8 +313,8 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
     seeds = sorted({o.identity.seed for o in outcomes if o.identity.seed is not None})
     facts = [
         ("trials", trials_text),
-        ("seeds", ", ".join(map(str, seeds))),
-        *((n, v if all(c[n] == v for c in configs) else VARIED) for n, v in configs[0].items()),
+        ("seeds", _runs_of(seeds)),
+        *((n, ", ".join(v) if len(v) <= MOST_VALUES else VARIED) for n, v in values.items()),
         ("time", told([outcome.virtual for outcome in outcomes])),
         ("arrays sent by", described(outcome.transports for outcome in on_nodes)),
         # Virtual time begins at the same moment in every trial, which says nothing to a reader.
@@ -278,14 +329,30 @@ def _config_facts(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         "training": f"{workload} on {dataset}" if workload else "",
         "gradients": f"{training['updates']:,}" if "updates" in training else "",
-        "workers · shards": f"{training.get('workers', '')} · {server.get('shards', '')}",
-        "consistency": _kind(config.get("consistency", {})),
+        "workers": str(training.get("workers", "")),
+        "shards": str(server.get("shards", "")),
+        "consistency": _consistency(config.get("consistency", {})),
     }
 
 
-def _kind(section: dict[str, Any]) -> str:
+def _consistency(section: Mapping[str, Any]) -> str:
+    kind = str(section.get("kind", ""))
     rest = [f"{key} {value}" for key, value in section.items() if key != "kind"]
-    return " ".join([str(section.get("kind", "")).upper(), *rest])
+    return ", ".join(filter(None, [CONSISTENCY.get(kind, kind), *rest]))
+
+
+def _runs_of(numbers: Sequence[int]) -> str:
+    """Return numbers in order, of three and more in a row the first and last: "0–7, 12"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [
+        [f"{run[0]}–{run[-1]}"] if len(run) > 2 else [str(number) for number in run] for run in runs
+    ]
+    return ", ".join(part for run in parts for part in run)
 
 
 def _claim(judged: JudgedClaim) -> Claim:
@@ -298,19 +365,18 @@ def _claim(judged: JudgedClaim) -> Claim:
     )
 
 
-def _told(groups: Sequence[Group]) -> list[Told]:
-    told = []
+def _told(groups: Sequence[Group], baseline: str | None) -> list[Told]:
+    told = list[Told]()
     for condition in dict.fromkeys(group.condition for group in groups):
         members = [group for group in groups if group.condition == condition]
         if any(group.faulty for group in members):
             said = [words.through_fault(group, words.quiet(groups, group)) for group in members]
             told.append(Told(condition, words.plan(members), tuple(said)))
         else:
-            baseline = words.baseline_of(members)
-            said = [words.without_fault(group, baseline) for group in members]
+            base = words.baseline_of(members, baseline) or words.baseline_of(members)
+            said = [words.without_fault(group, base) for group in members]
             told.append(Told(condition, "", tuple(said)))
-    # What a fault does is what people come for; what it costs to be prepared comes next.
-    return sorted(told, key=lambda part: not part.opening)
+    return told
 
 
 def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
@@ -329,17 +395,34 @@ def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
 
 
 def _sections(drawn: Sequence[Chapter]) -> tuple[Picture | None, list[Section]]:
-    """The first figure, which the page opens with, and the others by chapter."""
+    """The figure that the page opens with, and the others by chapter."""
     every = list(drawings(drawn))
+    opening = drawn[0].first if drawn else None
     carried = sum(len(drawing.svg) + len(drawing.csv) for drawing in every) <= DOWNLOAD_BYTES
     pictures = {drawing.name: _picture(drawing, carried) for drawing in every}
-    sections = []
+    sections = list[Section]()
     for chapter in drawn:
-        own = [pictures[drawing.name] for drawing in chapter.drawings if drawing is not every[0]]
+        shown = FIGURES_SHOWN if len(sections) < CHAPTERS_SHOWN else 0
+        own = [pictures[drawing.name] for drawing in chapter.drawings if drawing is not opening]
         if own:
-            first, more = tuple(own[:SHOWN_AT_ONCE]), tuple(own[SHOWN_AT_ONCE:])
-            sections.append(Section(chapter, first, more))
-    return pictures[every[0].name] if every else None, sections
+            sections.append(Section(chapter, tuple(own[:shown]), tuple(own[shown:])))
+    return pictures[opening.name] if opening else None, sections
+
+
+def _contents(sections: Sequence[Section], valid: bool, tested: bool) -> list[Link]:
+    """Return what the page has, in its order."""
+    return [
+        *([Link("short", "In short")] if valid else []),
+        Link("claims", "Claims"),
+        Link("checks", "Checks"),
+        *(Link(section.chapter.name, section.chapter.title) for section in sections),
+        *([Link("words", "In words")] if valid else []),
+        *([Link("statistics", "Exploratory statistics")] if tested else []),
+        *([Link("comparison", "All metrics")] if valid else []),
+        Link("trials", "Every trial"),
+        Link("repeat", "To repeat it"),
+        Link("definitions", "Definitions"),
+    ]
 
 
 def _picture(drawing: Drawing, carried: bool) -> Picture:

@@ -43,7 +43,7 @@ def _document(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     axes: dict[str, dict[str, Any]] = {}
     for trial in settings:
         for axis, label in trial["labels"].items():
-            axes.setdefault(axis, {})[label] = _short(axis, _at(trial["config"], axis))
+            axes.setdefault(axis, {})[label] = _short(axis, value_at(trial["config"], axis))
     lot = settings[0].get("circumstances", {}).get("order_seed", 0)
     return {
         **base,
@@ -94,7 +94,8 @@ def versions(records: Sequence[Record]) -> dict[str, str]:
     return {name: ", ".join(seen) for name, seen in found.items()}
 
 
-def _at(config: Mapping[str, Any], dotted: str) -> Any:
+def value_at(config: Mapping[str, Any], dotted: str) -> Any:
+    """Return a trial's setting by its dotted key, also one that is not recorded: its default."""
     value: Any = config
     for part in dotted.split("."):
         if isinstance(value, Mapping) and part not in value:

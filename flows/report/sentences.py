@@ -25,6 +25,7 @@ from flows.records.record import Record
 MUST_BE_ZERO = ("updates_applied_twice", "updates_replica_conflicts", "updates_audit_mismatches")
 
 MOST_PLANNED = 3
+MOST_LISTED = 6
 _OVER = {
     "time": "at the same times",
     "gradients": "after as many gradients",
@@ -71,15 +72,22 @@ def span(group: Group, key: str, unit: str = "") -> str | None:
     return (low if low == high else f"{low}{separator}{high}") + unit
 
 
-def in_short(groups: Sequence[Group]) -> tuple[str, ...]:
-    """Return three sentences: what the faults were, what they did, and what to be ready costs.
+def in_short(groups: Sequence[Group], baseline: str | None = None) -> tuple[str, ...]:
+    """Return three sentences: what was done, what came of it, and what it cost in money.
 
-    They are of the first condition with faults; there is none without any, and fewer where a figure
-    is not known of any strategy.
+    They are of the first condition with faults, else of the first. There are fewer where a figure
+    is not known of any strategy. Money is told against the `baseline`; None: against the strategy
+    that keeps nothing.
     """
     faulty = [group for group in groups if group.faulty]
-    first = [group for group in faulty if group.condition == faulty[0].condition]
-    said = (plan(first), _effects_in_short(first), _price_in_short(first, groups))
+    first = [group for group in groups if group.condition == (faulty or groups)[0].condition]
+    if not faulty:
+        said = _without_faults(first), _final_in_short(first), _price_in_short(first, baseline)
+        return tuple(sentence for sentence in said if sentence)
+    without = [found for group in first if (found := quiet(groups, group))]
+    several = len({group.condition for group in faulty}) > 1
+    under = f"Under “{first[0].condition}”: " if several else ""
+    said = under + plan(first), _effects_in_short(first), _price_in_short(without, baseline)
     return tuple(sentence for sentence in said if sentence)
 
 
@@ -91,6 +99,7 @@ def through_fault(group: Group, quiet: Group | None) -> Sentence:
         _effect(group),
         _updates(group),
         _end(group, quiet),
+        _money(group, quiet),
     ]
     return Sentence(group.strategy, " ".join(s for s in sentences if s))
 
@@ -120,9 +129,9 @@ def _planned(faults: Sequence[FaultTimes]) -> str:
     low, high = min(f.updates for f in faults), max(f.updates for f in faults)
     at = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     waits = [f.capacity - f.began for f in faults if f.capacity is not None]
-    back = f"; a fresh node was there {_seconds(waits)} later" if waits else ""
+    back = f"; a new node was ready {_seconds(waits)} later" if waits else ""
     what = " or ".join(done(kind) for kind in sorted({fault.kind for fault in faults}))
-    return f"{nodes} was {what} once the shards had applied {at} updates{back}."
+    return f"{nodes} was {what} after {at} updates{back}."
 
 
 def moments(group: Group) -> str:
@@ -175,14 +184,25 @@ def resumed(record: Record, outcome: Outcome) -> str:
 
 
 def quiet(groups: Sequence[Group], group: Group) -> Group | None:
-    """Return the same strategy without a fault, if there is exactly one such group."""
+    """Return the same strategy without a fault, under otherwise the same condition.
+
+    There is none where several groups may be meant.
+    """
     same = [g for g in groups if g.strategy == group.strategy and not g.faulty]
+    if len(same) > 1:
+        same = [g for g in same if _besides_faults(g) == _besides_faults(group)]
     return same[0] if len(same) == 1 else None
 
 
-def baseline_of(groups: Sequence[Group]) -> Group | None:
-    """Return the group that others are compared with: the strategy without any durability."""
-    return next((group for group in groups if group.strategy == next(iter(PRESETS))), None)
+def _besides_faults(group: Group) -> dict[str, str]:
+    first = (*group.trials, *group.left_out)[0]
+    return {axis: label for axis, label in first.identity.labels.items() if axis != "faults"}
+
+
+def baseline_of(groups: Sequence[Group], name: str | None = None) -> Group | None:
+    """Return the group that others are compared with: that of a `name`, or that keeps nothing."""
+    wanted = next(iter(PRESETS)) if name is None else name
+    return next((group for group in groups if group.strategy == wanted), None)
 
 
 def done(kind: str) -> str:
@@ -210,30 +230,67 @@ def _effects_in_short(groups: Sequence[Group]) -> str:
     means = {g.strategy: s.mean for g in groups if (s := g.spread("effect_time_mean"))}
     if not means:
         return ""
-    column, seeds = BY_KEY["effect_time_mean"], max(len(group.trials) for group in groups)
+    column = BY_KEY["effect_time_mean"]
     best = sorted(means, key=lambda strategy: -means[strategy])
     each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
     return (
-        "From the first fault on, accuracy differed from that of the same seeds without it by "
-        f"{_and(each)}, at the same times{f' and on average of {seeds} seeds' * (seeds > 1)}."
+        f"From the fault on, {_measured()} differed on average by {_listed(each)} from the same "
+        f"seed without the fault{_mean_of(groups)}."
     )
 
 
-def _price_in_short(groups: Sequence[Group], every: Sequence[Group]) -> str:
-    without = [found for group in groups if (found := quiet(every, group))]
-    base = baseline_of(without)
+def _without_faults(groups: Sequence[Group]) -> str:
+    trials = [trial for group in groups for trial in group.trials]
+    if not trials:
+        return ""
+    seeds = len({trial.identity.seed for trial in trials})
+    each = f"{seeds} seed{'s' if seeds != 1 else ''}"
+    axis = next(iter(trials[0].identity.labels), None)
+    if axis is None or len(groups) == 1:
+        return f"One setting was run without faults, with {each}."
+    return f"{len(groups)} settings of {axis} were run without faults, each with {each}."
+
+
+def _final_in_short(groups: Sequence[Group]) -> str:
+    column = BY_KEY["accuracy_final"]
+    means = {g.strategy: s.mean for g in groups if (s := g.spread(column.key))}
+    if not means:
+        return ""
+    best = sorted(means, key=lambda strategy: -means[strategy])
+    each = [f"{column.text(means[strategy])}{column.unit} with {strategy}" for strategy in best]
+    return f"{column.label.capitalize()} was {_listed(each)}{_mean_of(groups)}."
+
+
+def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
+    """What groups without a fault cost, as multiples of what one of them does."""
+    base = baseline_of(groups, baseline) or baseline_of(groups)
     if base is None:
         return ""
-    rest = [group for group in without if group is not base]
+    rest = [group for group in groups if group is not base]
     ratios = {g.strategy: r.mean for g in rest if (r := ratio(g, base, "cost_usd"))}
     if not ratios:
-        return ""
+        own = span(base, "cost_usd", " USD")
+        return f"It cost {own}." if own and not rest else ""
     cheapest = sorted(ratios, key=lambda strategy: ratios[strategy])
-    each = [f"{ratios[strategy]:.2f} × with {strategy}" for strategy in cheapest]
-    return (
-        f"To be ready for it costs, while nothing fails, beside the money of {base.strategy}, "
-        f"{_and(each)}."
-    )
+    each = [f"{strategy} cost {ratios[strategy]:.2f} times" for strategy in cheapest]
+    return f"Without a fault, {_listed(each)} the money of {base.strategy}."
+
+
+def _measured() -> str:
+    """What is measured of the model, as its metric has it."""
+    return BY_KEY["accuracy_final"].label.removeprefix("final ")
+
+
+def _mean_of(groups: Sequence[Group]) -> str:
+    seeds = max(len(group.trials) for group in groups)
+    return f" (mean of {seeds} seeds)" if seeds > 1 else ""
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Join what is said of each strategy, in order; of very many, the first and the last."""
+    if len(parts) > MOST_LISTED:
+        return f"between {parts[0]} and {parts[-1]}"
+    return _and(parts)
 
 
 def _and(parts: Sequence[str]) -> str:
@@ -287,14 +344,17 @@ def _effect(group: Group) -> str:
         if group.spread(f"effect_{over}_mean")
     ]
     if not parts:
-        return "What that did to the accuracy is not known, for want of a control."
+        return (
+            f"What that did to {_measured()} is not known: there is no trial of the same seed "
+            "without the fault."
+        )
     deficit = group.spread("gradients_deficit")
     missing = ""
     if deficit is not None and deficit.low > 0:
-        missing = f", and {span(group, 'gradients_deficit')} gradients were not computed in time"
+        missing = f"; {span(group, 'gradients_deficit')} fewer gradients were computed in that time"
     return (
-        "From the first fault on, accuracy differed from that of the same seeds without it by "
-        f"{', '.join(parts)}, on average{missing}."
+        f"From the fault on, {_measured()} differed from the same seed without the fault, on "
+        f"average over that time, by {', '.join(parts)}{missing}."
     )
 
 
@@ -305,7 +365,7 @@ def _updates(group: Group) -> str:
     said = (
         f"It lost {span(group, 'updates_lost')} of {_safe(group)} updates"
         if lost.high > 0
-        else "It lost no acked update"
+        else "It lost no acknowledged update"
     )
     if replayed.high > 0:
         said += (
@@ -317,7 +377,8 @@ def _updates(group: Group) -> str:
 
 def _safe(group: Group) -> str:
     """The updates that workers took for safe."""
-    acked, buffered = f"{span(group, 'updates_acked')} acked", group.spread("updates_buffered")
+    acked = f"{span(group, 'updates_acked')} acknowledged"
+    buffered = group.spread("updates_buffered")
     if buffered is None or buffered.high == 0:
         return acked
     return f"{acked} and {span(group, 'updates_buffered')} buffered"
@@ -328,7 +389,16 @@ def _end(group: Group, quiet: Group | None) -> str:
     if final is None:
         return ""
     compared = span(quiet, "accuracy_final", "%") if quiet else None
-    return f"Final accuracy {final}" + (f" ({compared} without the fault)." if compared else ".")
+    label = BY_KEY["accuracy_final"].label.capitalize()
+    return f"{label} {final}" + (f" ({compared} without the fault)." if compared else ".")
+
+
+def _money(group: Group, quiet: Group | None) -> str:
+    spent = span(group, "cost_usd", " USD")
+    if spent is None:
+        return ""
+    compared = span(quiet, "cost_usd", " USD") if quiet else None
+    return f"It cost {spent}" + (f" ({compared} without the fault)." if compared else ".")
 
 
 def _price(group: Group, baseline: Group | None) -> str:

@@ -152,17 +152,25 @@ PER_TRIAL = (
     "cost_usd",
 )
 
-GLANCE: tuple[tuple[str, str], ...] = (
-    ("effect_time_mean", "effect on accuracy at the same times"),
-    ("effect_gradients_mean", "effect after as many gradients"),
-    ("effect_money_mean", "effect for as much money"),
-    ("downtime_seconds", "a shard was down"),
-    ("rto_seconds", "until the next update was applied"),
-    ("gradients_deficit", "gradients not computed"),
-    ("updates_lost", "updates lost"),
-    ("updates_replayed", "gradients of the outage applied after it"),
-    ("accuracy_final", "final accuracy"),
-)
+# Of the conditions with faults, and of an experiment without any; None: the metric's own name.
+GLANCE: Mapping[str, str | None] = {
+    "effect_time_mean": None,
+    "effect_money_mean": None,
+    "downtime_seconds": None,
+    "gradients_deficit": None,
+    "updates_lost": "updates lost",
+    "accuracy_final": None,
+    "cost_usd": "money, with the fault",
+}
+GLANCE_WITHOUT_FAULTS: Mapping[str, str | None] = {
+    "accuracy_final": None,
+    "training_seconds": None,
+    "gradients_per_second": None,
+    "cpu_seconds_all": None,
+    "sent_bytes_all": None,
+    "cost_usd": None,
+}
+UNITS = {"s": " s", "%": "%", "points": " points", "MB": " MB", "USD": " USD", "per second": "/s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +191,16 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """All figures under one condition, strategies side by side."""
+    """All figures under one condition, strategies side by side.
+
+    `zeros` are those that are 0 for every strategy, which have no line.
+    """
 
     condition: str
     strategies: tuple[str, ...]
     counts: tuple[int, ...]
     sections: tuple[tuple[str, tuple[Line, ...]], ...]
+    zeros: tuple[Metric, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +239,7 @@ def statistics(rows: Sequence[Compared]) -> list[Statistics]:
     if not any(row.p for row in rows):
         return []
     tables = []
-    for condition in reversed(dict.fromkeys(row.condition for row in rows)):
+    for condition in dict.fromkeys(row.condition for row in rows):
         members = [row for row in rows if row.condition == condition]
         names = tuple(dict.fromkeys(row.strategy for row in members))
         metrics = dict.fromkeys(row.metric for row in members)
@@ -286,21 +298,45 @@ def _bounds(column: Metric, low: float | None, high: float | None) -> str:
     return f"{column.text(low)} to {column.text(high)}"
 
 
-def glance(groups: Sequence[Group]) -> list[Glance]:
-    """Return one table per condition with a fault, with what being prepared costs without one."""
-    tables = []
-    for condition in dict.fromkeys(group.condition for group in groups if group.faulty):
-        members = [group for group in groups if group.condition == condition]
-        quiet = [words.quiet(groups, group) for group in members]
-        base = words.baseline_of([group for group in quiet if group])
-        columns = [(heading, [_glance_cell(m, key) for m in members]) for key, heading in GLANCE]
-        if base is not None:
-            against = f"money without a fault, against {base.strategy}"
-            columns.append((against, [_price(group, base) for group in quiet]))
-        told = [(heading, cells) for heading, cells in columns if _tells(cells)]
-        rows = [(m.strategy, tuple(cells[i] for _, cells in told)) for i, m in enumerate(members)]
-        tables.append(Glance(condition, tuple(heading for heading, _ in told), tuple(rows)))
-    return tables
+def glance(groups: Sequence[Group], baseline: str | None = None) -> list[Glance]:
+    """Return one table per condition with a fault, with what being prepared costs without one.
+
+    Without any faults, there is one for each condition. Money is told against the `baseline`; None:
+    against the strategy that keeps nothing.
+    """
+    faulty = [group.condition for group in groups if group.faulty]
+    conditions = dict.fromkeys(faulty or [group.condition for group in groups])
+    keys = GLANCE if faulty else GLANCE_WITHOUT_FAULTS
+    return [
+        _glance([group for group in groups if group.condition == condition], groups, keys, baseline)
+        for condition in conditions
+    ]
+
+
+def _glance(
+    members: Sequence[Group],
+    groups: Sequence[Group],
+    keys: Mapping[str, str | None],
+    baseline: str | None,
+) -> Glance:
+    quiet = [words.quiet(groups, group) if group.faulty else group for group in members]
+    known = [group for group in quiet if group]
+    base = words.baseline_of(known, baseline) or words.baseline_of(known)
+    columns = [
+        (heading or BY_KEY[key].label, [_glance_cell(group, key) for group in members])
+        for key, heading in keys.items()
+    ]
+    if base is not None and len(members) > 1:
+        when = "money without a fault" if members[0].faulty else "money"
+        columns.append(
+            (
+                f"{when}, {base.strategy}\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}1",
+                [_price(group, base) for group in quiet],
+            )
+        )
+    told = [(heading, cells) for heading, cells in columns if _tells(cells)]
+    rows = [(m.strategy, tuple(cells[i] for _, cells in told)) for i, m in enumerate(members)]
+    return Glance(members[0].condition, tuple(heading for heading, _ in told), tuple(rows))
 
 
 def _tells(cells: Sequence[Cell]) -> bool:
@@ -311,20 +347,22 @@ def _tells(cells: Sequence[Cell]) -> bool:
 def _glance_cell(group: Group, key: str) -> Cell:
     column = BY_KEY[key]
     cell = _cell(column, group)
-    unit = {"s": " s", "%": "%", "points": " points"}.get(column.unit, "")
+    unit = UNITS.get(column.unit, "")
     return Cell(cell.mean if cell.mean == NOT_APPLICABLE else cell.mean + unit, cell.range)
 
 
 def _price(group: Group | None, base: Group) -> Cell:
     ratio = words.ratio(group, base, "cost_usd") if group else None
-    return Cell(NOT_APPLICABLE if ratio is None else f"× {ratio.mean:.2f}", "")
+    return Cell(NOT_APPLICABLE if ratio is None else f"{ratio.mean:.2f}", "")
 
 
 def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     """Return every figure under a condition."""
     members = [group for group in groups if group.condition == condition]
+    known = [BY_KEY[key] for keys in COMPARED.values() for key in keys]
+    zeros = tuple(column for column in known if _is_zero(column, members))
     sections = [
-        (title, tuple(line for key in keys if (line := _line(BY_KEY[key], members))))
+        (title, tuple(_line(BY_KEY[key], members) for key in keys if _applies(key, members)))
         for title, keys in COMPARED.items()
     ]
     return FigureTable(
@@ -332,17 +370,24 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
         strategies=tuple(group.strategy for group in members),
         counts=tuple(len(group.trials) for group in members),
         sections=tuple((title, lines) for title, lines in sections if lines),
+        # Most roles send over some links only.
+        zeros=tuple(column for column in zeros if column.key not in BY_LINK),
     )
 
 
-def _line(column: Metric, groups: Sequence[Group]) -> Line | None:
-    """Return a figure for all strategies; None where it applies to none of them."""
-    spreads = [group.spread(column.key) for group in groups]
-    if not any(spreads):
-        return None
-    # Most roles send over some links only.
-    if column.key in BY_LINK and not any(spread and spread.high for spread in spreads):
-        return None
+def _applies(key: str, groups: Sequence[Group]) -> bool:
+    """Whether a figure is worth a line: some strategy has it, and it is not 0 for all."""
+    known = any(group.spread(key) for group in groups)
+    return known and not _is_zero(BY_KEY[key], groups)
+
+
+def _is_zero(column: Metric, groups: Sequence[Group]) -> bool:
+    found = [spread for group in groups if (spread := group.spread(column.key))]
+    return bool(found) and not any(spread.low or spread.high for spread in found)
+
+
+def _line(column: Metric, groups: Sequence[Group]) -> Line:
+    """Return a figure for all strategies."""
     return Line(column, tuple(_cell(column, group) for group in groups))
 
 

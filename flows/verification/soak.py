@@ -113,7 +113,7 @@ def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]
             driver.wait()
             shutil.rmtree(folder)
             raise
-    left = [*map(str, _left_behind(driver.pid)), *map(str, sorted(temporary.iterdir()))]
+    left = [*map(str, left_behind(driver.pid)), *map(str, sorted(temporary.iterdir()))]
     for each in left:
         print(f"left behind: {each}")
     rounds = json.loads((folder / ROUNDS).read_text()) if (folder / ROUNDS).exists() else []
@@ -132,7 +132,7 @@ def chosen(only: Sequence[str]) -> list[Case]:
     return [by_name[name] for name in only] or list(CASES)
 
 
-def _left_behind(session: int) -> list[psutil.Process]:
+def left_behind(session: int) -> list[psutil.Process]:
     """The processes of a session that do not end within a bound."""
 
     def nobody() -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +20,7 @@ from dps.errors import ConfigurationError
 from dps.protocol.executor import available_cores
 from flows.analysis.comparison import Compared, compared, rows_by, values_of
 from flows.analysis.groups import conditions, strategies
-from flows.analysis.statistics import FEWEST_SEEDS, Difference, paired
+from flows.analysis.statistics import FEWEST_SEEDS, Difference, Interval, are_apart, paired
 from flows.analysis.statistics.claims import JudgedClaim, judge
 from flows.config.trials import load_trials
 from flows.metrics import BY_KEY
@@ -143,7 +142,7 @@ class ReadTwice:
         one, other = real.difference, virtual.difference
         if one is None or other is None:
             return "one side only"
-        if _are_apart(one, other):
+        if are_apart(_ends(one), _ends(other)):
             return "contradiction"
         return "direction" if one.mean * other.mean < 0 else "resolution"
 
@@ -154,22 +153,10 @@ class ReadTwice:
         return all(found is None or found.n >= FEWEST_SEEDS for found in differences)
 
 
-def _are_apart(one: Difference, other: Difference) -> bool:
-    """Whether the interval of the difference of two effects, from both of theirs, excludes 0.
-
-    By the method of variance estimates recovery (Zou and Donner, 2008): if one of the two has no
-    spread, it is whether the other's interval excludes it.
-    """
-    less, more = sorted((one, other), key=lambda each: each.mean)
-    (_, high), (low, _) = _ends(less), _ends(more)
-    if high is None or low is None:
-        return False
-    return more.mean - less.mean > hypot(more.mean - low, high - less.mean)
-
-
-def _ends(found: Difference) -> tuple[float | None, float | None]:
-    """The interval; a difference that is the same for all seeds has no spread, however few."""
-    return (found.mean, found.mean) if found.constant else (found.low, found.high)
+def _ends(found: Difference) -> Interval:
+    """The effect with its interval; one that is the same for all seeds has no spread, if few."""
+    low, high = (found.mean, found.mean) if found.constant else (found.low, found.high)
+    return Interval(found.mean, low, high, found.n)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _nothing(kind: str) -> tuple[Array, Array]:
 def _digits(part: Literal["train", "test"]) -> tuple[Array, Array]:
     table = _digits_table()
     x, y = table[:, :-1] / 16, table[:, -1].astype(np.int64)
-    test = _stratified(y, DIGITS_TEST_EXAMPLES, DIGITS_SPLIT_SEED)
+    test = stratified(y, DIGITS_TEST_EXAMPLES, DIGITS_SPLIT_SEED)
     rows = test if part == "test" else ~test
     return x[rows].astype(np.float32), y[rows]
 
@@ -142,7 +142,7 @@ def _digits_table() -> Array:
     return np.column_stack([x, y])
 
 
-def _stratified(y: Array, count: int, seed: int) -> Array:
+def stratified(y: Array, count: int, seed: int) -> Array:
     """Choose `count` examples so that every class has its share, and return them as a mask."""
     # RandomState's streams are frozen for good (NEP 19), Generator's are not: the split is fixed.
     rng = np.random.RandomState(seed)

@@ -82,6 +82,12 @@ class TorchWorkload:
             found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.item(), dict(zip(leaves, map(_fresh_array, found), strict=True))
 
+    def predict(self, params: Arrays, x: Array) -> Array:
+        """Return the module's scores, examples × classes."""
+        tensors = {name: torch.tensor(array) for name, array in params.items()}
+        with _LOCK, torch.no_grad(), _one_thread():
+            return _fresh_array(self._scores(tensors, x, training=False))
+
     def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""
         if not len(y):

@@ -91,7 +91,7 @@ def find(reference: str) -> Any:
         with _working_directory_on_path():
             found = getattr(import_module(place), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{reference!r} is not to be had: {error}") from error
+        raise ConfigurationError(f"{reference!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ConfigurationError(f"{reference!r} is {type(found).__name__}, expected a callable")
     return found

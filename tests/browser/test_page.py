@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +75,33 @@ def test_the_page_opens_without_an_error_and_fits(
     assert all(size["texts"] > 3 and size["right"] <= width for size in sizes)
 
 
+def test_the_page_is_short_until_it_is_unfolded(browser: Any, page: Path) -> None:
+    screen = {"width": 1280, "height": SCREEN, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(page.as_uri())
+    assert browser.execute_script(HEIGHT) <= MOST_SCREENS * SCREEN
+    browser.execute_script(UNFOLD)
+    assert browser.execute_script(HEIGHT) > MOST_SCREENS * SCREEN
+
+
+def test_links_of_the_contents_lead_somewhere(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    found = browser.execute_script(CONTENTS)
+    assert len(found) > 8
+    assert all(height > 0 for height in found.values()), found
+
+
+def test_what_is_folded_is_printed(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    folded = printed_pages(browser)
+    browser.execute_script(UNFOLD)
+    assert folded == printed_pages(browser) > 10
+
+
+def printed_pages(browser: Any) -> int:
+    return len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(browser.print_page())))
+
+
 def test_the_files_of_a_figure_can_be_had_from_the_page(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
     files = browser.execute_script(DOWNLOADS)
@@ -82,6 +111,16 @@ def test_the_files_of_a_figure_can_be_had_from_the_page(browser: Any, page: Path
         assert "<?xml" in first_line if file["name"].endswith(".svg") else "," in first_line
 
 
+SCREEN, MOST_SCREENS = 800, 8
+HEIGHT = "return document.documentElement.scrollHeight"
+CONTENTS = """
+    const links = [...document.querySelectorAll("nav a")];
+    const target = link => document.querySelector(link.getAttribute("href"));
+    return Object.fromEntries(
+        links.map(link => [link.textContent, target(link)?.getBoundingClientRect().height ?? 0])
+    );
+"""
+UNFOLD = "document.querySelectorAll('details').forEach(part => part.open = true)"
 # Those in closed parts of the page have no size; they are opened first.
 PICTURES = """
     document.querySelectorAll("details").forEach(part => part.open = true);

@@ -13,6 +13,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages whose Python is run by tests of what they show, with a cluster as a user starts it.
 RUN_ELSEWHERE = {
     "README.md": "tests/cluster/driver/test_facade.py",
+    "docs/howto/own-data.md": "tests/flows/execution/test_own_tutorial.py",
     "docs/filters.md": "tests/cluster/driver/test_filters.py",
     "docs/sparse-tables.md": "tests/cluster/driver/test_facade.py",
 }
@@ -45,6 +46,16 @@ class Fence:
         """The optional packages that it imports."""
         imported = re.findall(r"^(?:import|from) (\w+)", self.text, re.MULTILINE)
         return [package for package in OPTIONAL if package in imported]
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its page has the reader save it, under the name that is its title."""
+        return self.title.startswith("title=")
+
+    @property
+    def file_name(self) -> str:
+        """The name under which it is saved."""
+        return self.title.removeprefix('title="').removesuffix('"')
 
 
 def name_of(page: Path) -> str:

@@ -43,11 +43,18 @@ class LossWatch:
         """Stop listening, once all is known that the coordinator knows."""
         if self._router is None:
             return
-        self._router.unlisten(self._heard)
+        asking = self.abandon()
+        if asking is not None:
+            await asyncio.gather(asking, return_exceptions=True)
+        await self.look()
+
+    def abandon(self) -> asyncio.Task[None] | None:
+        """Stop listening, and asking; return what was asking."""
+        if self._router is not None:
+            self._router.unlisten(self._heard)
         if self._asking is not None:
             self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
-        await self.look()
+        return self._asking
 
     async def look(self) -> bool:
         """Ask the coordinator; return whether it has answered. If not, what is known must do."""

@@ -29,6 +29,7 @@ import contextlib
 import warnings
 from collections.abc import Mapping
 
+from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.data_shares import refuse_futures, shares_of
 from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
@@ -283,6 +284,8 @@ class ParameterServer(Observable):
         self._started_workers = 0
         self._futures: set[Any] = set()
         self._open = False
+        self._lost = False
+        self._connection = SchedulerConnection(client)
         if not client.asynchronous:
             client.sync(self._start)
 
@@ -295,6 +298,20 @@ class ParameterServer(Observable):
     def leaving(self) -> frozenset[str]:
         """The names of the nodes that were told to leave, or have left after that."""
         return frozenset(self._drainer.names)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is not up yet."""
+        return not self._open
+
+    @property
+    def scheduler_lost(self) -> bool:
+        """Whether the connection to Dask's scheduler broke while this was open.
+
+        The coordinator is lost with it, also if Dask connects again. Nothing more can be done here,
+        and `close` only lets go of what is in this process; `resume` goes on from checkpoints.
+        """
+        return self._lost or (self._open and self._connection.lost)
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -793,6 +810,48 @@ class ParameterServer(Observable):
         if not self._open:
             return
         self._open = False
+        self._shares.clear()
+        if not self._connection.can_break:
+            await self._close_in_order(checkpoint)
+        elif self._connection.broken or not await self._closed_in_time(checkpoint):
+            await self._abandon(checkpoint)
+
+    async def _closed_in_time(self, checkpoint: bool) -> bool:
+        """Take the group down; return whether the scheduler was there until that was done."""
+        closing = asyncio.create_task(self._close_in_order(checkpoint))
+        broken = asyncio.create_task(self._connection.until_broken())
+        try:
+            await asyncio.wait((closing, broken), return_when=asyncio.FIRST_COMPLETED)
+            in_time = closing.done() and not broken.done()
+            if in_time:
+                closing.result()
+        finally:
+            for task in (closing, broken):
+                task.cancel()
+            await asyncio.gather(closing, broken, return_exceptions=True)
+        return in_time
+
+    async def _abandon(self, checkpoint: bool) -> None:
+        """Let go of what is in this process, without the scheduler, and so without the group."""
+        self._lost = self._connection.lost
+        self._futures = set()
+        self._watch.abandon()
+        seeding = [self._seeding] if hasattr(self, "_seeding") else []
+        for task in seeding:
+            task.cancel()
+        ending = (self._drainer.close(), self._shard_hosts.stop(), self._router.close(), *seeding)
+        await asyncio.gather(*ending, return_exceptions=True)
+        self._port.exit()
+        await self._end_runs()
+        if checkpoint and self.group.recovery.durability.writes_checkpoints:
+            text = (
+                "dps: the connection to Dask's scheduler is gone, and the last state of parameter "
+                f"server {self.name} is not in its checkpoints; ParameterServer.resume goes on "
+                "from those"
+            )
+            warnings.warn(text, UpdatesLostWarning, stacklevel=2)
+
+    async def _close_in_order(self, checkpoint: bool) -> None:
         await asyncio.gather(self._drainer.close(), return_exceptions=True)
         await self._end_workers()
         if self._caller is not None:

@@ -164,6 +164,11 @@ class LayeredPersistence:
         self._below.take_over(saved, version)
         self._begun = True
 
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Go on with what is not written yet, or leave it to another replica."""
+        self._above.enter(epoch, state)
+        self._below.enter(epoch, state)
+
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts.
 

@@ -42,11 +42,24 @@ class BackgroundCheckpoints(Checkpoints):
         if self._is_due and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write_while_due())
 
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Go on with what another replica has not written; None: leave it to another one."""
+        if state is not None:
+            self.note(epoch, state)
+        else:
+            self._forget()
+
+    def _forget(self) -> None:
+        for task in (self._timer, self._writer):
+            if task is not None:
+                task.cancel()
+        self._timer = self._writer = self._latest = None
+        self._newest = self._complete
+        self._unsaved.clear()
+
     async def close(self) -> None:
         """Start no further write."""
-        await super().close()
-        if self._writer is not None:
-            self._writer.cancel()
+        self._forget()
 
     @property
     def _is_due(self) -> bool:

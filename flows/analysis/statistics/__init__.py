@@ -226,6 +226,19 @@ def paired(
     return difference([values[seed] - baseline[seed] for seed in seeds], rng, counts)
 
 
+def are_apart(one: Interval, other: Interval) -> bool:
+    """Return whether the interval of the difference of two independent effects excludes 0.
+
+    It is made of the intervals of both, by the method of variance estimates recovery (Zou and
+    Donner, 2008): if one of the two has no spread, it is whether the other's interval excludes it.
+    Effects without an interval are not known to be apart.
+    """
+    less, more = sorted((one, other), key=lambda each: each.mean)
+    if less.high is None or more.low is None:
+        return False
+    return more.mean - less.mean > math.hypot(more.mean - more.low, less.high - less.mean)
+
+
 # -- parts -------------------------------------------------------------------------------------
 
 

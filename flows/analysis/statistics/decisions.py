@@ -120,30 +120,70 @@ def p_against(found: Difference, region: Region) -> float:
     return min(1.0, 2 * region.sides * min(tests, default=1.0))
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the tests of one claim gave, before it is judged with others.
+
+    Attributes
+    ----------
+    support, oppose
+        Two-sided p-values, not corrected: of the test that it holds, and that it does not.
+    against
+        Of how many tests the strongest is `oppose`.
+    enough
+        Whether there are seeds enough to test anything.
+    """
+
+    support: float = 1.0
+    oppose: float = 1.0
+    against: int = 1
+    enough: bool = False
+
+
+def evidence(found: Difference | None, region: Region) -> Evidence:
+    """Test one claim."""
+    return evidence_of_each([] if found is None else [found], region)
+
+
+def evidence_of_each(parts: Sequence[Difference], region: Region) -> Evidence:
+    """Test a claim about each of several settings, as that a price is the same in all of them.
+
+    It holds if it is shown to in each, so the weakest test counts (an intersection-union test); it
+    does not if it is shown not to in any, so the strongest counts, and its p-value as many times as
+    there are settings.
+    """
+    against = max(1, region.sides) * max(1, len(parts))
+    if not parts or not all(map(_enough, parts)):
+        return Evidence(against=against)
+    support = max(p_for(part, region) for part in parts)
+    oppose = min(1.0, len(parts) * min(p_against(part, region) for part in parts))
+    return Evidence(support, oppose, against, enough=True)
+
+
 def decide(family: Sequence[tuple[Difference | None, Region]]) -> tuple[Decision, ...]:
     """Judge all claims of a family together.
 
     Those that nothing or too little is known of yet count as well: they were claimed.
     """
-    tested = [(found, region) if _enough(found) else (None, region) for found, region in family]
-    fors = [1.0 if found is None else p_for(found, region) for found, region in tested]
-    againsts = [1.0 if found is None else p_against(found, region) for found, region in tested]
-    sides = [region.sides for _, region in tested]
-    judged = zip(tested, fors, holm(fors), againsts, holm(againsts), strict=True)
-    factors = zip(_factors(fors), _factors(againsts), sides, strict=True)
+    return decide_by([evidence(found, region) for found, region in family])
+
+
+def decide_by(family: Sequence[Evidence]) -> tuple[Decision, ...]:
+    """Judge all claims of a family together by what their tests gave."""
+    fors, againsts = [each.support for each in family], [each.oppose for each in family]
+    judged = zip(family, holm(fors), holm(againsts), strict=True)
+    factors = zip(_factors(fors), _factors(againsts), strict=True)
     return tuple(
-        _decision(found is not None, (p, q), (against, opposed), (mine, other * max(1, side)))
-        for ((found, _), p, q, against, opposed), (mine, other, side) in zip(
-            judged, factors, strict=True
-        )
+        _decision(each.enough, (each.support, p), (each.oppose, q), (mine, other * each.against))
+        for (each, p, q), (mine, other) in zip(judged, factors, strict=True)
     )
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _enough(found: Difference | None) -> bool:
-    return found is not None and found.n >= FEWEST_SEEDS
+def _enough(found: Difference) -> bool:
+    return found.n >= FEWEST_SEEDS
 
 
 def _ranking(ps: Sequence[float]) -> list[int]:

@@ -22,7 +22,10 @@ Of claims 1 and 2, that training *converges* is not judged: a trial ends long be
 said to have.
 
 A claim of sameness holds if the difference is shown to be within the margin, and does not if it is
-shown to be outside.
+shown to be outside. That of the price is judged for each number of kills by itself, and of each
+number of workers: what is dearer in one setting and cheaper in another can be the same on average,
+and is the same in neither. For that reason there is a statement for each strategy that stateless is
+compared with, too: checkpoint and chain lie on either side of it.
 
 A trial that never reaches the target accuracy bounds its time from below: it would have taken
 longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
@@ -31,19 +34,31 @@ bounds may only support the verdict that they understate (`Reach`); a pair of tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
 from statistics import fmean
 from typing import Final, Literal
 
 import numpy as np
 
-from flows.analysis.statistics import CONFIDENCE, Difference, paired
-from flows.analysis.statistics.decisions import Decision, Verdict, decide, equivalent, more
+from flows.analysis.statistics import CONFIDENCE, Difference, Interval, paired
+from flows.analysis.statistics.decisions import (
+    Decision,
+    Evidence,
+    Verdict,
+    decide_by,
+    equivalent,
+    evidence,
+    evidence_of_each,
+    more,
+)
 from flows.replication.ttf.measures import Cells, Change, Measured, by_cell, by_seed
 
 BASES = ("checkpoint", "chain")
 HIT = (1, 2)  # numbers of kills
+KILLS = {0: "no kill", 1: "one kill", 2: "two kills"}
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
@@ -116,12 +131,19 @@ class Statement:
     judged: bool = True
     reach: Callable[[Sequence[Measured]], Reach] | None = None
 
+    @property
+    def title(self) -> str:
+        """The claim that it is about, with its number."""
+        return f"{self.claim}. {CLAIMS[self.claim]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A statement with what was found; `difference` is None where no seed could tell.
 
     `confidence` is the level of the interval that is told: that of the verdict, if there is one.
+
+    `parts` are the differences by number of workers where the claim is about each of them.
 
     The verdict is "by construction" for what was settled before anything ran, "not judged" for a
     statement that is not.
@@ -132,10 +154,20 @@ class Judged:
     verdict: Verdict | Literal["by construction", "not judged"]
     reach: Reach | None = None
     confidence: float = CONFIDENCE
+    parts: Mapping[int, Difference] = field(default_factory=dict)
 
     def effect(self) -> str:
         """Return the mean difference and its interval as text, and whether it is a bound."""
         return self.reach.tell(self._effect()) if self.reach else self._effect()
+
+    @property
+    def interval(self) -> Interval | None:
+        """The effect with the interval that is told; None without any, or if it is only a bound."""
+        found, reach = self.difference, self.reach
+        if found is None or (reach is not None and (reach.at_least or reach.at_most)):
+            return None
+        low, high = found.bounds(self.confidence) or (None, None)
+        return Interval(found.mean, low, high, found.n)
 
     def _effect(self) -> str:
         found = self.difference
@@ -147,7 +179,16 @@ class Judged:
         bounds = ""
         if (interval := found.bounds(self.confidence)) is not None:
             bounds = f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
-        return f"{100 * found.mean:+.1f}{bounds}{unit}, n={found.n}"
+        return f"{100 * found.mean:+.1f}{bounds}{unit}, n={found.n}{self._each(unit)}"
+
+    def _each(self, unit: str) -> str:
+        """The parts, where there are several."""
+        if len(self.parts) < 2:
+            return ""
+        told = (
+            f"{100 * part.mean:+.1f}{unit} with {workers}" for workers, part in self.parts.items()
+        )
+        return f"; by workers: {', '.join(told)}"
 
 
 # -- what is measured --------------------------------------------------------------------------
@@ -192,6 +233,15 @@ def _minus(values: Cells, base: Cells) -> Cells:
     return {cell: values[cell] - base[cell] for cell in sorted(values.keys() & base.keys())}
 
 
+def _more_than(of: Callable[..., Cells], trials: Sequence[Measured], base: str) -> Cells:
+    """By how much stateless has more of something than another strategy."""
+    return _minus(of(trials, "stateless"), of(trials, base))
+
+
+def _less_than(of: Callable[..., Cells], trials: Sequence[Measured], base: str) -> Cells:
+    return _minus(of(trials, base), of(trials, "stateless"))
+
+
 def _kept_pace(trials: Sequence[Measured], *strategies: str) -> Cells:
     """Pace with kills over pace without, of the same configuration, workers and seed."""
     parts = []
@@ -215,9 +265,9 @@ def _mean(parts: Sequence[Cells]) -> Cells:
     return {cell: fmean(part[cell] for part in parts) for cell in sorted(shared)}
 
 
-def _cost(trials: Sequence[Measured], base: str) -> Cells:
+def _cost(trials: Sequence[Measured], base: str, kills: int) -> Cells:
     mine, others = (
-        by_cell((t, t.fixed_usd) for t in _select(trials, [name], HIT))
+        by_cell((t, t.fixed_usd) for t in _select(trials, [name], (kills,)))
         for name in ("stateless", base)
     )
     shared = sorted(cell for cell in mine.keys() & others.keys() if others[cell])
@@ -272,10 +322,13 @@ STATEMENTS = (
         "stateless: change across the first kill minus the control's over the same seconds",
         lambda trials: _effect(trials, "stateless"),
     ),
-    Statement(
-        1,
-        "the same, minus that of checkpoint and chain",
-        lambda trials: _minus(_effect(trials, "stateless"), _effect(trials, *BASES)),
+    *(
+        Statement(
+            1,
+            f"the same, minus that of {base}",
+            partial(_more_than, _effect, base=base),
+        )
+        for base in BASES
     ),
     Statement(
         2,
@@ -299,35 +352,35 @@ STATEMENTS = (
         "chain: lost across the first kill against the control over the same seconds",
         lambda trials: _lost(_effect(trials, "chain")),
     ),
-    Statement(
-        3,
-        "share of its own pace without kills that stateless keeps, minus that of the others",
-        lambda trials: _minus(_kept_pace(trials, "stateless"), _kept_pace(trials, *BASES)),
-        SHARE,
-        "points",
+    *(
+        Statement(
+            3,
+            f"share of its own pace without kills that stateless keeps, minus that of {base}",
+            partial(_more_than, _kept_pace, base=base),
+            SHARE,
+        )
+        for base in BASES
     ),
-    Statement(
-        3,
-        "idle share of workers' time with kills: checkpoint and chain minus stateless",
-        lambda trials: _minus(_idle(trials, *BASES), _idle(trials, "stateless")),
-        SHARE,
-        "points",
+    *(
+        Statement(
+            3,
+            f"idle share of workers' time with kills: {base} minus stateless",
+            partial(_less_than, _idle, base=base),
+            SHARE,
+        )
+        for base in BASES
     ),
-    Statement(
-        4,
-        "price of stateless over checkpoint, minus 1",
-        lambda trials: _cost(trials, "checkpoint"),
-        SAME_COST,
-        "%",
-        same=True,
-    ),
-    Statement(
-        4,
-        "price of stateless over chain, minus 1",
-        lambda trials: _cost(trials, "chain"),
-        SAME_COST,
-        "%",
-        same=True,
+    *(
+        Statement(
+            4,
+            f"{told}: price of stateless over {base}, minus 1",
+            partial(_cost, base=base, kills=kills),
+            SAME_COST,
+            "%",
+            same=True,
+        )
+        for base in BASES
+        for kills, told in KILLS.items()
     ),
     Statement(
         5,
@@ -358,34 +411,53 @@ def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, .
     before they run, and there is nothing to judge.
     """
     rng = np.random.default_rng(0)
-    found = [_difference(statement.of(trials), rng) for statement in STATEMENTS]
+    found = [_found(statement, trials, rng) for statement in STATEMENTS]
     judged = [s.judged and not (timed and s.same) for s in STATEMENTS]
-    decisions = iter(
-        decide(
-            [
-                (difference, equivalent(s.margin) if s.same else more(s.margin))
-                for s, difference, counts in zip(STATEMENTS, found, judged, strict=True)
-                if counts
-            ]
-        )
-    )
+    decisions = iter(decide_by([each.evidence for each in compress(found, judged)]))
     return tuple(
-        _judged(statement, difference, next(decisions), trials)
+        _judged(each, next(decisions), trials)
         if counts
-        else Judged(statement, difference, BY_CONSTRUCTION if statement.judged else NOT_JUDGED)
-        for statement, difference, counts in zip(STATEMENTS, found, judged, strict=True)
+        else Judged(
+            each.statement,
+            each.difference,
+            BY_CONSTRUCTION if each.statement.judged else NOT_JUDGED,
+        )
+        for each, counts in zip(found, judged, strict=True)
     )
 
 
-def _judged(
-    statement: Statement,
-    found: Difference | None,
-    decision: Decision,
-    trials: Sequence[Measured],
-) -> Judged:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was measured for a statement: over all cells, and by number of workers."""
+
+    statement: Statement
+    difference: Difference | None
+    parts: Mapping[int, Difference]
+
+    @property
+    def evidence(self) -> Evidence:
+        """Whether they support the statement, or oppose it."""
+        if self.statement.same:
+            return evidence_of_each(list(self.parts.values()), equivalent(self.statement.margin))
+        return evidence(self.difference, more(self.statement.margin))
+
+
+def _found(statement: Statement, trials: Sequence[Measured], rng: np.random.Generator) -> _Found:
+    cells = statement.of(trials)
+    parts = {
+        workers: part
+        for workers in sorted({workers for _, workers, _ in cells})
+        if (part := _difference({c: v for c, v in cells.items() if c[1] == workers}, rng))
+    }
+    return _Found(statement, _difference(cells, rng), parts)
+
+
+def _judged(found: _Found, decision: Decision, trials: Sequence[Measured]) -> Judged:
+    statement = found.statement
     reach = None if statement.reach is None else statement.reach(trials)
     verdict = decision.verdict if reach is None else reach.allow(decision.verdict)
-    return Judged(statement, found, verdict, reach, decision.confidence)
+    parts = found.parts if statement.same else {}
+    return Judged(statement, found.difference, verdict, reach, decision.confidence, parts)
 
 
 def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:

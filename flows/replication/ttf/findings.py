@@ -15,11 +15,13 @@ from dps.errors import ConfigurationError
 from flows.analysis.finished import Finished
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import FEWEST_SEEDS
+from flows.analysis.virtual_time import told
 from flows.config.claims import ClaimSection
 from flows.files import write_whole
+from flows.replication.agreement import compared
 from flows.replication.claims import markdown_table
 from flows.replication.ttf.by_design import EFFECTS, sections
-from flows.replication.ttf.claims import CLAIMS, judge
+from flows.replication.ttf.claims import BY_CONSTRUCTION, NOT_JUDGED, Judged, judge
 from flows.replication.ttf.figures import (
     Curve,
     Panel,
@@ -31,6 +33,8 @@ from flows.replication.ttf.figures import (
     use_figure,
 )
 from flows.replication.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
+from flows.replication.verdicts import ClaimVerdict, Verdicts
+from flows.replication.version import Version
 from flows.report.figures.figure import Drawing, Table, write_files
 
 if TYPE_CHECKING:
@@ -38,6 +42,15 @@ if TYPE_CHECKING:
 
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
+
+# A disk on virtual time is in memory and never full.
+NO_SPACE = "no space, then kill"
+NOT_VIRTUAL = (
+    "(a) as published: it is not the protocol of dps but an emulation of the paper's own processes",
+    f"(c) the path of checkpoints is damaged, “{NO_SPACE}”: a disk is in memory and never full",
+    "(e) by design, on real processes: on virtual time these are the trials of (e) by design",
+    "(e) by design: it is on virtual time whatever is asked for, and told with the real processes",
+)
 
 # Before→after for each kill, and accuracy at 165 to 175 s, as recorded by the paper's authors.
 PUBLISHED = {
@@ -97,7 +110,9 @@ def write(
     designed: Sequence[Designed],
     folder: Path,
     csv: Path | None,
-    command: str,
+    version: Version,
+    beside: Verdicts | None = None,
+    alike: Mapping[str, Study] | None = None,
 ) -> str:
     """Write figures and text into `folder`, and return the text.
 
@@ -111,8 +126,12 @@ def write(
         Parts with claims of their own, which come first.
     csv
         The published curves.
-    command
-        What makes all this again.
+    version
+        The version of the replication that all these are of.
+    beside
+        Verdicts of real processes, which those of virtual time are compared with.
+    alike
+        What of `judged` real processes have as well in their short version.
 
     Raises
     ------
@@ -125,14 +144,13 @@ def write(
     every = [*judged.values(), *others, *(each.study for each in designed)]
     shown = [each for each in (*judged.values(), *others) if each.finished]
     found = [each for each in designed if each.study.finished]
+    command = version.command("ttf")
     if not (shown or found):
         raise ConfigurationError(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
-    parts = [
-        "## Training Through Failure",
-        f"From the records of `{command}`. {_sizes(every)}",
-    ]
+    verdicts = _verdicts(studies, version)
+    parts = [*_head(version, every), *_agreement(version, beside, verdicts, alike or {})]
     for number, part in enumerate(found):
         name = EFFECTS if number == 0 else f"{EFFECTS}-{number + 1}"
         parts += sections(part.study.title, part.study.finished, part.claims, folder, name)
@@ -146,6 +164,7 @@ def write(
         parts += [f"### {each.title}", *table, *_left_out(each)]
     text = "\n\n".join(parts) + "\n"
     write_whole(folder / TEXT, text, "the findings")
+    verdicts.write(folder)
     return text
 
 
@@ -154,16 +173,40 @@ def write(
 
 def claims_table(studies: Mapping[str, Study]) -> str:
     """Return the claims as Markdown, with effect, interval and verdict for each study."""
-    judged = {
-        title: judge(each.trials, timed=title == AS_PUBLISHED) for title, each in studies.items()
-    }
+    judged = _judged(studies)
     headings = ["claim", "measured as", *(h for title in judged for h in (title, "verdict"))]
     rows = []
     for places in zip(*judged.values(), strict=True):
         statement = places[0].statement
         cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
-        rows.append([f"{statement.claim}. {CLAIMS[statement.claim]}", statement.text, *cells])
+        rows.append([statement.title, statement.text, *cells])
     return markdown_table(headings, rows)
+
+
+def _judged(studies: Mapping[str, Study]) -> dict[str, tuple[Judged, ...]]:
+    return {
+        title: judge(each.trials, timed=title == AS_PUBLISHED) for title, each in studies.items()
+    }
+
+
+def _verdicts(studies: Mapping[str, Study], version: Version) -> Verdicts:
+    """The verdicts of all studies; what is not judged has none."""
+    found = tuple(
+        ClaimVerdict.of(
+            each.statement.title,
+            each.effect(),
+            each.verdict,
+            each.interval,
+            study=title,
+            measured=each.statement.text,
+        )
+        for title, judged in _judged(studies).items()
+        for each in judged
+        if each.verdict != NOT_JUDGED and each.verdict != BY_CONSTRUCTION
+    )
+    return Verdicts(
+        paper="ttf", command=version.command("ttf"), virtual=version.virtual, claims=found
+    )
 
 
 def cells_table(each: Study) -> str:
@@ -232,6 +275,33 @@ def _row(cell: Sequence[Measured], published: bool, controlled: bool) -> list[st
 # -- text --------------------------------------------------------------------------------------
 
 
+def _head(version: Version, studies: Sequence[Study]) -> list[str]:
+    title, records = (
+        "## Training Through Failure",
+        f"From the records of `{version.command('ttf')}`.",
+    )
+    if not version.virtual:
+        return [title, f"{records} {_sizes(studies)}"]
+    time = told([done.outcome.virtual for each in studies for done in each.finished])
+    return [
+        f"{title}, on virtual time",
+        f"{records} Time: {time}. {_sizes(studies)}",
+        "Not on virtual time:",
+        "\n".join(f"- {reason}" for reason in NOT_VIRTUAL),
+    ]
+
+
+def _agreement(
+    version: Version, beside: Verdicts | None, verdicts: Verdicts, alike: Mapping[str, Study]
+) -> list[str]:
+    if not version.virtual:
+        return []
+    same = {title: each for title, each in alike.items() if each.trials}
+    said, table = compared(beside, verdicts, _verdicts(same, version) if same else None)
+    title, rows = table.markdown()
+    return [title, *said, rows]
+
+
 def _sizes(studies: Iterable[Study]) -> str:
     parts = list(studies)
     recorded, planned = (sum(n) for n in zip(*map(_counts, parts), strict=True))
@@ -255,7 +325,8 @@ def _reading() -> str:
         "t-test at 5%, corrected by Holm's method for the statements of a study); points are "
         "percentage points. A statement holds if its interval lies on the claimed side of 0; it "
         "does not hold if the interval excludes 1 point of accuracy, or 2% of "
-        f"time or pace; sameness is within ±10%. Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
+        "time or pace; sameness is within ±10% with each number of workers. "
+        f"Fewer than {FEWEST_SEEDS} seeds resolve nothing. "
         "The price counts every node for the whole time. Before against after a kill, as "
         "published, contains what would have been learnt anyway in that time, and is not judged. "
         "Judged is the same minus what the control gained, the trial of the same seed without a "
@@ -270,9 +341,9 @@ def _reading() -> str:
 def _left_out(each: Study) -> list[str]:
     if not each.left_out:
         return []
-    told = (f"{outcome.identity.trial} ({why_not(outcome)})" for outcome in each.left_out)
+    named = (f"{outcome.identity.trial} ({why_not(outcome)})" for outcome in each.left_out)
     of_all = f"{len(each.left_out)} of {len(each.finished)}"
-    return [f"Left out, {of_all}: " + "; ".join(told)]
+    return [f"Left out, {of_all}: " + "; ".join(named)]
 
 
 # -- figures -----------------------------------------------------------------------------------

@@ -4,12 +4,15 @@ Two studies answer the paper's claims: (a) an emulation of the system as publish
 and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go
 where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids
 of its future work. (e) asks the questions again by design, on virtual time, where enough seeds can
-be had. What is recorded is not run again; claims and
-figures come from the records.
+be had. What is recorded is not run again; claims and figures come from the records.
+
+On virtual time run (b) to (d), and of (e) what the full version alone has; `findings.NOT_VIRTUAL`
+says what does not, and why.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -33,13 +36,16 @@ from flows.replication.ttf.findings import (
     AS_PUBLISHED,
     CNN,
     CORRECTED,
+    NO_SPACE,
     Designed,
     Study,
     study,
     write,
 )
+from flows.replication.verdicts import Verdicts
+from flows.replication.version import Version
 
-FOLDER = "replicate-ttf"
+PAPER = "ttf"
 PUBLISHED = "ttf-published"
 SHORT_REPEATS = 3  # of (a)
 
@@ -78,12 +84,16 @@ BY_DESIGN = {"(e) by design": "ttf-by-design"}
 # Of part (e) as well; too long for the short version, whose real processes are those of (b).
 OF_THE_FULL = {
     "(e) by design, on real processes": "ttf-by-design-real",
+    "(e) by design, waiting and going on": "ttf-by-design-continue",
     "(e) by design, CNN": "ttf-by-design-cnn",
 }
 
+# Of those, what is on virtual time.
+VIRTUAL = {title: name for title, name in OF_THE_FULL.items() if name != "ttf-by-design-real"}
+
 
 def run(
-    full: bool,
+    version: Version,
     here: Path,
     view: PlainView,
     store: str | None = None,
@@ -93,8 +103,9 @@ def run(
 
     Parameters
     ----------
-    full
-        The whole replication, or a short version: fewer seeds and cells of the same configurations.
+    version
+        The whole replication, or a short version: fewer seeds and cells of the same configurations;
+        on real processes or on virtual time.
     here
         The working directory: `results/` and `mlruns/` are in it.
     view
@@ -107,9 +118,9 @@ def run(
     """
     if csv is not None:
         read_published(csv)
-    failed = [*run_published_trials(full, here, view)]
-    for name in (*JUDGED.values(), *SHOWN.values(), *by_design(full).values()):
-        part = experiment(name, full)
+    failed = [] if version.virtual else [*run_published_trials(version.full, here, view)]
+    for name in (*JUDGED.values(), *SHOWN.values(), *by_design(version).values()):
+        part = experiment(name, version)
         trials = expand(part)
         with Drivers(at_once_by_default(trials)) as drivers:
             ran = run_experiment(part, here, view, drivers, store, trials=trials, resume=False)
@@ -118,45 +129,61 @@ def run(
 
 
 def findings(
-    full: bool, here: Path, csv: Path | None = None, warn: Callable[[str], None] = lambda _: None
+    version: Version,
+    here: Path,
+    csv: Path | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+    beside: Verdicts | None = None,
 ) -> str:
     """Return the findings as Markdown and write them with their figures, from records alone.
 
     They go by the trials that this version consists of, whatever was run last in their folders, and
     say how many of them are recorded. Damaged records are left out; `warn` is told of each of them.
+    On virtual time, verdicts of real processes are set `beside` its own.
 
     Raises
     ------
     ConfigurationError
         Nothing is recorded here, or the published curves cannot be read.
     """
+    published = {} if version.virtual else {AS_PUBLISHED: PUBLISHED}
     judged = {
-        title: _study(title, name, full, here, warn)
-        for title, name in {AS_PUBLISHED: PUBLISHED, **JUDGED}.items()
+        title: _study(title, name, version, here, warn)
+        for title, name in {**published, **JUDGED}.items()
     }
-    others = [_study(title, name, full, here, warn) for title, name in SHOWN.items()]
+    alike = {} if beside is None else alike_of(version, beside, here, warn)
+    others = [_study(title, name, version, here, warn) for title, name in SHOWN.items()]
     designed = [
-        Designed(_study(title, name, full, here, warn), experiment(name, full).claims)
-        for title, name in by_design(full).items()
+        Designed(_study(title, name, version, here, warn), experiment(name, version).claims)
+        for title, name in by_design(version).items()
     ]
-    command = "dps replicate ttf --full" if full else "dps replicate ttf"
-    return write(judged, others, designed, folder(full, here), csv, command)
+    place = version.folder(PAPER, here)
+    return write(judged, others, designed, place, csv, version, beside, alike)
 
 
-def folder(full: bool, here: Path) -> Path:
-    """Where text and figures are written."""
-    return here / RESULTS / (FOLDER if full else f"{FOLDER}-short")
-
-
-def by_design(full: bool) -> Mapping[str, str]:
+def by_design(version: Version) -> Mapping[str, str]:
     """Return the experiments of part (e), by their titles."""
-    return {**BY_DESIGN, **OF_THE_FULL} if full else BY_DESIGN
+    if version.virtual:
+        return VIRTUAL if version.full else {}
+    return {**BY_DESIGN, **OF_THE_FULL} if version.full else BY_DESIGN
 
 
-def experiment(name: str, full: bool) -> ExperimentConfig:
+def alike_of(
+    version: Version, real: Verdicts, here: Path, warn: Callable[[str], None]
+) -> Mapping[str, Study]:
+    """Those trials of a full version on virtual time that a short one on real processes has too."""
+    if not (version.full and version.virtual) or real.command != Version().command(PAPER):
+        return {}
+    short = Version(virtual=True)
+    return {title: _study(title, name, short, here, warn) for title, name in JUDGED.items()}
+
+
+def experiment(name: str, version: Version) -> ExperimentConfig:
     """Return the configuration of a part; short, its trials are some of those of the full one."""
     whole = load_experiment(str(_file(name)))
-    if full:
+    if version.virtual and whole.cluster.kind != "virtual":
+        whole = _on_virtual_time(name, whole)
+    if version.full:
         return whole
     short = SHORT[name]
     axes = {
@@ -203,16 +230,35 @@ def run_published_trials(full: bool, here: Path, view: PlainView) -> Sequence[Ou
     return failed
 
 
-def _study(title: str, name: str, full: bool, here: Path, warn: Callable[[str], None]) -> Study:
-    planned: Sequence[Identified] = (
-        published_trials(full) if name == PUBLISHED else expand(experiment(name, full))
-    )
-    place = here / RESULTS / name
+def _study(
+    title: str, name: str, version: Version, here: Path, warn: Callable[[str], None]
+) -> Study:
+    planned: Sequence[Identified]
+    if name == PUBLISHED:
+        folder, planned = name, published_trials(version.full)
+    else:
+        part = experiment(name, version)
+        folder, planned = part.experiment, expand(part)
+    place = here / RESULTS / folder
     digests = {place / trial.name / EVENTS_FILE: trial.digest for trial in planned}
     recorded = read_whole(filter(Path.exists, sorted(digests)), load_prices(), warn)
     # What is recorded of these very trials, be it of one that failed.
     found = (d for d in recorded if d.outcome.identity.digest == digests[d.events_file])
     return study(title, found, len(planned))
+
+
+def _on_virtual_time(name: str, whole: ExperimentConfig) -> ExperimentConfig:
+    """The same trials on virtual time, under a name of their own, but for what cannot be there."""
+    axes = {
+        axis: {label: value for label, value in values.items() if label != NO_SPACE}
+        for axis, values in whole.axes.items()
+    }
+    changes = (
+        f"experiment={whole.experiment}-virtual",
+        "cluster.kind=virtual",
+        f"axes={json.dumps(axes)}",
+    )
+    return load_experiment(str(_file(name)), changes)
 
 
 def _file(name: str) -> Path:

@@ -111,12 +111,22 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Chapter:
-    """Drawings on one subject, which are read together."""
+    """Drawings on one subject, which are read together.
+
+    `opening` names the one that a page opens with which begins with this chapter; "": the first.
+    """
 
     name: str
     title: str
     note: str
     drawings: tuple[Drawing, ...]
+    opening: str = ""
+
+    @property
+    def first(self) -> Drawing:
+        """The drawing that a page opens with."""
+        named = (each for each in self.drawings if each.name == self.opening)
+        return next(named, self.drawings[0])
 
 
 def write_files(

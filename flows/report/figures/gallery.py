@@ -42,7 +42,9 @@ def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
     for axis in axes:
         name, title = f"against-{axis.slug}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))
-    yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
+    yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject), _opening(subject))
+    yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
+    yield _chapter("money", "Cost against accuracy", "", _money(subject))
     apart = _apart(subject)
     left_out = _left_out(subject, apart)
     yield _chapter(
@@ -58,21 +60,35 @@ def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
         f"A lane for each shard, with the parts of every recovery, and for each node.{left_out}",
         (story.story(subject, group) for group in apart),
     )
-    yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
     yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
     yield _chapter("resources", "Resources by role and link", "", _by_part(subject))
-    yield _chapter("money", "Cost against accuracy", "", _money(subject))
 
 
-def _chapter(name: str, title: str, note: str, found: Iterable[Drawing | None]) -> Chapter:
-    return Chapter(name, title, note, tuple(drawing for drawing in found if drawing is not None))
+def _chapter(
+    name: str,
+    title: str,
+    note: str,
+    found: Iterable[Drawing | None],
+    opening: str = "",
+) -> Chapter:
+    drawn = tuple(drawing for drawing in found if drawing is not None)
+    return Chapter(name, title, note, drawn, opening)
+
+
+def _opening(subject: Subject) -> str:
+    """The figure that says most: of the first condition with a fault; "" without any."""
+    faulty = next((each for each in subject.conditions if subject.faulty(each)), None)
+    return "" if faulty is None else subject.name(curves.ACCURACY_BY_TIME.name, faulty)
 
 
 def _accuracy(subject: Subject) -> Iterator[Drawing | None]:
-    for condition in _faulty_first(subject):
-        yield curves.curves(subject, curves.ACCURACY_BY_TIME, condition)
-        yield curves.curves(subject, curves.ACCURACY_BY_GRADIENTS, condition)
-        yield curves.curves(subject, curves.LOSS_BY_GRADIENTS, condition)
+    for measure in (
+        curves.ACCURACY_BY_GRADIENTS,
+        curves.LOSS_BY_GRADIENTS,
+        curves.ACCURACY_BY_TIME,
+    ):
+        for condition in subject.conditions:
+            yield curves.curves(subject, measure, condition)
 
 
 def _apart(subject: Subject) -> tuple[Group, ...]:
@@ -114,14 +130,14 @@ def _through(subject: Subject, apart: Sequence[Group]) -> Iterator[Drawing | Non
 
 def _recovery(subject: Subject) -> Iterator[Drawing | None]:
     yield bars.recovery_time(subject)
-    for condition in _faulty_first(subject):
+    for condition in subject.conditions:
         yield distribution.recovery_times(subject, condition)
-    for condition in _faulty_first(subject):
+    for condition in subject.conditions:
         yield staleness.distributions(subject, condition)
 
 
 def _over_time(subject: Subject) -> Iterator[Drawing | None]:
-    for condition in _faulty_first(subject):
+    for condition in subject.conditions:
         if curves.is_rescaled(subject, condition):  # else it is the slope of the next figure
             yield curves.curves(subject, curves.RATE_BY_TIME, condition)
         for measure in (
@@ -135,16 +151,11 @@ def _over_time(subject: Subject) -> Iterator[Drawing | None]:
 
 
 def _money(subject: Subject) -> Iterator[Drawing | None]:
-    for condition in _faulty_first(subject):
-        yield tradeoff.cost_accuracy(subject, condition)
-        yield tradeoff.cost_effect(subject, condition)
+    for draw in (tradeoff.cost_accuracy, tradeoff.cost_effect):
+        for condition in subject.conditions:
+            yield draw(subject, condition)
 
 
 def _by_part(subject: Subject) -> Iterator[Drawing | None]:
     for condition in subject.conditions:
         yield from bars.by_part(subject, condition)
-
-
-def _faulty_first(subject: Subject) -> list[str]:
-    """What a fault does is what people come for."""
-    return sorted(subject.conditions, key=lambda condition: not subject.faulty(condition))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import warnings
 import weakref
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.client import FutureCancelledError
 
 from dps import (
     ASP,
@@ -27,6 +30,7 @@ from dps import (
     UpdatesLostWarning,
     Worker,
 )
+from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.node.recorder import topic
 from dps.errors import CapacityError, GroupClosed
@@ -36,11 +40,14 @@ from dps.protocol.timings import Timings
 from tests.cluster.driver.test_facade import STEPS, first_weight
 from tests.support.training import (
     COUNTING,
+    PATIENT,
+    PRELOAD,
     SECONDS,
     Events,
     count,
     count_until,
     counts,
+    nodes,
     params,
     results,
     versions,
@@ -259,3 +266,34 @@ def test_what_the_scheduler_has_sent_arrives_before_a_group_ends(plain: Client) 
 
     plain.sync(check, callback_timeout=SECONDS)
     assert arrived == [ending]
+
+
+# -- a scheduler that is lost --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "in-order"])
+def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fails: bool) -> None:
+    recovery = Recovery(Checkpoint(path=str(tmp_path / "checkpoints")))
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        ps = ParameterServer(cluster.client, params(), recovery=recovery, timings=PATIENT)
+        assert not ps.scheduler_lost
+        futures = ps.run(partial(count_until, "/nowhere"), workers=2)
+        eventually(lambda: min(versions(ps)) > 0, SECONDS)
+        os.kill(cluster.pids["scheduler"], signal.SIGKILL)
+        if fails:
+            with pytest.raises(FutureCancelledError):
+                futures[0].result(timeout=SECONDS)
+            ps.close(checkpoint=False)
+        else:  # perhaps before anybody knows
+            with pytest.warns(UpdatesLostWarning, match="scheduler is gone, and the last state"):
+                ps.close()
+        # Whatever waited for an answer would wait for longer than this test may take.
+        assert ps.closed
+        assert ps.scheduler_lost
+
+
+def test_a_client_that_is_closed_first_is_no_lost_scheduler() -> None:
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        ps = ParameterServer(cluster.client, params(), timings=PATIENT)
+    assert not ps.scheduler_lost
+    assert not ps.closed

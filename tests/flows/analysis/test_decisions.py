@@ -10,7 +10,10 @@ from flows.analysis.statistics.decisions import (
     Region,
     between,
     decide,
+    decide_by,
     equivalent,
+    evidence,
+    evidence_of_each,
     holm,
     less,
     more,
@@ -111,3 +114,34 @@ def test_counts_that_are_the_same_in_few_seeds_resolve_nothing() -> None:
 
 def test_an_empty_family_has_no_verdicts() -> None:
     assert decide([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("means", "verdict"),
+    [
+        ((0.0, 0.1, -0.1), "holds"),
+        ((0.0, 0.0, 2.0), "not resolved"),
+        ((9.0, 0.0, 0.0), "does not hold"),
+        ((9.0, 0.0, -9.0), "does not hold"),  # 0 on average
+    ],
+)
+def test_a_claim_about_each_of_several_settings_is_none_about_their_mean(
+    means: tuple[float, ...], verdict: str
+) -> None:
+    found = evidence_of_each([effect(mean) for mean in means], equivalent(3.0))
+    assert decide_by([found])[0].verdict == verdict
+    alone = evidence_of_each([effect(means[0])], equivalent(3.0))
+    assert alone == evidence(effect(means[0]), equivalent(3.0))
+
+
+def test_many_settings_do_not_make_it_easier_to_speak_against_a_claim() -> None:
+    one = effect(4.5)  # 2.5 standard errors below 7
+    region, others = between(7.0, np.inf), [effect(8.0)] * 9
+    assert decide_by([evidence_of_each([one], region)])[0].verdict == "does not hold"
+    assert decide_by([evidence_of_each([one, *others], region)])[0].verdict == "not resolved"
+
+
+def test_of_a_setting_with_too_few_seeds_nothing_is_known() -> None:
+    found = evidence_of_each([effect(0.0), effect(9.0, n=2)], equivalent(3.0))
+    assert decide_by([found])[0].verdict == "not resolved"
+    assert decide_by([evidence_of_each([], more(1.0))])[0].verdict == "not resolved"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from distributed.client import FutureCancelledError
 from rich.console import Console
 
 from dps.cluster.backends.fork_server import ENVIRONMENT
@@ -21,6 +22,7 @@ from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
 from flows.execution.attempt import Attempt
 from flows.execution.drivers import Drivers
+from flows.execution.trial import reason_of
 from flows.monitor.progress import PlainView
 from flows.records.record import EVENTS_FILE, read_record
 from tests.support.waiting import eventually
@@ -146,3 +148,10 @@ def test_a_driver_on_virtual_time_goes_on_while_what_is_over_is_read(tmp_path: P
         log = tmp_path / second.name / EVENTS_FILE
         eventually(lambda: log.exists() and read_record(log).ended is not None, 30)
         assert [attempt.trial for attempt in running] == [second]
+
+
+def test_a_lost_scheduler_is_told_as_such_and_not_as_unforeseen(tmp_path: Path) -> None:
+    lost = FutureCancelledError("dps-worker-0", "scheduler-connection-lost", "Client lost it")
+    assert reason_of(lost, tmp_path) == "Dask's scheduler was lost, and the coordinator with it"
+    cancelled = FutureCancelledError("dps-worker-0", "cancelled by somebody")
+    assert "unforeseen" in reason_of(cancelled, tmp_path)

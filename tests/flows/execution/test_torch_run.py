@@ -27,8 +27,8 @@ def factory(shape):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        ("nn.Linear(shape.features + 1, shape.classes)", "rows of 64 values in 10 classes"),
-        ("nn.Linear(shape.features, 3)", "scores of (rows, 10)"),
+        ("nn.Linear(shape.features + 1, shape.classes)", "gradient for x of shape (32, 64)"),
+        ("nn.Linear(shape.features, 3)", "and classes up to 9: IndexError"),
         ("'no module'", "made str, expected an nn.Module"),
     ],
     ids=["input", "classes", "no module"],

@@ -12,6 +12,7 @@ from flows.analysis.statistics import Interval
 from flows.replication.charts import Chart, Dot
 from flows.replication.claims import Claim, Measurement, judged, told
 from flows.replication.findings import Findings, Table
+from flows.replication.verdicts import Verdicts, read_verdicts
 
 # Mean 0.1 and standard error 0.03 over six seeds: 0.02 to 0.18 at 95%, −0.04 to 0.24 at 99.5%.
 SIX = [0.1 + 0.03 * step for step in (-(15**0.5), 0, 0, 0, 0, 15**0.5)]
@@ -80,6 +81,7 @@ def findings() -> Findings:
         [Claim("It is faster", "2", "1 (95% interval 0 to 2; 3 seeds)", "not resolved")],
         [Table("Numbers", ("a", "b"), [("1", "2 | 3")])],
         [chart],
+        Verdicts(paper="ftps", command="dps replicate ftps", virtual=False, claims=()),
     )
 
 
@@ -95,6 +97,7 @@ def test_findings_are_a_page_a_text_and_figures_with_their_points(
     assert "| 1 | 2 \\| 3 |" in text
     assert "![A curve.](figures/curve.svg)" in text
     ElementTree.parse(tmp_path / "figures" / "curve.svg")
+    assert read_verdicts(tmp_path / "verdicts.json", "ftps") == findings.verdicts
     rows = list(csv.reader((tmp_path / "figures" / "curve.csv").open()))
     assert rows[0] == ["line", "x", "y", "low", "high"]
     assert rows[1:3] == [["ours", "1", "0.5", "0.4", "0.6"], ["ours", "10", "0.7", "", ""]]

@@ -21,10 +21,11 @@ def test_an_experiment_is_none() -> None:
 
 def test_it_can_be_told_more(tmp_path: Path) -> None:
     curves = tmp_path / "curves.csv"
-    overrides = ["full=true", f"published={curves}"]
+    overrides = ["full=true", "virtual=true", f"published={curves}"]
     config = load_replication("replicate/ttf", overrides)
     assert config is not None
     assert config.full
+    assert config.virtual
     assert config.curves == curves
 
 

@@ -38,7 +38,8 @@ from flows.replication.ftps import claims
 from flows.replication.ftps import run as replicate_ftps
 from flows.replication.ftps.claims import failure_findings, scaling_findings
 from flows.replication.ftps.measures import Measured
-from flows.replication.ftps.run import FAILURE, SCALING, _shorter, reading
+from flows.replication.ftps.run import FAILURE, SCALING, experiment, reading
+from flows.replication.version import Version
 
 STEP, WORKERS = 0.1, 2
 
@@ -170,7 +171,8 @@ def test_a_cell_that_shares_no_seed_with_one_server_and_one_worker_is_shown_with
 
 @pytest.mark.parametrize("config", [SCALING, FAILURE])
 def test_the_short_version_is_a_smaller_one_of_the_same_grid(config: str) -> None:
-    whole, short = load_experiment(config), load_experiment(config, _shorter(config))
+    whole, short = experiment(config, Version(full=True)), experiment(config, Version())
+    assert whole == load_experiment(config)
     assert short.experiment == f"{whole.experiment}-short"
     assert {key: list(axis) for key, axis in short.axes.items()} == {
         key: list(axis) for key, axis in whole.axes.items()

@@ -39,7 +39,8 @@ def test_a_page_without_one_such_section_is_refused(page: str) -> None:
 def test_the_findings_of_both_papers_have_their_sections_in_the_page(tmp_path: Path) -> None:
     page = tmp_path / "findings.md"
     page.write_bytes(Path("docs/findings.md").read_bytes())
-    for heading in ("## Training Through Failure", f"## {TITLE}"):
+    headings = ("## Training Through Failure", f"## {TITLE}")
+    for heading in (*headings, *(f"{heading}, on virtual time" for heading in headings)):
         source = tmp_path / "source.md"
         source.write_text(f"{heading}\n\nanew\n", "utf-8")
         command = [sys.executable, "-m", "flows.replication.page", page, source, "figures/x"]

@@ -33,6 +33,7 @@ from flows.replication.ttf.run import (
     findings,
     published_trials,
 )
+from flows.replication.version import Version
 from tests.support.records import acked, applied, restored, start
 from tests.support.waiting import eventually
 
@@ -82,7 +83,7 @@ def test_the_successor_goes_on_from_the_last_copy_and_loses_the_rest(tmp_path: P
     assert taken_over.version <= kill.updates
     done = Finished(tmp_path, record, outcome(record, load_prices()))
     judged = study(AS_PUBLISHED, [done], 1)
-    written = write({AS_PUBLISHED: judged}, [], [], tmp_path / "text", None, "dps replicate ttf")
+    written = write({AS_PUBLISHED: judged}, [], [], tmp_path / "text", None, Version())
     assert "| async chain | k=1 | 1 |" in written
     assert "**not resolved**" in written
     assert (tmp_path / "text" / "accuracy-1.svg").stat().st_size > 1000
@@ -220,8 +221,8 @@ def test_the_short_version_is_a_part_of_the_full_one() -> None:
     short = {trial.digest for trial in published_trials(False)}
     assert short < full
     for name in (*JUDGED.values(), *SHOWN.values()):
-        trials = list(experiment(name, False).trial_configs())
-        every = [config for _, config in experiment(name, True).trial_configs()]
+        trials = list(experiment(name, Version()).trial_configs())
+        every = [config for _, config in experiment(name, Version(full=True)).trial_configs()]
         assert 0 < len(trials) < len(every)
         assert all(config in every for _, config in trials)
 
@@ -237,4 +238,4 @@ def test_a_wrong_key_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_findings_without_records_say_what_to_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(ConfigurationError, match="dps replicate ttf"):
-        findings(False, tmp_path)
+        findings(Version(), tmp_path)

@@ -27,6 +27,7 @@ from flows.records.record import (
 from flows.replication.ttf import run as replicate_ttf
 from flows.replication.ttf.emulation.settings import PublishedConfig, PublishedTrial
 from flows.replication.ttf.run import PUBLISHED, findings, published_trials, run_published_trials
+from flows.replication.version import Version
 from tests.support.records import acked
 
 SMALL = {
@@ -115,11 +116,11 @@ def test_findings_go_by_the_trials_of_the_version_that_is_asked_for(tmp_path: Pa
     for trial in published_trials(True):
         recorded(trial, place / trial.name)
     write_grid(place, [trial.name for trial in short], 0)
-    assert "(a) as published: 90 of 90 trials;" in findings(True, tmp_path)
-    assert "(a) as published: 27 of 27 trials;" in findings(False, tmp_path)
+    assert "(a) as published: 90 of 90 trials;" in findings(Version(full=True), tmp_path)
+    assert "(a) as published: 27 of 27 trials;" in findings(Version(), tmp_path)
     shutil.rmtree(place / short[0].name)
     recorded(small(), place / short[0].name)  # another configuration under the same name
-    text = findings(False, tmp_path)
+    text = findings(Version(), tmp_path)
     assert "(a) as published: 26 of 27 trials;" in text
     assert "**Only 26 of" in text
     assert {path.name for path in (tmp_path / RESULTS).glob("replicate-*")} == {

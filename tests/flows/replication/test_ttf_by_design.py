@@ -27,6 +27,7 @@ from flows.records.record import Record
 from flows.replication.ttf.by_design import EFFECTS, last_rise, sections
 from flows.replication.ttf.findings import Designed, study, write
 from flows.replication.ttf.run import BY_DESIGN, OF_THE_FULL, by_design, experiment
+from flows.replication.version import Version
 from tests.support.records import PRICES, acked
 
 BETWEEN = 100  # both ways of writing checkpoints begin anew every so many updates
@@ -34,7 +35,7 @@ BETWEEN = 100  # both ways of writing checkpoints begin anew every so many updat
 
 @pytest.fixture(scope="module")
 def trials() -> tuple[Trial, ...]:
-    return expand(experiment("ttf-by-design", full=False))
+    return expand(experiment("ttf-by-design", Version()))
 
 
 # -- the plan ----------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ def test_all_strategies_of_a_seed_meet_the_same_kills(trials: tuple[Trial, ...])
 
 
 def test_kills_are_as_likely_in_every_phase_of_a_checkpoint() -> None:
-    axes = experiment("ttf-by-design", full=False).axes
+    axes = experiment("ttf-by-design", Version()).axes
     for faults in axes["faults"].values():
         for fault in faults:
             low, high = fault["at_updates"]["between"]
@@ -74,7 +75,7 @@ def test_each_trial_with_kills_has_a_control(trials: tuple[Trial, ...]) -> None:
 
 
 def test_real_processes_repeat_trials_of_virtual_time(trials: tuple[Trial, ...]) -> None:
-    real = expand(experiment("ttf-by-design-real", full=True))
+    real = expand(experiment("ttf-by-design-real", Version(full=True)))
     assert {trial.config.cluster.kind for trial in real} == {"local"}
     same = {trial.name: trial.config for trial in trials}
     besides = {"cluster", "experiment"}
@@ -84,8 +85,8 @@ def test_real_processes_repeat_trials_of_virtual_time(trials: tuple[Trial, ...])
 
 
 def test_the_network_and_real_processes_are_of_the_full_version_alone() -> None:
-    assert by_design(full=False) == BY_DESIGN
-    assert by_design(full=True) == {**BY_DESIGN, **OF_THE_FULL}
+    assert by_design(Version()) == BY_DESIGN
+    assert by_design(Version(full=True)) == {**BY_DESIGN, **OF_THE_FULL}
 
 
 # -- what is told ------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_the_last_rise_of_controls_is_told() -> None:
 def test_parts_by_design_come_first_and_are_counted(tmp_path: Path) -> None:
     done = recorded(3, lambda _: 0.1)
     part = Designed(study("(e) by design", done, 7), (claim("less"),))
-    text = write({}, [], [part], tmp_path, None, "dps replicate ttf")
+    text = write({}, [], [part], tmp_path, None, Version())
     assert "**Only 6 of 7 trials are recorded.**" in text
     assert text.index("### (e) by design") < text.index("### Claims as they were published")
     assert f"]({EFFECTS}.svg)" in text

@@ -28,6 +28,7 @@ from flows.records.record import Record
 from flows.replication.ttf.figures import COLUMNS
 from flows.replication.ttf.findings import study, write
 from flows.replication.ttf.measures import Change, Measured, changes, measure
+from flows.replication.version import Version
 from tests.support.records import PRICES, acked, scores
 
 KILL = {"kind": "kill", "at_updates": 130, "target": {"shard": 0, "position": "head"}}
@@ -74,7 +75,7 @@ def test_a_resumed_trial_is_left_out_and_counted(tmp_path: Path) -> None:
     resumed = record(TrialResumed(10.0, "checkpoints", 100), trial="late", faults=[KILL])
     assert measured(resumed) is None
     finished = [Finished(tmp_path, each, outcome(each, PRICES)) for each in (whole, resumed)]
-    text = write({"(b)": study("(b)", finished, 3)}, [], [], tmp_path, None, "dps")
+    text = write({"(b)": study("(b)", finished, 3)}, [], [], tmp_path, None, Version())
     assert "**Only 2 of 3 trials are recorded.** (b): 2 of 3 trials, 1 left out." in text
     assert "Left out, 1 of 2: late (resumed: its record begins in the middle)" in text
 
@@ -86,9 +87,9 @@ def test_why_nothing_of_a_study_could_be_measured_is_told(tmp_path: Path) -> Non
         title: study(title, [Finished(tmp_path, r, outcome(r, PRICES)) for r in records], 2)
         for title, records in {"(a)": [whole], "(b)": none}.items()
     }
-    text = write(studies, [], [], tmp_path, None, "dps")
+    text = write(studies, [], [], tmp_path, None, Version())
     assert "### (b)\n\nLeft out, 2 of 2: one (resumed" in text
-    alone = write({"(b)": studies["(b)"]}, [], [], tmp_path, None, "dps")
+    alone = write({"(b)": studies["(b)"]}, [], [], tmp_path, None, Version())
     claims = "### Claims as they were published\n\nNo trial could be measured.\n\n"
     assert f"{claims}### (b)\n\nLeft out, 2 of 2" in alone
 
@@ -98,7 +99,7 @@ def test_published_curves_are_drawn_where_there_are_any(tmp_path: Path) -> None:
     row = "kill30_recover20,SYNC_CHECKPOINTING,1,{},0.1"
     curves.write_text("\n".join([",".join(COLUMNS), row.format(0), row.format(9)]))
     done = Finished(tmp_path, whole, outcome(whole, PRICES))
-    text = write({"(b)": study("(b)", [done], 1)}, [], [], tmp_path, curves, "dps")
+    text = write({"(b)": study("(b)", [done], 1)}, [], [], tmp_path, curves, Version())
     assert "(accuracy-1.svg)" in text
     assert "(accuracy-2.svg)" not in text
 
@@ -230,7 +231,7 @@ def test_controls_are_found_by_configuration_workers_and_seed(tmp_path: Path) ->
     found = study("(b)", finished, 4)
     effects = [change.effect for trial in found.trials for change in trial.changes]
     assert effects == [pytest.approx(-0.2), None]
-    text = write({"(b)": found}, [], [], tmp_path, None, "dps")
+    text = write({"(b)": found}, [], [], tmp_path, None, Version())
     assert "| 1st kill, minus control: points |" in text
     assert "| chain | k=1 | 2 | 0.150→" in text
     assert "| -20.0 |" in text

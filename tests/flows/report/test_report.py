@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import html
 import re
 import shutil
 from html.parser import HTMLParser
@@ -18,7 +19,7 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
 from flows.analysis.faults import FaultTimes
 from flows.analysis.finished import lacks_control, read_experiment, without_control
-from flows.analysis.groups import Group, summarize
+from flows.analysis.groups import Group, conditions, summarize
 from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
@@ -38,6 +39,7 @@ from flows.report.figures.gallery import chapters, drawings
 from flows.report.figures.style import STRATEGY_COLOURS, looks
 from flows.report.html import render, write_report
 from flows.report.reproduce import experiment_yaml
+from flows.report.strategies import strategy_notes
 from tests.support.synthetic import (
     KILL_AT,
     STRATEGIES,
@@ -106,6 +108,12 @@ def text_of(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
+def text_between(page: str, summary: str, tag: str) -> str:
+    """Return the text of the first element of a kind after a summary."""
+    part = page[page.index(f"<summary>{summary}") :]
+    return html.unescape(part[part.index(f"<{tag}>") + len(tag) + 2 : part.index(f"</{tag}>")])
+
+
 # -- the page ----------------------------------------------------------------------------------
 
 
@@ -143,7 +151,7 @@ def test_the_figures_take_the_page_s_colours(page: str) -> None:
 def test_the_page_says_what_was_measured(page: str, outcomes: list[Outcome]) -> None:
     text = " ".join(parsed(page).text.split())
     killed = group(outcomes, "none", "kill")
-    assert f"lost {KILL_AT} of 1,600 acked updates" in text
+    assert f"lost {KILL_AT} of 1,600 acknowledged updates" in text
     assert "A replica took over" in text
     for key in ("accuracy_final", "rto_seconds", "sent_bytes_all", "cost_usd"):
         spread = killed.spread(key)
@@ -258,10 +266,10 @@ def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
     said = {s: words.through_fault(group(outcomes, s, "kill"), None).text for s in STRATEGIES}
     assert "initial values" in said["none"]
     assert "points at the same times" in said["none"]
-    assert "gradients were not computed in time" in said["none"]
-    assert "for want of a control" not in " ".join(said.values())
+    assert "fewer gradients were computed in that time" in said["none"]
+    assert "is not known" not in " ".join(said.values())
     assert "lost 17 of 1,600" in said["checkpoint"]
-    assert "lost no acked update" in said["chain"]
+    assert "lost no acknowledged update" in said["chain"]
     assert "32 updates computed during the outage were applied after it" in said["stateless"]
     assert "significant" not in " ".join(said.values())
 
@@ -278,7 +286,7 @@ def test_where_there_is_no_control_no_effect_is_told(
     assert "1 of 2 valid trials with faults has no control" in page
     [lacking] = [outcome for outcome in alone if lacks_control(outcome)]
     killed = dataclasses.replace(group(alone, "chain", "kill"), trials=(lacking,))
-    assert "for want of a control" in words.through_fault(killed, None).text
+    assert "accuracy is not known: there is no trial" in words.through_fault(killed, None).text
 
 
 def test_descriptions_are_named_so_and_stand_in_no_headline(outcomes: list[Outcome]) -> None:
@@ -286,14 +294,56 @@ def test_descriptions_are_named_so_and_stand_in_no_headline(outcomes: list[Outco
     assert all("(description)" in BY_KEY[key].label for key in described)
     assert all(BY_KEY[key].definition.startswith("Description, not an") for key in described)
     compared = ComparisonSection().metrics
-    glanced = [key for key, _ in tables.GLANCE]
+    glanced = {*tables.GLANCE, *tables.GLANCE_WITHOUT_FAULTS}
     assert not {*compared, *glanced, *tables.PER_TRIAL} & {*described}
     assert {"effect_time_mean", "effect_gradients_mean", "effect_money_mean"} <= {*compared}
     [kill] = tables.glance(summarize(outcomes))
-    assert kill.headings[0] == "effect on accuracy at the same times"
+    assert kill.headings[0] == BY_KEY["effect_time_mean"].label
     none = dict(kill.rows)["none"]
     assert none[0].mean.startswith("−")
     assert none[0].mean.endswith(" points")
+
+
+@pytest.mark.parametrize("order", [["no fault", "kill"], ["kill", "no fault"]], ids="-".join)
+def test_conditions_have_the_order_of_the_configuration_everywhere(
+    folder: Path, tmp_path: Path, order: list[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "experiment")
+    names = [path.name for path in (tmp_path / "experiment").iterdir() if path.is_dir()]
+    labels = {"recovery": list(STRATEGIES), "faults": order}
+    write_grid(tmp_path / "experiment", names, 0, labels)
+    found = read_experiment(tmp_path / "experiment", load_prices())
+    assert list(conditions([each.outcome for each in found])) == order
+    page = write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()
+    assert (
+        list(yaml.safe_load(text_between(page, "Configuration", "pre"))["axes"]["faults"]) == order
+    )
+    for section in ("words", "comparison"):
+        part = page[page.index(f'<section id="{section}">') :]
+        summaries = re.findall(r"<summary>([^<]*)", part[: part.index("</section>")])
+        assert [said.strip() for said in summaries] == order
+    titles = [re.sub("<[^>]+>", "", said) for said in re.findall(r"<h4>(.*?)</h4>", page)]
+    for title in ("Loss against gradients", "Cost against accuracy"):
+        said = [each.split(", ")[-1] for each in titles if each.startswith(f"{title}, ")]
+        assert said == order
+
+
+def test_each_strategy_is_explained_in_a_line(folder: Path) -> None:
+    records = [record for record, _ in read_trials(folder, load_prices())]
+    told = dict(strategy_notes(records, STRATEGIES))
+    assert list(told) == list(STRATEGIES)
+    assert "initial values" in told["none"]
+    assert "2 servers hold each shard" in told["chain"]
+    assert "up to 32 gradients" in told["stateless"]
+
+
+def test_what_is_0_for_every_strategy_has_no_line(outcomes: list[Outcome]) -> None:
+    table = tables.figure_table(summarize(outcomes), "no fault")
+    lines = {line.column.key for _, lines in table.sections for line in lines}
+    zeros = {column.key for column in table.zeros}
+    assert "updates_applied_twice" in zeros
+    assert not zeros & lines
+    assert "accuracy_final" in lines
 
 
 def test_a_strategy_keeps_its_look_whatever_is_beside_it() -> None:
@@ -309,12 +359,12 @@ def test_every_figure_is_a_file_of_each_kind_and_its_table_holds_what_is_drawn(
     found = chapters(read_trials(folder, load_prices()))
     assert [chapter.name for chapter in found] == [
         "accuracy",
+        "recovery",
+        "money",
         "through",
         "timeline",
-        "recovery",
         "work",
         "resources",
-        "money",
     ]
     drawn = list(drawings(found))
     write_files(drawn[:2], tmp_path)
@@ -512,7 +562,7 @@ def test_the_page_opens_with_what_faults_did_and_what_to_be_ready_costs(tmp_path
     found = read_experiment(write_experiment(tmp_path), load_prices())
     told = words.in_short(summarize([each.outcome for each in found]))
     assert len(told) == 3
-    assert told[0].startswith("server-0 was killed with SIGKILL once the shards had applied")
+    assert re.match(r"server-0 was killed with SIGKILL after [\d,]+ (to [\d,]+ )?updates", told[0])
     rows = [each.outcome.row() for each in found]
     means = {
         name: BY_KEY["effect_time_mean"].text(
@@ -523,10 +573,25 @@ def test_the_page_opens_with_what_faults_did_and_what_to_be_ready_costs(tmp_path
     for name, mean in means.items():
         assert f"{mean} points with {name}" in told[1]
     assert told[1].index(" with chain") < told[1].index(" with none"), "the best first"
-    assert "on average of 2 seeds" in told[1]
-    assert "beside the money of none" in told[2]
-    quiet = [each.outcome for each in found if not each.outcome.faults]
-    assert words.in_short(summarize(quiet)) == (), "nothing failed"
+    assert "(mean of 2 seeds)" in told[1]
+    assert re.fullmatch(
+        r"Without a fault, (\w+ cost \d\.\d\d times(, | and )?){3} the money of none\.", told[2]
+    )
+
+
+def test_without_faults_the_page_opens_with_what_came_of_each_setting(
+    outcomes: list[Outcome],
+) -> None:
+    quiet = summarize([outcome for outcome in outcomes if not outcome.faults])
+    told = words.in_short(quiet)
+    assert told[0] == "4 settings of recovery were run without faults, each with 2 seeds."
+    best = max(mean.mean for group in quiet if (mean := group.spread("accuracy_final")))
+    assert told[1].startswith(f"Final accuracy was {BY_KEY['accuracy_final'].text(best)}% with")
+    assert told[2].endswith("the money of none.")
+    [table] = tables.glance(quiet)
+    assert [name for name, _ in table.rows] == list(STRATEGIES)
+    assert "money" in table.headings
+    assert words.in_short(quiet[:1])[2].startswith("It cost ")
 
 
 def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
@@ -544,7 +609,9 @@ def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
     ]
     page = render(unsure_trials(), load_prices(), ComparisonSection(), [], claims=claims)
     text = text_of(page)
-    assert text.index("A chain ends lower than no recovery: holds") < text.index("At a glance")
+    section = text.index("What was claimed, and what came of it")
+    assert section < text.index("A chain ends lower than no recovery: holds")
+    assert text.rindex("In words") > section, "evidence comes after it"
     assert (
         "Final accuracy with chain: 44.0 points less than with none [9.2, 78.8], 3 seeds, "
         "p = 0.032: holds (by 1 point or more)."

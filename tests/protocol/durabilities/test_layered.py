@@ -19,7 +19,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.messages import Push
+from dps.protocol.messages import Drain, Push
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.wire import decode, encode
@@ -200,6 +200,53 @@ def test_a_layer_may_be_written_by_the_clock() -> None:
         assert len(events(s, CheckpointWritten)) == written, "there was nothing to write"
 
     in_world(scenario, shards=1, recovery=over(Chain(2), seconds=1.0))
+
+
+def test_who_is_the_tail_no_more_leaves_the_layer_to_the_one_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        head, tail = (s.world.name_of(member) for member in view.chain)
+
+        def fail(self: CheckpointFiles, *args: Any) -> int:
+            raise StoreUnavailable("no space")
+
+        def failures(node: str) -> int:
+            return sum(n == node and isinstance(e, CheckpointFailed) for n, e in s.world.events)
+
+        monkeypatch.setattr(CheckpointFiles, "write", fail)
+        s.world.crash(tail, back_after=1.0)
+        await until(lambda: s.world.view(0).epoch > view.epoch)
+        for _ in range(9):
+            await client.push(ONES)
+        await until(lambda: failures(head) >= 2)
+        await s.world.complete()
+        await asyncio.sleep(2.0)  # a write may have been under way
+        before, of_tail = failures(head), failures(tail)
+        for _ in range(9):
+            await client.push(ONES)
+        await until(lambda: failures(tail) > of_tail + 4)
+        assert failures(head) == before
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), every=4))
+
+
+def test_a_new_tail_writes_what_the_one_before_has_not_though_nothing_follows() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        old = s.world.name_of(view.chain[-1])
+        await client.push(ONES)
+        assert not any(written.version for written in events(s, CheckpointWritten))
+        await s.scaled(Drain(view.chain[-1]))
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1, within=5.0)
+        written = [n for n, e in s.world.events if isinstance(e, CheckpointWritten) and e.version]
+        assert written
+        assert old not in written
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), seconds=60.0), extra=("spare-0",))
 
 
 def test_a_promoted_tail_goes_on_with_the_layer() -> None:

@@ -1,0 +1,140 @@
+"""One incarnation of a supervised program: a process, and all those that come from it.
+
+They have an operating system's session of their own, by which they are known however they were
+started. Nothing here imports Dask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+import psutil
+
+from dps.cluster.backends.lifetime import without_interrupts
+from dps.cluster.backends.processes import is_gone, process_of
+from dps.cluster.supervision.messages import Past, Scratch
+from dps.cluster.supervision.program import run_program
+
+# The processes of a `LocalCluster` end by themselves with their driver, and remove their files.
+GRACE_SECONDS = 3.0
+INTERRUPT_SECONDS = 5.0
+LOOK_SECONDS = 0.02
+
+
+class Incarnation:
+    """A process that runs a program once it is told of the past. Not thread-safe.
+
+    Parameters
+    ----------
+    program
+        Called with a `Session` there.
+    preload
+        What nodes of its `LocalCluster` need imported; None: it has none.
+    """
+
+    def __init__(self, program: Callable[[Any], Any], preload: Sequence[str] | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._link, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run_program, args=(theirs, program, preload), name="dps-program"
+        )
+        with without_interrupts():
+            self._process.start()
+        theirs.close()
+        self._pid = self._process.pid or 0
+        self._leader = process_of(self._pid)
+        self._ended = os.pidfd_open(self._pid)
+        self._is_over = False
+        self._scratch: str | None = None
+
+    def begin(self, past: Past) -> None:
+        """Have the program begin; one whose process has ended meanwhile does not."""
+        with contextlib.suppress(OSError):
+            self._link.send(past)
+
+    def said(self) -> Any | None:
+        """Return what the process says next, as soon as it does; None: it has ended."""
+        while True:
+            wait([self._link, self._ended])
+            try:
+                if self._link.poll():
+                    if (message := self._received()) is not None:
+                        return message
+                    continue
+            except (EOFError, OSError):
+                wait([self._ended])
+            if wait([self._ended], 0):
+                return None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process, which has ended; for a signal, its number below zero."""
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+    def join(self, seconds: float) -> None:
+        """Wait for the process to end, for so long at most."""
+        self._process.join(seconds)
+
+    def interrupt(self) -> None:
+        """Have the program end as by Ctrl-C, if it does so soon."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGINT)
+        self.join(INTERRUPT_SECONDS)
+
+    def end(self) -> None:
+        """End every process of the incarnation; when this returns, none can do anything."""
+        if self._is_over:
+            return
+        self._process.kill()
+        self._process.join()
+        until = time.monotonic() + GRACE_SECONDS
+        while self._members() and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        while members := self._members():
+            for process in members:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            for process in members:
+                is_gone(process, GRACE_SECONDS)
+        with contextlib.suppress(EOFError, OSError):
+            while self._scratch is None and self._link.poll():
+                self._received()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._is_over = True
+        self._link.close()
+        os.close(self._ended)
+
+    def _received(self) -> Any | None:
+        """Return what the process has said for its supervisor; None: that was for this object."""
+        message = self._link.recv()
+        if not isinstance(message, Scratch):
+            return message
+        self._scratch = message.folder
+        return None
+
+    def _members(self) -> list[psutil.Process]:
+        """The processes of the session that can still do something."""
+        # The system may have given the number to another process when nobody was left.
+        other = psutil.pid_exists(self._pid)
+        if other and (self._leader is None or not self._leader.is_running()):
+            return []
+        return list(_of_session(self._pid))
+
+
+def _of_session(session: int) -> Iterator[psutil.Process]:
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) == session and not is_gone(process := psutil.Process(pid), 0.0):
+                yield process

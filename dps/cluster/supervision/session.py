@@ -1,0 +1,258 @@
+"""What a supervised program is given: parameter servers that go on from their checkpoints.
+
+A thread of its own tells the supervisor how far the shards are, so that it is known later how much
+was lost at least.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.cluster.driver.parameter_server import ParameterServer
+from dps.cluster.driver.setup import checked_recovery
+from dps.cluster.platform import platform_of
+from dps.cluster.supervision.messages import (
+    ClusterLost,
+    Finished,
+    Known,
+    Past,
+    Raised,
+    Seen,
+    Up,
+)
+from dps.cluster.supervision.watch import SchedulerWatch
+from dps.core.shard import Progress, ShardState
+from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded
+from dps.events import Returned
+from dps.protocol.timings import Timings
+
+if TYPE_CHECKING:
+    import distributed
+
+LOOK_SECONDS = 0.05
+TELL_SECONDS = 0.25
+
+# What a program raises that finds no Dask cluster, or whose scheduler dies as it starts.
+NO_CLUSTER = (OSError, TimeoutError, EOFError, CapacityError)
+NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
+
+# What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
+_NOT_SAVED = ("on_event", "timings", "functions", "seats", "labels", "on_loss", "transport")
+
+
+class Session:
+    """One incarnation of a supervised program, as the program sees it.
+
+    Attributes
+    ----------
+    returns
+        How often the program was started again before: 0 at first.
+    cause
+        What the incarnation before ended by; "" at first.
+    """
+
+    def __init__(self, link: Connection, past: Past) -> None:
+        self.returns = past.returns
+        self.cause = past.cause
+        self._past = past
+        self._link = link
+        self._saying = threading.Lock()
+        self._calls = 0
+        self._watches: list[SchedulerWatch] = []
+        self._is_up = False  # or was
+
+    def parameter_server(
+        self,
+        client: distributed.Client,
+        params: Mapping[str, np.ndarray],
+        **choices: Any,
+    ) -> ParameterServer:
+        """Bring a parameter server up: anew the first time, from its checkpoints afterwards.
+
+        What an earlier incarnation of the program has brought up by its first call of this method
+        is gone on with by the first call, and so on. All processes of the earlier incarnation that
+        were this machine's have ended by then; of others, it is waited until none of its hosts is
+        on a Dask worker, and until every lease that it may have had is over.
+
+        Parameters
+        ----------
+        client
+            A synchronous Dask client.
+        params, choices
+            As for `ParameterServer`; the recovery must write checkpoints. When it goes on,
+            parameters, rule, consistency, recovery and so on are those of the checkpoints, as for
+            `ParameterServer.resume`.
+
+        Raises
+        ------
+        ConfigurationError
+            The client is asynchronous, or the recovery writes no checkpoints.
+        StoreUnavailable
+            The checkpoints of a parameter server that was up cannot be read. It does not begin
+            anew in their place.
+        DeadlineExceeded
+            Hosts of the earlier incarnation did not end.
+        """
+        if client.asynchronous:
+            raise ConfigurationError("a supervised program needs a synchronous Dask client")
+        if client.scheduler is None:
+            raise ConfigurationError("the Dask client is closed; give one that is connected")
+        recovery = checked_recovery(choices.get("recovery", "none"), platform_of(client))
+        if not recovery.durability.writes_checkpoints:
+            raise ConfigurationError(
+                f"a supervised program goes on from checkpoints, and {recovery.durability!r} "
+                "writes none: give recovery=Recovery(Checkpoint(path=...))"
+            )
+        call, self._calls = self._calls, self._calls + 1
+        watch = SchedulerWatch(client, self._say_lost)
+        self._watches.append(watch)
+        try:
+            ps = self._brought_up(call, client, params, choices)
+        except BaseException:
+            watch.end()
+            raise
+        watch.is_up(ps)
+        self._is_up = True
+        tell = threading.Thread(target=self._tell, args=(call, ps), daemon=True)
+        tell.start()
+        return ps
+
+    def _brought_up(
+        self,
+        call: int,
+        client: distributed.Client,
+        params: Mapping[str, np.ndarray],
+        choices: Mapping[str, Any],
+    ) -> ParameterServer:
+        """Bring a parameter server up, and say so when all of it is in checkpoints."""
+        known = self._past.known.get(call)
+        if known is None:
+            ps = ParameterServer(client, params, **choices)
+        else:
+            self._settle(client, known, choices.get("timings", Timings()))
+            kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
+            ps = ParameterServer.resume(client, known.folder, **kept)
+        try:
+            ps.checkpoint()  # of a durability that would write the first one later
+        except BaseException:
+            ps.close(checkpoint=False)
+            raise
+        returned = self._returned(known, ps) if self.returns else None
+        self._say(Up(call, _folder(ps), returned))
+        if returned is not None and (sink := choices.get("on_event")) is not None:
+            client.loop.add_callback(sink, returned)
+        return ps
+
+    def finish(self, message: Finished | Raised) -> None:
+        """Say how the program has ended.
+
+        An error that came of the loss of the scheduler is not the program's own.
+        """
+        if isinstance(message, Raised) and (cause := self._outer_cause(message)):
+            self._say_lost(cause)
+            return
+        try:
+            ForkingPickler.loads(ForkingPickler.dumps(message))
+        except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
+            own = message.trace if isinstance(message, Raised) else traceback.format_exc()
+            message = Raised(None, own)
+        self._say(message)
+
+    def _outer_cause(self, message: Raised) -> str:
+        """What an error came of, if it is not the program's own; "" if it is."""
+        lost = next((watch.lost for watch in self._watches if watch.lost), "")
+        if not lost and self.returns and not self._is_up and isinstance(message.error, NO_CLUSTER):
+            # A scheduler that somebody else runs may be on its way back, and this one may die, too.
+            error = message.error
+            return f"the program found no cluster ({type(error).__name__}: {error})"
+        return lost
+
+    def _returned(self, known: Known | None, ps: ParameterServer) -> Returned:
+        states = ps.saved.states if ps.saved is not None else ()
+        versions = tuple(state.version for state in states)
+        lost = _lost(states, known.versions if known is not None else ())
+        seconds = time.monotonic() - self._past.noticed
+        return Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
+
+    def _settle(self, client: distributed.Client, known: Known, timings: Timings) -> None:
+        """Wait until nothing of the earlier incarnation acknowledges or writes any more."""
+        group = known.folder.rpartition("/")[2]
+        until = time.monotonic() + timings.unavailable
+        while any(client.run(_holds, group, on_error="ignore").values()):
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"hosts of the parameter server {group} are still on Dask workers after "
+                    f"{timings.unavailable:g} s; restart these"
+                )
+            time.sleep(LOOK_SECONDS)
+        time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
+
+    def _tell(self, call: int, ps: ParameterServer) -> None:
+        while not ps.closed and not ps.scheduler_lost:
+            try:
+                versions = [shard.version for shard in ps.shards]
+            except Exception:
+                if ps.closed or ps.scheduler_lost:  # meanwhile
+                    return
+                raise
+            if None not in versions:
+                self._say(Seen(call, tuple(version or 0 for version in versions)))
+            time.sleep(TELL_SECONDS)
+
+    def _say_lost(self, cause: str) -> None:
+        self._say(ClusterLost(cause))
+
+    def _say(self, message: Any) -> None:
+        with self._saying:
+            self._link.send(message)
+
+
+def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
+    """How many updates each shard lacks at least, of those that it was seen to have.
+
+    Every update is sent to every shard, and those that one of them has are not computed again: so
+    shards that are behind another one lack them as well.
+    """
+    most = seen or [0] * len(states)
+    return tuple(
+        max(known - state.version, _behind(state, states))
+        for known, state in zip(most, states, strict=True)
+    )
+
+
+def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
+    """How many updates of the last incarnations of workers a shard lacks that another one has."""
+    return sum(
+        max(_gap(state.workers.get(name, NOTHING), other) for other in _of(name, states))
+        for name in {name for each in states for name in each.workers}
+    )
+
+
+def _gap(here: Progress, there: Progress) -> int:
+    """How many updates of a worker are there and not here, without what was missing for longer."""
+    if here.incarnation > there.incarnation:
+        return 0
+    numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
+    return max(0, min(numbers, there.applied - here.applied))
+
+
+def _of(name: str, states: Sequence[ShardState]) -> list[Progress]:
+    return [state.workers[name] for state in states if name in state.workers]
+
+
+def _folder(ps: ParameterServer) -> str:
+    """Where the checkpoints of a parameter server are."""
+    return f"{str(ps.recovery.durability.path).rstrip('/')}/{ps.name}"
+
+
+def _holds(group: str, dask_worker: distributed.Worker) -> bool:
+    """Whether an actor or a training function of a group is on a Dask worker."""
+    return any(f"-{group}-" in str(key) for key in dask_worker.state.tasks)

@@ -1,0 +1,232 @@
+"""Tables with named columns, CSV and parquet: some columns are features, and one is the target.
+
+Features must be numbers. The target may be text, where it names the classes of examples.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.errors import ConfigurationError
+from flows.readers.examples import Examples
+from flows.readers.lines import shown
+from flows.readers.tables import numbers_of, open_parquet
+
+ROWS = 1 << 14  # of a CSV file that are converted at once
+MOST_NAMED = 24  # columns in a message
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnNames:
+    """Which columns are read.
+
+    Attributes
+    ----------
+    target
+        The column of targets.
+    features
+        The columns of features, in this order; None: all the others.
+    """
+
+    target: str
+    features: tuple[str, ...] | None = None
+
+    def chosen(self, place: str, found: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns of features among those that were `found`, the target apart.
+
+        Raises
+        ------
+        ConfigurationError
+            A column is missing, or there more than once, or there are no features.
+        """
+        named = f"there are: {', '.join(map(repr, found[:MOST_NAMED]))}"
+        named += f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        features = self.features
+        if features is None:
+            features = tuple(name for name in found if name != self.target)
+        for name in (self.target, *features):
+            if name not in found:
+                raise ConfigurationError(f"{place}: there is no column {name!r}; {named}")
+            if found.count(name) > 1:
+                raise ConfigurationError(
+                    f"{place}: more than one column is named {name!r}; rename one of them"
+                )
+        if not features:
+            raise ConfigurationError(f"{place}: no column besides {self.target!r}: no features")
+        return features
+
+
+def read_csv(path: Path, names: ColumnNames, delimiter: str = ",") -> Examples:
+    """Read the examples of a CSV file in UTF-8, whose first line names its columns.
+
+    Parameters
+    ----------
+    path
+        The file, plain or .gz.
+    names
+        Which columns are what.
+    delimiter
+        The character between cells.
+
+    Returns
+    -------
+    examples
+        `x` is float64; `y` is float64 if each target is a number, else texts.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, lacks a column, or a cell is no finite number; the message has its
+        line and its column.
+    """
+    with _opened(path) as file:
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        if not header:
+            raise ConfigurationError(f"{path}, line 1: expected the names of the columns")
+        features = names.chosen(f"{path}, line 1", header)
+        columns = [header.index(name) for name in features]
+        target = header.index(names.target)
+        parts = []
+        targets: list[str] = []
+        lines: list[int] = []
+        for cells, at in _pieces(path, reader, len(header)):
+            parts.append(_converted(path, cells, at, columns, header))
+            targets += (row[target].strip() for row in cells)
+            lines += at
+    if not targets:
+        raise ConfigurationError(f"{path}: has no rows, expected one for each example")
+    return Examples(np.concatenate(parts), _targets(path, targets, lines, names.target))
+
+
+def read_parquet_columns(path: Path, names: ColumnNames) -> Examples:
+    """Read the examples of a parquet file; needs pyarrow.
+
+    Returns
+    -------
+    examples
+        `x` is float64; `y` is float64 if the target has a type of numbers, else texts.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, lacks a column, or a value is no finite number; the message has its
+        row, from 1, and its column. Or pyarrow is not installed.
+    """
+    with open_parquet(path) as file:
+        features = names.chosen(str(path), file.schema_arrow.names)
+        table = file.read(columns=[*features, names.target])
+    if not len(table):
+        raise ConfigurationError(f"{path}: has no rows, expected one for each example")
+    x = np.column_stack([numbers_of(path, table, name) for name in features])
+    return Examples(x, _parquet_target(path, table, names.target))
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield io.TextIOWrapper(file, "utf-8-sig", newline="")
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no CSV in UTF-8: {error}") from error
+
+
+def _pieces(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str]], list[int]]]:
+    """Yield rows with their line numbers; empty lines are left out."""
+    while piece := [(row, reader.line_num) for row in islice(reader, ROWS)]:
+        kept = [(row, line) for row, line in piece if row]
+        for row, line in kept:
+            if len(row) != width:
+                raise ConfigurationError(
+                    f"{path}, line {line}: {len(row)} cells, but line 1 names {width} columns"
+                )
+        if kept:
+            yield [row for row, _ in kept], [line for _, line in kept]
+
+
+def _converted(
+    path: Path, rows: Sequence[list[str]], lines: list[int], columns: list[int], header: list[str]
+) -> Array:
+    """The features of some rows as float64."""
+    pick = itemgetter(*columns) if len(columns) > 1 else lambda row: (row[columns[0]],)
+    try:
+        values = np.array([[*map(float, pick(row))] for row in rows])
+    except ValueError:
+        values = None
+    if values is not None and np.isfinite(values).all():
+        return values
+    for row, line in zip(rows, lines, strict=True):
+        for column in columns:
+            if not _is_finite(row[column]):
+                raise _no_number(path, line, header[column], row[column])
+    raise AssertionError("one of the cells is no finite number")
+
+
+def _targets(path: Path, cells: list[str], lines: list[int], name: str) -> Array:
+    try:
+        values = np.array([*map(float, cells)])
+    except ValueError:
+        for cell, line in zip(cells, lines, strict=True):
+            if not cell:
+                raise _no_number(path, line, name, cell, "a class or a number") from None
+        return np.array(cells)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise _no_number(path, lines[wrong[0]], name, cells[wrong[0]])
+    return values
+
+
+def _is_finite(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _no_number(
+    path: Path, line: int, column: str, cell: str, expected: str = "a number"
+) -> ConfigurationError:
+    found = "is empty" if not cell.strip() else f"is {shown(cell.encode())}"
+    return ConfigurationError(
+        f"{path}, line {line}: column {column!r} {found}, expected {expected}; leave such rows "
+        "out, or fill them in"
+    )
+
+
+# -- parquet ---------------------------------------------------------------------------------------
+
+
+def _parquet_target(path: Path, table: Any, name: str) -> Array:
+    from pyarrow import types
+
+    column = table.column(name)
+    kind = getattr(column.type, "value_type", column.type)  # of a dictionary, what it is of
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        return numbers_of(path, table, name)
+    values = column.to_pylist()
+    missing = next((row for row, value in enumerate(values, 1) if not value), None)
+    if missing is not None:
+        raise ConfigurationError(
+            f"{path}, row {missing}, column {name!r}: nothing is there, expected a class"
+        )
+    return np.array(values)

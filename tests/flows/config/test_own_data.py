@@ -1,0 +1,271 @@
+"""Data of one's own in a configuration: where a file is looked for, what a trial is known by."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.datasets import dump_svmlight_file, load_iris
+from sklearn.preprocessing import StandardScaler
+
+from dps.errors import ConfigurationError
+from dps.testing.contracts import DatasetContract
+from flows.config.trials import Trial, load_trials
+from flows.records.settings import settings, trial_from
+from flows.workloads import DatasetSource, Workload
+from flows.workloads.base import DatasetShape
+from flows.workloads.logistic import ParityRegression
+from flows.workloads.mlp import MLP
+from flows.workloads.own_data import loaded
+from flows.workloads.softmax import SoftmaxRegression
+
+IRIS = load_iris()
+ROWS = [[*x, IRIS.target_names[y]] for x, y in zip(IRIS.data, IRIS.target, strict=True)]
+
+
+def write_csv(path: Path, rows: list[list[Any]] = ROWS) -> Path:
+    lines = ["sl,sw,pl,pw,species", *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def trials(folder: Path, dataset: dict[str, Any], **sections: Any) -> tuple[Trial, ...]:
+    base = {
+        "experiment": "own",
+        "workload": "softmax",
+        "training": {"updates": 10},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "dataset": dataset,
+    }
+    path = folder / "own.yaml"
+    path.write_text(yaml.safe_dump({**base, **sections}))
+    return load_trials(str(path))[1]
+
+
+def csv_section(**changed: Any) -> dict[str, Any]:
+    return {"kind": "csv", "path": "iris.csv", "target": "species", **changed}
+
+
+def arrays(**changed: Any) -> dict[str, Any]:
+    return {"x": IRIS.data, "y": IRIS.target, **changed}
+
+
+class TestOwnData(DatasetContract):
+    @pytest.fixture(params=["csv", "csv standardised", "two files", "npz", "parquet", "svmlight"])
+    def dataset(self, request: pytest.FixtureRequest, tmp_path: Path) -> DatasetSource:
+        write_csv(tmp_path / "iris.csv")
+        write_csv(tmp_path / "test.csv", ROWS[::7])
+        np.savez(tmp_path / "iris.npz", x=IRIS.data, y=IRIS.target)
+        dump_svmlight_file(IRIS.data, IRIS.target, str(tmp_path / "a.svm"), zero_based=False)
+        section = {
+            "csv": csv_section(),
+            "csv standardised": csv_section(standardise=True),
+            "two files": csv_section(split={"path": "test.csv"}),
+            "npz": {"kind": "npz", "path": "iris.npz"},
+            "svmlight": {"kind": "svmlight", "path": "a.svm", "dense": True},
+            "parquet": {"kind": "parquet", "path": "iris.parquet", "target": "species"},
+        }[request.param]
+        if request.param == "parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow.parquet import write_table
+
+            columns = {**dict(zip("abcd", IRIS.data.T, strict=True)), "species": IRIS.target}
+            write_table(pyarrow.table(columns), tmp_path / "iris.parquet")
+        source: DatasetSource = trials(tmp_path, section)[0].config.dataset
+        return source
+
+
+def test_paths_are_relative_to_the_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    write_csv(tmp_path / "data" / "iris.csv")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    here = csv_section(path="data/iris.csv")
+    (trial,) = trials(tmp_path, here)
+    assert trial.config.dataset.path == str(tmp_path / "data" / "iris.csv")
+    varied = trials(tmp_path, here, axes={"dataset.path": {"a": "data/iris.csv"}})
+    assert varied[0].config.dataset == trial.config.dataset
+
+
+def test_a_trial_is_known_by_what_is_in_the_file_not_by_where_it_is(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    (first,) = trials(tmp_path, csv_section())
+    shutil.copytree(tmp_path, tmp_path / "moved")
+    shutil.copy(tmp_path / "iris.csv", tmp_path / "renamed.csv")
+    digests = {
+        trials(tmp_path / "moved", csv_section())[0].digest,
+        trials(tmp_path, csv_section(path="renamed.csv"))[0].digest,
+    }
+    assert digests == {first.digest}
+    write_csv(tmp_path / "iris.csv", ROWS[1:])
+    (changed,) = trials(tmp_path, csv_section())
+    assert changed.digest != first.digest
+    settled = trials(tmp_path, csv_section(split={"seed": 1}))[0].digest
+    assert settled not in (first.digest, changed.digest)
+
+
+def test_of_two_files_both_are_part_of_the_trial(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    write_csv(tmp_path / "test.csv", ROWS[::5])
+    section = csv_section(split={"path": "test.csv"})
+    (first,) = trials(tmp_path, section)
+    assert first.config.dataset.load().y_test.shape == (30,)
+    write_csv(tmp_path / "test.csv", ROWS[::6])
+    assert trials(tmp_path, section)[0].digest != first.digest
+
+
+def test_a_recorded_trial_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    (trial,) = trials(tmp_path, csv_section())
+    kept = json.loads(json.dumps(settings(trial, {})))
+    again = trial_from(kept, "the record")
+    assert again.config.dataset.load().digest == trial.config.dataset.load().digest
+    write_csv(tmp_path / "iris.csv", ROWS[1:])
+    loaded.cache_clear()  # as in another process
+    again = trial_from(kept, "the record")  # what it says can be read
+    with pytest.raises(ConfigurationError, match=r"iris\.csv has changed since"):
+        again.config.dataset.load()
+
+
+def test_a_sha256_that_is_written_is_that_of_the_file(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    known = trials(tmp_path, csv_section())[0].config.dataset.sha256
+    assert trials(tmp_path, csv_section(sha256=known))
+    with pytest.raises(ConfigurationError, match=r"line \d+: .*expected the one that is written"):
+        trials(tmp_path, csv_section(sha256="0" * 64))
+
+
+def test_features_are_scaled_as_scikit_learn_does_by_the_training_part(tmp_path: Path) -> None:
+    rows = [[*row[:3], 0.1, row[4]] for row in ROWS]  # a column that is constant, up to rounding
+    write_csv(tmp_path / "iris.csv", rows)
+    plain = trials(tmp_path, csv_section())[0].config.dataset.load()
+    scaled = trials(tmp_path, csv_section(standardise=True))[0].config.dataset.load()
+    known = StandardScaler().fit(plain.x_train.astype(np.float64))
+    np.testing.assert_allclose(scaled.x_train, known.transform(plain.x_train), atol=1e-5)
+    np.testing.assert_allclose(scaled.x_test, known.transform(plain.x_test), atol=1e-5)
+    assert abs(scaled.x_train.mean(axis=0)).max() < 1e-6
+    assert abs(scaled.x_test.mean(axis=0)).max() > 1e-3
+
+
+def test_each_class_has_its_share_of_what_is_drawn(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv", ROWS[:90] + ROWS[100:120])  # 50, 40 and 20
+    data = trials(tmp_path, csv_section(split={"test": 0.3}))[0].config.dataset.load()
+    assert np.bincount(data.y_train).tolist() == [35, 28, 14]
+    assert np.bincount(data.y_test).tolist() == [15, 12, 6]
+    other = trials(tmp_path, csv_section(split={"test": 0.3, "seed": 1}))[0].config.dataset.load()
+    assert not np.array_equal(other.x_test, data.x_test)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"path": "none.csv"}, r"line \d+: .*none\.csv cannot be read: No such file"),
+        ({"target": "kind"}, r"line \d+: .*there is no column 'kind'; there are: 'sl'"),
+        ({"features": ["sl", "species"]}, "is the target, which no feature may tell"),
+        ({"features": ["sl", "petals"]}, "there is no column 'petals'"),
+        ({"target": "sl", "features": ["sw"]}, "the target is 5.1 in row 1"),
+        ({"split": {"test": 0.99}}, r"no row of the class '\w+' is left to train on"),
+        ({"split": {"path": "iris.csv", "seed": 1}}, "no rows are drawn; leave this out"),
+        ({"split": {"path": "other.csv"}}, "the class 'rose' is in the file of the test part only"),
+        ({"kind": "svmlight"}, "unknown key"),
+        ({"kind": "npz"}, "cannot be read as npz"),
+        ({"colour": 1}, "unknown key"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    tmp_path: Path, changed: dict[str, Any], problem: str
+) -> None:
+    write_csv(tmp_path / "iris.csv")
+    write_csv(tmp_path / "other.csv", [[1, 2, 3, 4, "rose"]])
+    with pytest.raises(ConfigurationError, match=problem):
+        trials(tmp_path, csv_section(**changed))
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (ROWS[:50], "all 50 rows are of the class 'setosa'; expected two classes"),
+        (ROWS[:51], "too few rows of a class: 'versicolor' has 1"),
+        (ROWS[40:60], "has 16 rows to train on; expected a batch of so many at most"),
+        ([*ROWS, [1, 2, "x", 4, "setosa"]], "line 152: column 'pl' is 'x', expected a number"),
+        ([*ROWS, [1, 2, "nan", 4, "setosa"]], "line 152: column 'pl' is 'nan'"),
+        ([*ROWS, [1, 2, 1e300, 4, "setosa"]], "a feature is beyond 3.40282e"),
+    ],
+    ids=["one class", "one row", "less than a batch", "text", "nan", "huge"],
+)
+def test_rows_that_cannot_be_learnt_from_are_refused(
+    tmp_path: Path, rows: list[list[Any]], problem: str
+) -> None:
+    write_csv(tmp_path / "iris.csv", rows)
+    with pytest.raises(ConfigurationError, match=problem):
+        trials(tmp_path, csv_section())
+
+
+# -- sparse data -----------------------------------------------------------------------------------
+
+
+def svmlight(folder: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random((300, 40)) < 0.1, rng.normal(size=(300, 40)), 0)
+    x[0, 39] = 1.0
+    dump_svmlight_file(
+        x, np.where(x.sum(axis=1) > 0, 1, -1), str(folder / "a.svm"), zero_based=False
+    )
+    return {"kind": "svmlight", "path": "a.svm"}
+
+
+@pytest.mark.parametrize("kind", ["softmax", "mlp", "logistic"])
+def test_sparse_rows_give_the_gradients_of_dense_ones(tmp_path: Path, kind: str) -> None:
+    section = svmlight(tmp_path)
+    sparse = trials(tmp_path, section, workload=kind)[0].config.dataset
+    dense = trials(tmp_path, {**section, "dense": True}, workload=kind)[0].config.dataset
+    assert sparse.shape == DatasetShape(40, 2, sparse=True)
+    assert dense.shape == DatasetShape(40, 2)
+    made: dict[str, Workload] = {
+        "softmax": SoftmaxRegression(dense.shape, l2=0.1),
+        "mlp": MLP(dense.shape, hidden=(5,)),
+        "logistic": ParityRegression(dense.shape),
+    }
+    workload, rows = made[kind], np.arange(7, 90)
+    rare, full = sparse.load(), dense.load()
+    params = {
+        name: value + np.float32(0.1)
+        for name, value in workload.initial(np.random.default_rng(1)).items()
+    }
+    first = workload.gradient(params, rare.x_train[rows], rare.y_train[rows])
+    second = workload.gradient(params, full.x_train[rows], full.y_train[rows])
+    assert first[0] == pytest.approx(second[0], rel=1e-6)
+    for name, gradient in second[1].items():
+        assert isinstance(first[1][name], np.ndarray)
+        assert first[1][name].dtype == gradient.dtype
+        np.testing.assert_allclose(first[1][name], gradient, atol=1e-6)
+    scores = [workload.evaluate(params, data.x_test, data.y_test) for data in (rare, full)]
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_what_needs_dense_rows_says_so(tmp_path: Path) -> None:
+    section = svmlight(tmp_path)
+    with pytest.raises(ConfigurationError, match="rica takes no sparse rows; give dense: true"):
+        trials(tmp_path, section, workload="rica")
+    with pytest.raises(ConfigurationError, match="standardise moves every 0 of sparse data"):
+        trials(tmp_path, {**section, "standardise": True})
+    assert trials(tmp_path, {**section, "standardise": True, "dense": True})
+
+
+def test_a_width_that_no_node_can_hold_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("\n".join(["1 2147483647:1", "0 1:1"] * 40))
+    with pytest.raises(ConfigurationError, match="expected 100,000,000 at most"):
+        trials(tmp_path, {"kind": "svmlight", "path": "a.svm"})
+
+
+def test_logistic_regression_is_for_two_classes(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    with pytest.raises(ConfigurationError, match=r"tells two classes apart, and iris\.csv has 3"):
+        trials(tmp_path, csv_section(), workload="logistic")
