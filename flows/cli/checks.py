@@ -54,11 +54,15 @@ def returns(
         int, typer.Option(min=1, help="The interval of checkpoints, in updates.")
     ] = 100,
     standby: Annotated[bool, typer.Option("--standby", help="Keep the next driver ready.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Kill the driver or the scheduler of supervised trainings; each must go on by itself."""
     from flows.verification.returns import run_returns
 
-    raise typer.Exit(run_returns(kill, times, seed, every, standby))
+    with paper(as_json) as page:
+        done = run_returns(kill, times, seed, every, standby)
+        page.write(done)
+    raise typer.Exit(done.code)
 
 
 @app.command()

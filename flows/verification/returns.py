@@ -98,8 +98,21 @@ class Return:
     missing: tuple[int, ...]
 
 
-def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby: bool) -> int:
-    """Kill each of `whom` so many times; return the exit code: 1 if a promise was broken.
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """What the kills came to, up to the first that broke a promise; `violation` says which."""
+
+    returns: tuple[Return, ...]
+    violation: str | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 if a promise was broken."""
+        return 0 if self.violation is None else 1
+
+
+def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby: bool) -> Returns:
+    """Kill each of `whom` so many times, and print what comes of it.
 
     Parameters
     ----------
@@ -119,11 +132,12 @@ def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby:
             try:
                 found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), every, standby))
             except (DpsError, OSError, TimeoutError) as error:
-                print(f"VIOLATION: {each}, kill {number + 1}, seed {seed}: {error}", flush=True)
-                return 1
+                violation = f"{each}, kill {number + 1}, seed {seed}: {error}"
+                print(f"VIOLATION: {violation}", flush=True)
+                return Returns(tuple(found), violation)
             print(_line(number + 1, found[-1], every), flush=True)
     print(table(found, every), "No process and no file is left behind.", sep="\n\n", flush=True)
-    return 0
+    return Returns(tuple(found))
 
 
 def table(found: Sequence[Return], every: int) -> str:

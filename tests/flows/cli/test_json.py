@@ -187,6 +187,7 @@ def test_schedules_of_the_simulation(tmp_path: Path) -> None:
         ("bench elastic", ["--moves=1"]),
         ("bench measuring", ["--rounds=1"]),
         ("bench sparse", ["--rounds=1"]),
+        ("returns", ["--times=1", "--kill=driver"]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
