@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from flows.cli import app
+from flows.records.owner import noted
 from tests.support.deployment import ROOT
 from tests.support.synthetic import write_experiment
 
@@ -207,6 +208,15 @@ def test_both_kinds_of_time_are_compared(tmp_path: Path) -> None:
     found = here("validate", "small.yaml")
     assert (found["experiment"], found["virtual"]) == ("small", "small-virtual")
     assert {each["strategy"] for each in found["figures"]} == {"none", "chain"}
+
+
+def test_the_status_of_what_runs(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "results" / "demo")
+    with noted(folder):
+        [found] = Documents(tmp_path)("status")
+    assert found["owner"]["pid"] == os.getpid()
+    assert {trial["state"] for trial in found["trials"]} == {"valid"}
+    assert all(trial["updates"] is None for trial in found["trials"])
 
 
 def test_the_doctor(tmp_path: Path) -> None:

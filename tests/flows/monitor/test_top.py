@@ -151,6 +151,13 @@ def test_folders_and_names_are_found(tmp_path: Path) -> None:
         source_of("dmo", tmp_path)
 
 
+def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
+    write_events(tmp_path / "results" / "demo" / "chain.kill.seed-0", toy_events())
+    printed = dps(tmp_path, "demo/chain.kill.seed-0")
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.count("demo/chain.kill.seed-0: valid, 800 of 800 updates") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
