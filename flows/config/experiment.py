@@ -235,8 +235,8 @@ class TrialConfig(_Settings):
             with refusing("optimizer.rules"):
                 names = workload_of(self).parameters
                 check_names(self.build_optimizer(), names)
-                if frozen(self.build_optimizer(), names) == frozenset(names):
-                    refuse("all arrays are frozen, so that nothing would be trained")
+            if frozen(self.build_optimizer(), names) == frozenset(names):
+                refuse("all arrays are frozen: nothing would be trained", key="optimizer.rules")
             if self.evaluation.objective is not None:
                 refuse(
                     "an objective has the penalty of one rule for all arrays, and this optimizer "

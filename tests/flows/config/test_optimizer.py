@@ -123,7 +123,7 @@ def test_an_axis_over_them_leaves_trials_without_them_as_they_were(config: Path)
         ),
         (
             "optimizer={kind: by_name, rules: {'*': {kind: frozen}}}",
-            "optimizer.rules: all arrays are frozen, so that nothing would be trained",
+            "optimizer.rules: all arrays are frozen: nothing would be trained",
         ),
         (
             "optimizer={kind: by_name, rules: {'*': {kind: adem}}}",
