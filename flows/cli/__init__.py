@@ -473,6 +473,7 @@ def plan(
     """
     from numpy.random import default_rng
 
+    from dps.errors import ConfigurationError
     from flows.analysis.finished import RESULTS
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import planned
@@ -499,6 +500,8 @@ def plan(
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
 
+    if job_script and as_json:
+        raise ConfigurationError("--job-script and --json: scripts are no JSON; leave out one")
     document = find_document(config)
     experiment, expanded = load_trials(document, settings, None if yes else confirm_many)
     trials = in_blocks(experiment, expanded)

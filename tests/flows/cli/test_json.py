@@ -224,9 +224,12 @@ def test_the_doctor(tmp_path: Path) -> None:
     assert found["good"] == all(each["good"] for each in found["findings"])
 
 
-def test_bad_input_writes_no_document(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["results", "nothing"], ["plan", "demo", "--job-script"], ["plan", "no.yaml"]]
+)
+def test_bad_input_writes_no_document(tmp_path: Path, words: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "results", "nothing", "--json"],
+        [sys.executable, "-m", "flows.cli", *words, "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
